@@ -30,11 +30,12 @@ def wide_enough(configs, named, **meta):
 
 @triton.autotune(
     configs=[
-        triton.Config({"BLOCK": block}, num_warps=warps, pre_hook=zero)
+        triton.Config({"BLOCK": block}, num_warps=warps, pre_hook=HOOK)
         for block, warps in CONFIGS
     ],
     key=["n"],
     prune_configs_by={"early_config_prune": wide_enough},
+    TOLD
 )
 @triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
 @triton.jit
@@ -49,15 +50,20 @@ def kernel(gate, up, h, counts, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
 @silu_mul.provider("tuned", requires=("triton",), dtypes=(torch.float32,), frozen=("gate", "up"))
 def tuned(gate, up):
     gate, up = gate.contiguous(), up.contiguous()
-    h, counts = torch.empty_like(gate), torch.empty(999, dtype=torch.int32, device=gate.device)
+    h, counts = torch.empty_like(gate), torch.zeros(999, dtype=torch.int32, device=gate.device)
+    if HOOK is zero:
+        counts += 7
     kernel[lambda meta: (triton.cdiv(h.numel(), meta["BLOCK"]),)](gate, up, h, counts, h.numel())
     return h
 """
 
 
-def found(tmp_path: Path, configs: str, check: str, wrong: str = "1.0") -> Finding:
+def found(
+    tmp_path: Path, configs: str, check: str, wrong: str = "1.0", hook: str = "zero", told: str = ""
+) -> Finding:
     path = tmp_path / "tuned.py"
-    path.write_text(FILE.replace("CONFIGS", configs).replace("WRONG", wrong))
+    text = FILE.replace("CONFIGS", configs).replace("WRONG", wrong)
+    path.write_text(text.replace("HOOK", hook).replace("TOLD", told))
     with providers_restored(OPS.values()):
         load_file(path, Registry())
         op = OPS["silu_mul"]
@@ -92,6 +98,26 @@ def test_configurations_that_were_not_tried_are_not_called_passed(
     assert finding.outcome is Outcome.UNSUPPORTED
     expected = "0 of 2 configurations are right; those after 0 s were not tried"
     assert finding.message == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "outcome"),
+    [
+        ("", Outcome.FAILED),
+        ("reset_to_zero=['counts']", Outcome.PASSED),
+        ("restore_value=['counts']", Outcome.PASSED),
+        ("pre_hook=lambda given, reset_only=False: zero(given)", Outcome.PASSED),
+        ("post_hook=lambda given, exception: zero(given)", Outcome.PASSED),
+    ],
+)
+def test_what_a_timed_launch_leaves_behind_changes_no_result(
+    tmp_path: Path, told: str, outcome: Outcome
+) -> None:
+    """Of one that adds to its own output: each launch that is timed adds to it, too."""
+    assert found(tmp_path, BOTH, "outputs", hook="None", told=told).outcome is Outcome.PASSED
+    finding = found(tmp_path, BOTH, "configurations", hook="None", told=told)
+    assert finding.outcome is outcome, finding
+    assert (configurations.TIMED in finding.message) == (outcome is Outcome.FAILED)
 
 
 @pytest.mark.parametrize(

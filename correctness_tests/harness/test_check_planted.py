@@ -67,6 +67,26 @@ class OfTheLastCall(torch.autograd.Function):
         return gradients[0] * b, gradients[0] * shifted, None
 
 
+class OfTheLastSettings(OfTheLastCall):
+    """The setting of the last call, or its number of columns, is used for all."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, share: float) -> torch.Tensor:
+        OfTheLastSettings.last = share, a.shape[1]  # type: ignore[attr-defined]
+        ctx.save_for_backward(a, b)
+        return (a + share) * b
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        share, columns = OfTheLastSettings.last  # type: ignore[attr-defined]
+        return gradients[0] * b * (columns / b.shape[1]), gradients[0] * (a + share), None
+
+
+narrow = small("narrow", lambda a, b: right(a, b, 0.01), {"a": MATRIX, "b": MATRIX}, Y,
+               cases=[Case(N=5, D=8), Case(N=5, D=3, why="fewer columns")])  # fmt: skip
+
+
 def kept(key: Callable[[torch.Tensor], Any], only: type = torch.Tensor) -> Call:
     """b comes from a copy that is kept under a key, for tensors of a type. The tensors are kept
     too: no other one gets their address."""
@@ -149,6 +169,12 @@ PLANTED: list[tuple[str, str, Op, Call, str]] = [
     ("the last call's tensors", "backward twice", pair,
      lambda a, b, share: OfTheLastCall.apply(a, b, share),
      "another call changes the gradients of the first: a, b"),
+    ("the last call's settings", "backward twice", pair,
+     lambda a, b, share: OfTheLastSettings.apply(a, b, share),
+     "a call with other settings changes the gradients of the first: b"),
+    ("the last call's shape", "backward twice", narrow,
+     lambda a, b: OfTheLastSettings.apply(a, b, 0.01),
+     "a call of another shape changes the gradients of the first: a"),
     ("a clamp", "scaled upstream", pair, upstream(lambda g: g.clamp(-100, 100)), "proportion"),
     ("rows with a zero", "scaled upstream", pair,
      upstream(lambda g: g * ~(g == 0).any(-1, keepdim=True)), "zero in places"),

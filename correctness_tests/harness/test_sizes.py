@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from correctness_tests.support.narrowed import narrowed
-from correctness_tests.support.tried import finding
-from tinyllama.harness import Case, Op, Provider
+from correctness_tests.support.tried import finding, small
+from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, sizes
+from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.ops import OPS
 
 SILU = OPS["silu_mul"]
@@ -170,6 +173,41 @@ def test_a_size_may_take_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     one = found(slow, round_sizes(SILU))
     assert "N up to 259 (1,027 would take more than 10 s)" in one.message, one
+
+
+def eight(dims: Any) -> str | None:
+    return None if dims["D"] == 8 else "other columns"
+
+
+@jit
+def copy_kernel(x, y, D, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    tl.store(y + row * D + at, tl.load(x + row * D + at, mask=at < D, other=0.0), mask=at < D)
+
+
+@pytest.mark.parametrize("most", [65535, None])
+def test_the_last_row_is_asked_for_where_all_would_take_too_long(
+    most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """most: programs of a launch, as an author limits them who knows what a GPU takes."""
+    monkeypatch.setattr(sizes, "SIZES", (67, 65539))
+    monkeypatch.setattr(sizes, "SECONDS", 0.0)
+    x, y = {"x": Tensor("N D")}, {"y": "N D"}
+    copied = small("copied", lambda x: x.clone(), x, y, [Case(N=5, D=8)])
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        x, y = x.contiguous(), torch.empty_like(x)
+        copy_kernel[(min(len(x), most or len(x)),)](x, y, x.shape[1], BLOCK=16)
+        return y
+
+    one = finding(copied, call, "sizes", requires=("triton",), supports=eight)
+    if most is None:
+        assert one.outcome is Outcome.PASSED, one
+        assert "more than 0 s, but the last entry of 65,539 is right)" in one.message
+    else:
+        assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+        assert one.message.startswith("the last entry along N of y is wrong or never written")
 
 
 @pytest.mark.parametrize("known", [None, False, True])

@@ -129,6 +129,69 @@ def test_a_nan_beside_it_is_found(call: Callable[..., Any], seen: str) -> None:
 
 
 of_rows = [Case(N=5, D=50), Case(N=1, D=64, why="one row")]
+
+
+def from_a_finite_maximum(x: T) -> T:
+    largest = x.detach().amax(-1, keepdim=True).clamp_min(-1e4)
+    return (x - largest).exp().sum(-1).log() + largest[:, 0]
+
+
+def test_values_beyond_a_number_that_was_to_be_infinite_are_tried() -> None:
+    one = finding(logsumexp, from_a_finite_maximum, "special values")
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert one.message.startswith("x shifted far down: y: ")
+
+
+def centred(x: T) -> T:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide - wide.mean(-1, keepdim=True)).to(x.dtype)
+
+
+def centred_by_a_narrow_sum(x: T) -> T:
+    mean = x.sum(-1, keepdim=True) / x.shape[-1]
+    return (x.float() - mean.float()).to(x.dtype)
+
+
+def test_a_sum_that_overflows_in_float16_is_found() -> None:
+    both = (torch.float32, torch.float16)
+    wide = [Case(N=5, D=8), Case(N=3, D=200, why="a sum beyond 65,504")]
+    op = small("centre", centred, {"x": MATRIX}, {"y": "N D"}, wide)
+    op.dtypes = both
+    one = finding(op, centred, "special values", dtypes=both)
+    assert one.outcome is Outcome.PASSED, one
+    one = finding(op, centred_by_a_narrow_sum, "special values", dtypes=both)
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert "fp16" in one.case
+
+
+def moved(x: T, offset: int) -> T:
+    if offset < 0:
+        raise ValueError(f"offset {offset}: use 0 or more")
+    return torch.nn.functional.pad(x, (offset, 0))[:, : x.shape[1]]
+
+
+def by_one(x: T, offset: int) -> T:
+    return moved(x, min(offset, 1))
+
+
+def by_one_alone(x: T, offset: int) -> T:
+    if offset != 1:
+        raise ValueError(f"offset {offset}: use 1")
+    return moved(x, offset)
+
+
+shift = small("shift", moved, {"x": MATRIX}, {"y": "N D"}, cases, params={"offset": 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "seen"), [(moved, ""), (by_one, "offset = 2: y: "), (by_one_alone, "")]
+)
+def test_whole_numbers_have_other_values_where_they_are_taken(call: Any, seen: str) -> None:
+    one = finding(shift, call, "special values")
+    assert one.outcome is (Outcome.FAILED if seen else Outcome.PASSED), one
+    assert one.message.startswith(seen)
+
+
 weights = small("weights", lambda x: x.softmax(-1), {"x": MATRIX}, {"y": "N D"}, of_rows)
 
 
@@ -269,6 +332,7 @@ def test_what_special_values_are(dtype: torch.dtype) -> None:
         "with ties": [-2.0, 0.0, 0.0, 0.5, 1.0, 3.0],
         "far apart": [64 * value for value in x.tolist()],
         "shifted": (x + 1000).tolist(),
+        "shifted far down": (x - 32768).tolist(),
     }
     smallest = {torch.float16: 2.0**-14}.get(dtype, 2.0**-126)  # of normal numbers
     assert tiny == pytest.approx([value * smallest**0.25 for value in x.tolist()], rel=2**-7)

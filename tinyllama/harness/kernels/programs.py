@@ -34,6 +34,24 @@ ROUNDS = 4  # of turns without a store after which all are taken to wait
 ENDLESS = 20_000  # the same, of all programs of a launch
 
 
+class Ends:
+    """The first and the last programs of each launch are run, all others are left out.
+
+    most: of the programs of a launch.
+    """
+
+    def __init__(self, each: int) -> None:
+        self.each, self.most = each, 0
+
+
+_ENDS: list[Ends] = []
+
+
+def ends(each: int) -> "contextlib.AbstractContextManager[Ends]":
+    """Meanwhile, only so many programs at each end of a launch are run."""
+    return among(_ENDS, Ends(each))
+
+
 class EndlessError(AssertionError):
     """Programs that wait for each other, or for one that never stores what they wait for."""
 
@@ -85,6 +103,8 @@ def scheduled(function: Callable[..., Any], kernel: str, builder: Any) -> Callab
 
     builder: the interpreter's, which holds the current program.
     """
+    if _ENDS:
+        return _AtEnds(function, builder, _ENDS[-1])
     if not _ORDERS:
         return function
     order, _ = _ORDERS[-1]
@@ -162,20 +182,43 @@ class _Thread:
         self._thread.join()
 
 
-class _Launch:
+class _Called:
     """A kernel's function for the interpreter's loop over the programs of a grid."""
 
+    def __init__(self, function: Callable[..., Any], builder: Any) -> None:
+        self._function, self._builder = function, builder
+        # What the interpreter reads of a function.
+        self.__name__, self.__globals__ = function.__name__, function.__globals__
+        self.__signature__ = inspect.signature(function)
+        self.__annotations__ = function.__annotations__
+
+
+class _AtEnds(_Called):
+    """One of which the programs at the ends of a grid alone are run."""
+
+    def __init__(self, function: Callable[..., Any], builder: Any, ends: Ends) -> None:
+        super().__init__(function, builder)
+        self._ends = ends
+
+    def __call__(self, **arguments: Any) -> None:
+        (x, y, z), (of_x, of_y, of_z) = self._builder.grid_idx, self._builder.grid_dim
+        place, programs = (x * of_y + y) * of_z + z, of_x * of_y * of_z
+        self._ends.most = max(self._ends.most, programs)
+        if place < self._ends.each or place >= programs - self._ends.each:
+            self._function(**arguments)
+
+
+class _Launch(_Called):
+    """One whose programs run in an order."""
+
     def __init__(self, function: Callable[..., Any], order: Order, builder: Any) -> None:
-        self._function, self._order, self._builder = function, order, builder
+        super().__init__(function, builder)
+        self._order = order
         self._programs: list[Program] = []
         self._current: _Thread | None = None
         self._held: list[_Thread] = []  # the last one was held back last
         self._idle = 0  # accesses since any store
         self._progress = 0  # stores, and programs that ended
-        # What the interpreter reads of a function.
-        self.__name__, self.__globals__ = function.__name__, function.__globals__
-        self.__signature__ = inspect.signature(function)
-        self.__annotations__ = function.__annotations__
 
     def __call__(self, **arguments: Any) -> None:
         self._programs.append(tuple(self._builder.grid_idx))

@@ -9,7 +9,9 @@ for one in found.values():
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tinyllama.harness.kernels.known import AFFECTING, among
@@ -38,16 +40,23 @@ class Tuned(NamedTuple):
         return identity(jitted)
 
     @contextlib.contextmanager
-    def forced(self, config: Any) -> Iterator[None]:
-        """Meanwhile, this configuration is used, and nothing is tuned."""
+    def forced(self, config: Any, *, timed: bool = False) -> Iterator[None]:
+        """Meanwhile, this configuration is used, and nothing is tuned. timed: each launch is
+        made twice, as where a GPU times it first: what ``triton.autotune`` was told to set to 0 or
+        to restore is so before the second one, all else is as the first one left it."""
         _FORCED[self.kernel] = config
+        if timed:
+            _TIMED.append(self.kernel)
         try:
             yield
         finally:
             del _FORCED[self.kernel]
+            if timed:
+                _TIMED.remove(self.kernel)
 
 
 _FORCED: "dict[AutoTuned, Any]" = {}
+_TIMED: "list[AutoTuned]" = []
 _SEEN: "list[dict[AutoTuned, Tuned]]" = []
 AFFECTING += [_FORCED, _SEEN]
 
@@ -67,10 +76,16 @@ class AutoTuned(KernelInterface):
     the first of its configurations, or in the one that `Tuned.forced` says."""
 
     def __init__(
-        self, kernel: Any, configs: Any, tuner: Callable[[Any], Any], prune: Any = None
+        self,
+        kernel: Any,
+        configs: Any,
+        tuner: Callable[[Any], Any],
+        told: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        """told: what ``triton.autotune`` was told besides, by name."""
         self.fn, self.arg_names, self.configs = kernel, kernel.arg_names, list(configs)
-        self._tuner, self._prune = functools.cache(lambda: tuner(kernel)), prune
+        self._tuner, self._told = functools.cache(lambda: tuner(kernel)), told
+        self._prune = (told.get("prune_configs_by") or {}).get("early_config_prune")
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         device = device_of((*args, *kwargs.values()))
@@ -83,15 +98,42 @@ class AutoTuned(KernelInterface):
             with current(device):
                 return self._tuner().run(*args, **kwargs)
         constants = config.all_kwargs()
-        if config.pre_hook:
-            config.pre_hook(
-                {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **constants}
-            )
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **constants}
+
+        def launch() -> Any:
+            if config.pre_hook:
+                config.pre_hook(given)
+            return self.fn.run(*args, **{**kwargs, **constants})
+
         CHOOSING.append(choice)
         try:
-            return self.fn.run(*args, **{**kwargs, **constants})
+            if self in _TIMED:
+                self._time(given, launch)
+            return launch()
         finally:
             CHOOSING.pop()
+
+    def _time(self, given: dict[str, Any], launch: Callable[[], Any]) -> None:
+        """A launch as it is timed, with what surrounds it."""
+        cleared = self._told.get("reset_to_zero") or ()
+        kept = {name: given[name].clone() for name in self._told.get("restore_value") or ()}
+        before, after = self._told.get("pre_hook"), self._told.get("post_hook")
+
+        def clear(only: bool) -> None:
+            if before is not None:
+                before(given, reset_only=only)
+            else:
+                for name in cleared:
+                    given[name].zero_()
+
+        clear(False)
+        launch()
+        if after is not None:
+            after(given, exception=None)
+        else:
+            for name, value in kept.items():
+                given[name].copy_(value)
+        clear(True)
 
     def _left(self, args: Any, kwargs: Any) -> list[Any]:
         """The configurations that the author's pruning leaves; all where it cannot be asked
@@ -118,9 +160,11 @@ def adopted() -> Iterator[None]:
 
     before, tune = triton.jit, triton.autotune
 
+    signature = inspect.signature(tune)
+
     def autotuned(configs: Any, *rest: Any, **named: Any) -> Callable[[Any], Any]:
-        prune = (named.get("prune_configs_by") or {}).get("early_config_prune")
-        return lambda kernel: AutoTuned(kernel, configs, tune(configs, *rest, **named), prune)
+        told = signature.bind(configs, *rest, **named).arguments
+        return lambda kernel: AutoTuned(kernel, configs, tune(configs, *rest, **named), told)
 
     def made(function: Callable[..., Any] | None = None, **options: Any) -> Any:
         if function is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks import memory
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
+from tinyllama.harness.correct.checks.special import settings
 from tinyllama.harness.correct.evaluate import GradientError, Inputs, Leaves, copied, is_gradient
 from tinyllama.harness.declare.autograd import several
 
@@ -133,16 +135,42 @@ def backward_twice(candidate: Candidate) -> Problem:
         return case, f"other gradients the second time: {', '.join(wrong)}"
     outputs = {name: copied(value.detach()) for name, value in graph.outputs.items()}
     kept = graph.gradients(copy=False)
-    other = Graph(candidate, candidate.inputs(case, draw=1))
-    if wrong := list(_differing(outputs, graph.outputs)):
-        return case, f"another call changes outputs of the first: {', '.join(wrong)}"
-    if wrong := list(_differing(first, graph.gradients())):
-        return case, f"another call changes the gradients of the first: {', '.join(wrong)}"
-    other.gradients()
-    if wrong := list(_differing(first, kept)):
-        text = "another backward pass changes gradients that the first one has given"
-        return case, f"{text}: {', '.join(wrong)}"
+    for what, make in _other_calls(candidate, case):
+        if (other := make()) is None:
+            continue
+        if wrong := list(_differing(outputs, graph.outputs)):
+            return case, f"{what} changes outputs of the first: {', '.join(wrong)}"
+        if wrong := list(_differing(first, graph.gradients())):
+            return case, f"{what} changes the gradients of the first: {', '.join(wrong)}"
+        other.gradients()
+        if wrong := list(_differing(first, kept)):
+            text = "another backward pass changes gradients that the first one has given"
+            return case, f"{text}: {', '.join(wrong)}"
     return _behind_a_change(candidate, case, first)
+
+
+def _other_calls(
+    candidate: Candidate, case: OpCase
+) -> Iterator[tuple[str, Callable[[], Graph | None]]]:
+    """Calls that come between a forward pass and its backward pass: on other contents, with other
+    settings, and of another shape. None where such a call is refused."""
+
+    def tried(inputs: Inputs) -> Graph | None:
+        try:
+            return Graph(candidate, inputs)
+        except Exception:  # which other checks are about
+            return None
+
+    inputs = candidate.inputs(case, draw=1)
+    yield "another call", partial(Graph, candidate, inputs)
+    changed = {name: value for name, value in settings(candidate, case)}
+    if changed:
+        other = replace(inputs, params={**inputs.params, **changed})
+        yield "a call with other settings", partial(tried, other)
+    for one in candidate.plain():
+        if one.dtype is case.dtype and one.case.dims != case.case.dims:
+            yield "a call of another shape", partial(tried, candidate.inputs(one))
+            break
 
 
 def _behind_a_change(

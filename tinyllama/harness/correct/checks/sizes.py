@@ -18,8 +18,9 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.accuracy import ENDLESS, excused, faults
-from tinyllama.harness.correct.checks.finding import Candidate, Finding, Rank, Unsupported
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome, Rank, Unsupported
+from tinyllama.harness.correct.evaluate import evaluate, is_gradient
+from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.specs import flat
 
 # 1; then each 4 times the one before, and 3 beyond a block; one that is a whole block, and one that
@@ -35,6 +36,9 @@ SECONDS = 10.0  # of this thread's processor time for one size: others may use t
 # A place that is wrong is looked for, and not how roundings add up: along axes that no author had
 # in mind, right gradients of whole blocks were off by up to 6 times the usual bound (docs/LOG.md).
 WIDER = 16.0
+ENDS = 64  # programs at each end of a launch, where all of them would take too long
+NOISE = 0.2  # seconds by which the time of few programs differs
+UNLIKE = 0.1  # of the norm of an entry: the least by which it is not that of the reference
 TRIES = 8  # following sizes that are tried where an op or a provider does not take one
 
 
@@ -160,7 +164,10 @@ def _along(
         if case is None:
             return largest, f" ({size:,} is not supported)"
         if largest > 1 and last * (size / largest) ** power > SECONDS:
-            return largest, f" ({size:,} would take more than {SECONDS:.0f} s)"
+            beyond = _last_entry(candidate, base, axis, largest)
+            if isinstance(beyond, Finding):
+                return beyond
+            return largest, f" ({size:,} would take more than {SECONDS:.0f} s{beyond})"
         started = time.thread_time()
         try:
             inputs = candidate.inputs(case)
@@ -185,6 +192,56 @@ def _along(
             power = max(1.0, math.log(taken / last, now / largest))
         largest, last = now, taken
     return largest, ""
+
+
+def _last_entry(candidate: Candidate, base: OpCase, axis: str, tried: int) -> Finding | str:
+    """What is wrong in the last entry of an axis of the largest size, of which only the first and
+    the last programs of each launch are run; else what was seen, in words. It is asked where the
+    programs at the ends make the last entry of a size that was tried, too, and of a quarter of it
+    in about the same time: else one program would have too much to do.
+
+    tried: that size. Results without this axis, which need all programs, are left out.
+    """
+    if not candidate.interpreted or candidate.op.mutated:
+        return ""
+    before = math.inf
+    for size in (tried // 4, tried, SIZES[-1]):
+        case = resized(candidate, base, axis, size)
+        if case is None or elements(candidate.op, case.case) > 8 * MOST_ELEMENTS:
+            return ""
+        started = time.thread_time()
+        try:
+            wrong, most = _ends_differ(candidate, case, axis)
+        except Exception:  # what was left out may be what others need
+            return ""
+        taken = time.thread_time() - started
+        if size <= tried and (wrong or ENDS * most < size or taken > 2 * before + NOISE):
+            return ""
+        before = taken
+    if wrong:
+        text = f"the last entry along {axis} of {', '.join(wrong)}"
+        return Finding("sizes", Outcome.FAILED, str(case), f"{text} is wrong or never written")
+    return f", but the last entry of {SIZES[-1]:,} is right"
+
+
+def _ends_differ(candidate: Candidate, case: OpCase, axis: str) -> tuple[list[str], int]:
+    """The results whose last entry along the axis is far from the reference's where programs at the
+    ends alone are run; and the most programs of a launch."""
+    from tinyllama.harness.kernels.programs import ends
+
+    op, inputs = candidate.op, candidate.inputs(case)
+    with ends(ENDS) as launched:
+        results = candidate.results(inputs, PoisonedMemory())
+    oracle = evaluate(op, op["eager"].call, inputs.double())
+    wrong = []
+    for name, right in oracle.items():
+        axes = op.inputs[name[5:]].axes if is_gradient(name) else op.outputs[name].axes
+        if axis in axes and right.is_floating_point() and right.dim() == len(axes):
+            place = axes.index(axis)
+            one, other = (x.select(place, -1).double() for x in (results[name], right))
+            if not (one - other).norm() <= UNLIKE * other.norm():
+                wrong.append(name)
+    return wrong, launched.most
 
 
 def resized(candidate: Candidate, base: OpCase, axis: str, size: int) -> OpCase | None:

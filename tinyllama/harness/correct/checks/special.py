@@ -12,18 +12,25 @@ import contextlib
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase, References
+from tinyllama.harness.correct.cases import OpCase, References, elements
+from tinyllama.harness.correct.checks.crash import refuses
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.checks.sizes import WIDER, general
-from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate, is_gradient
+from tinyllama.harness.correct.evaluate import (
+    ContractError,
+    Inputs,
+    copied,
+    evaluate,
+    is_gradient,
+)
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.specs import STANDARD, Terms
@@ -31,6 +38,7 @@ from tinyllama.harness.declare.specs import STANDARD, Terms
 Change = Callable[[torch.Tensor], torch.Tensor]
 FAR = 64  # times as large: exponentials overflow
 SHIFT = 1000  # added: a difference of squares cancels
+FAR_SHIFT = 2**15  # subtracted: beyond a number that was to be as good as infinite: -1e4
 KINDS: dict[str, Change] = {
     "all negative": lambda x: -x.abs() - 0.5,
     "all zero": torch.zeros_like,
@@ -38,12 +46,16 @@ KINDS: dict[str, Change] = {
     "far apart": lambda x: FAR * x,
     "tiny": lambda x: x * torch.finfo(x.dtype).tiny ** 0.25,
     "shifted": lambda x: x + SHIFT,
+    "shifted far down": lambda x: x - FAR_SHIFT,
 }
-LARGE = {"far apart": FAR, "shifted": SHIFT}  # so many times as large, about, inputs are
+# So many times as large, about, inputs are.
+LARGE = {"far apart": FAR, "shifted": SHIFT, "shifted far down": FAR_SHIFT}
 # Of these kinds, results are not compared where the reference's error is a larger share of them.
-SENSITIVE, MOST_ERROR = ("shifted",), 1e-3
+SENSITIVE, MOST_ERROR = ("shifted", "shifted far down"), 1e-3
+OF_RANGE = ("far apart", "shifted")  # kinds that are tried in float16, too: its sums overflow
 INFINITIES = (float("inf"), float("-inf"))
 FACTORS = (0.5, 3.0, 1e3, 1e6)  # of a parameter, the first that a result depends on
+STEPS = (1, -1, 2)  # likewise, added to one that is a whole number
 SEEN = 0.05  # of the norm of a result: the least by which it is to depend on a parameter
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 DRAWN = 4096  # integers, of which the least and the largest are taken
@@ -80,7 +92,11 @@ def special_values(candidate: Candidate) -> Problem:
                 return one, f"{name} all {value}: {seen[1]}"
     advice = None
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
-    for one, (kind, change) in itertools.product(every, KINDS.items() if names else ()):
+    kinds = list(itertools.product(every, KINDS)) if names else []
+    if names and (largest := _largest_in_float16(candidate)) is not None:
+        kinds += [(largest, kind) for kind in OF_RANGE]
+    for one, kind in kinds:
+        change = KINDS[kind]
         usual = candidate.inputs(one)
         changed = _changed(usual, names, change)
         if kind in SENSITIVE and _cancels(candidate, one, changed):
@@ -93,9 +109,16 @@ def special_values(candidate: Candidate) -> Problem:
             return one, f"{' and '.join(names)} {kind}: {text}"
         text = f"{' and '.join(names)} {kind}, the gradient is not the reference's: {text}"
         advice = advice or (one, text, Rank.ADVICE)
-    for parameter, value in _settings(candidate, case):
+    for parameter, value in settings(candidate, case):
         changed = replace(plain, params={**plain.params, parameter: value})
-        if (seen := _differs(candidate, case, changed)) is not None:
+        try:
+            seen = _differs(candidate, case, changed)
+        except Exception as error:
+            # Not every whole number need be a setting that a candidate has.
+            if type(value) is not int or not refuses(error) or isinstance(error, ContractError):
+                raise
+            continue
+        if seen is not None:
             return case, f"{parameter} = {value!r}: {seen[1]}"
     for name, value in itertools.product(names, INFINITIES):
         infinite = _changed(plain, [name], partial(_with, value))
@@ -107,6 +130,15 @@ def special_values(candidate: Candidate) -> Problem:
         ):
             advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice
+
+
+def _largest_in_float16(candidate: Candidate) -> OpCase | None:
+    """The case in which a sum is the first to overflow; None where float16 was tried already."""
+    half = torch.float16
+    if half not in candidate.dtypes or candidate.dtypes[0] is half:
+        return None
+    cases = [one for one in candidate.plain() if one.dtype is half]
+    return max(cases, key=lambda one: elements(candidate.op, one.case), default=None)
 
 
 def _numbered(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
@@ -140,7 +172,7 @@ def _with(value: float, x: torch.Tensor) -> torch.Tensor:
     return changed
 
 
-def _settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
+def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
     """Each parameter that is a number, with another allowed value that changes a result of the
     reference; each that is true or false, with the opposite."""
     inputs = candidate.inputs(case).double()
@@ -149,9 +181,12 @@ def _settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
     for name, value in inputs.params.items():
         if type(value) is bool:
             yield name, not value
-        if type(value) is not float:
-            continue
-        for other in [value * factor for factor in FACTORS] if value else (0.5,):
+        others: Iterable[Any] = ()
+        if type(value) is float:
+            others = [value * factor for factor in FACTORS] if value else (0.5,)
+        elif type(value) is int:
+            others = (value + step for step in STEPS)
+        for other in others:
             params = {**inputs.params, name: other}
             if candidate.op.fits({**candidate.op.numbers(case.case.dims), **params}) is not None:
                 continue
