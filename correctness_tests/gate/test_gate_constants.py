@@ -13,7 +13,7 @@ from tinyllama.harness.measure import tuning
 EXPECTED: list[tuple[Any, dict[str, Any]]] = [
     (side, {"ON_GPU": {"device": 0.02, "host": 0.10}, "ON_CPU": {"device": 0.10}, "FURTHER": 0.10}),
     (pair, {"CLOCK_RATIO": 1.25, "CLOCK_SECONDS": 0.05, "PACE_MORE": 1.25}),
-    (pair, {"PACES": 6, "PACED": 0.1, "PACED_CALLS": 8}),
+    (pair, {"PACES": 6, "PACED": 0.2, "PACED_CALLS": 8}),
     (pool, {"PROCESSORS": 8, "AHEAD": 4, "MEMORY": 16 * 2**30}),
     (certify, {"CONFIDENCE": 0.95, "SLOWDOWNS": (0.01, 0.02, 0.05, 0.1), "ENOUGH": 0.99}),
     (tuning, {"MARGIN": 0.01, "ROUNDS": 10, "SURVIVORS": 6}),

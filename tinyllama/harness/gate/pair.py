@@ -50,7 +50,7 @@ FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these
 READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
 # A side's clock and that of this process: calls in a row, and how much a turn may be below these.
-PACES, PACED, PACED_CALLS = 6, 0.1, 8  # readings at most; seconds, and calls, that are enough
+PACES, PACED, PACED_CALLS = 6, 0.2, 8  # readings at most; seconds, and calls, that are enough
 PACE_MORE = 1.25
 CLOCK_RATIO, CLOCK_SECONDS = 1.25, 0.05  # of what it says; for asking it
 
