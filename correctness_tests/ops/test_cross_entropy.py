@@ -49,9 +49,10 @@ def test_a_gradient_is_as_accurate_however_far_the_logits_are_from_zero(
         assert error.max() < 4 * torch.finfo(torch.float32).eps
 
 
-def test_classes_that_are_masked_out(device: torch.device) -> None:
-    """Logits of -inf, a whole block of them first."""
-    logits = torch.randn(2, 4100, device=device)
+@pytest.mark.parametrize("mean", [0.0, -500.0])
+def test_classes_that_are_masked_out(mean: float, device: torch.device) -> None:
+    """Logits of -inf, a whole block of them first: it has no maximum, 0 neither."""
+    logits = mean + torch.randn(2, 4100, device=device)
     logits[:, :4097] = -math.inf
     targets = torch.tensor([4097, 4099], device=device)
     loss, statistics = loss_forward(logits, targets)

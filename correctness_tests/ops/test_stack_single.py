@@ -24,7 +24,7 @@ from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V3, V4
-from tinyllama.ops.stack import single, single_kernels, stack
+from tinyllama.ops.stack import launches, single, single_kernels, stack
 from tinyllama.ops.stack.passes import Inputs
 from tinyllama.ops.stack.single import BACKWARD_PHASES, FORWARD_PHASES, WATCHDOG, InOne
 from tinyllama.training.step import TrainStep
@@ -229,6 +229,12 @@ def test_what_is_spoiled_is_all_of_a_result(device: torch.device) -> None:
     spoils_kernel[(5 * 2,)](inside, *inside.shape, BM=16, BN=32, GROUP=2)
     assert inside.isnan().all()
     assert not y[70:].any()
+
+
+def test_a_launch_ahead_sets_all_counters_to_zero(device: torch.device) -> None:
+    x, counters = torch.randn(5, 32, device=device), torch.ones(2500, dtype=torch.int32).to(device)
+    launches.fold(x, torch.ones(32, device=device), torch.empty_like(x), counters=counters)
+    assert not counters.any()
 
 
 @jit
