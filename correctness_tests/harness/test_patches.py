@@ -14,7 +14,8 @@ from triton.runtime import interpreter as stock
 from triton.runtime.jit import mangle_type
 
 from tinyllama.harness.kernels import interpreter, patches
-from tinyllama.harness.kernels.launch import jit, tl
+from tinyllama.harness.kernels.launch import jit, recorded, tl
+from tinyllama.harness.kernels.resources import compile_launch, lacking
 
 
 @jit
@@ -33,6 +34,15 @@ def doubled(x, TIMES: tl.constexpr):  # type: ignore[no-untyped-def]
     for _ in range(TIMES):
         a = a + a
     tl.store(x, a)
+
+
+@jit
+def counts(x, y, N, stride):  # type: ignore[no-untyped-def]
+    """Each program a share of the rows, counted in both ways."""
+    for row in range(tl.program_id(0), N, tl.num_programs(0)):
+        at = x + row.to(tl.int64) * stride  # type: ignore[attr-defined]
+        for column in tl.range(0, 2):
+            tl.store(y + column.to(row.dtype) + 2 * row, tl.load(at + column))  # type: ignore[attr-defined]
 
 
 def result(kernel: Any) -> float:
@@ -58,6 +68,16 @@ def test_a_language_that_became_another_is_looked_at_again(monkeypatch: pytest.M
         assert result(exponential) == 2
         assert tl.exp is tl.exp2
     assert result(exponential) == pytest.approx(np.e)
+
+
+def test_what_a_loop_counts_can_be_cast_as_where_it_compiles() -> None:
+    x, y = torch.randn(5, 3), torch.zeros(5, 2)
+    counts[(2,)](x, y, 5, 3)
+    assert torch.equal(y, x[:, :2])
+    assert "range" not in counts.fn.__globals__
+    with recorded("sm_90") as launches:
+        counts[(2,)](x.to("meta"), y.to("meta"), 5, 3)
+    assert lacking("sm_90") or compile_launch(launches[0], "sm_90")
 
 
 def test_a_launch_inside_of_another_leaves_the_language_to_it() -> None:

@@ -195,14 +195,21 @@ def _device_functions(
     seen: prepares the names that functions of a module see (`libdevice.computed`).
     """
     before = JITFunction.__call__
-    known = {id(kernel.__globals__)}
-    seen(kernel.__globals__)
+    known, counting = set[int](), list[dict[str, Any]]()
+
+    def prepare(names: dict[str, Any]) -> None:
+        known.add(id(names))
+        seen(names)
+        if "range" not in names:
+            names["range"] = functools.partial(patches.counted, range)
+            counting.append(names)
+
+    prepare(kernel.__globals__)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         names = self.fn.__globals__
         if id(names) not in known:
-            known.add(id(names))
-            seen(names)
+            prepare(names)
             if tl.core in names.values():  # as in triton's own library
                 stock._patch_lang(self.fn)
         return _rewritten(self.fn)(*args, **kwargs)
@@ -212,6 +219,8 @@ def _device_functions(
         yield
     finally:
         JITFunction.__call__ = before
+        for names in counting:
+            del names["range"]
 
 
 @functools.cache

@@ -11,7 +11,7 @@ put back after a launch: the same process also compiles.
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,19 @@ _KNOWN: dict[tuple[bool, bool], list[Change]] = {}  # by the modules that are se
 _INSTEAD: dict[tuple[int, str, int], tuple[Any, Any]] = {}
 _MADE: list[Change] = []
 _INSIDE: list[None] = []
+
+
+class Index(int):
+    """What a loop counts; a tensor in a compiled kernel, so that it can be cast."""
+
+    dtype = tl.int32
+
+    def to(self, dtype: Any, *rest: Any, **named: Any) -> Any:
+        return tl.cast(int(self), dtype, *rest, **named)
+
+
+def counted(numbers: Callable[..., Iterable[int]], *args: Any, **named: Any) -> Iterator[Index]:
+    return map(Index, numbers(*args, **named))
 
 
 class _Scope:
@@ -71,6 +84,8 @@ def _found(patch: Callable[..., Any], function: Callable[..., Any]) -> list[Chan
         for name, member in list(vars(owner).items()):
             before = old.get(name, _MISSING)
             if before is not member:
+                if name == "range":
+                    member = functools.partial(counted, member)
                 key = id(owner), name, id(before)
                 _, after = _INSTEAD.setdefault(key, (before, member))
                 setattr(owner, name, after)
