@@ -37,7 +37,7 @@ def test_one(number):
         errors.append(number)
     assert not errors
 """
-WHY = "after *test_one[[]3[]] no call on the GPU works in this process: CUDA error: misaligned *"
+WHY = "no call on the GPU works in this process any more (*test_one[[]3[]]): CUDA error: mis*"
 
 
 def test_a_worker_that_lost_its_gpu_is_replaced(pytester: pytest.Pytester) -> None:

@@ -32,7 +32,8 @@ _INSIDE: list[None] = []
 
 
 class Index(int):
-    """What a loop counts; a tensor in a compiled kernel, so that it can be cast."""
+    """A loop variable of an interpreted kernel: a number that can be cast, since a compiled kernel
+    has a tensor there."""
 
     dtype = tl.int32
 

@@ -48,8 +48,8 @@ def current(device: str | torch.device) -> torch.device:
 
 
 def lost() -> str | None:
-    """The error that every later call on the GPU raises in this process, if there is one: what a
-    kernel that reads outside of its memory leaves, for example."""
+    """The error that every later call on the GPU raises in this process, or None. A kernel that
+    reads outside of its memory can cause it."""
     if torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()

@@ -104,10 +104,13 @@ def covers(config: pytest.Config, node: pytest.Item) -> bool:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Say so where a test, or one before it, leaves a GPU that this process can use no longer."""
+    """Note in the report of a failed test that this process cannot use the GPU any more, because of
+    this test or an earlier one."""
     report = yield
     if report.failed and LOST not in item.config.stash and (error := lost()):
-        why = f"after {item.nodeid} no call on the GPU works in this process: {error}"
+        why = (
+            f"no call on the GPU works in this process any more (seen after {item.nodeid}): {error}"
+        )
         item.config.stash[LOST] = why
         report.sections.append(("GPU lost", why))
     return report
@@ -115,8 +118,8 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run nothing more in a process that has lost its GPU: all would fail. A worker of xdist ends,
-    and another takes its place; without xdist the session ends."""
+    """Run nothing more in a process that has lost its GPU: every test would fail. A worker of xdist
+    ends and is replaced; without xdist the session ends."""
     found = yield
     if why := item.config.stash.get(LOST, None):
         if hasattr(item.config, "workerinput"):

@@ -138,7 +138,7 @@ def sdpa(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> to
     grouped = q_BTHK.dtype in (torch.bfloat16, torch.float16)
     if not grouped:
         q_BTHK = q_BTHK.contiguous()
-    q_BTHK, k_BTGK, v_BTGK = (_from_16_bytes_on(x) for x in (q_BTHK, k_BTGK, v_BTGK))
+    q_BTHK, k_BTGK, v_BTGK = (_aligned(x) for x in (q_BTHK, k_BTGK, v_BTGK))
     q_BHTK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     if not grouped:
         groups = q_BTHK.shape[2] // k_BTGK.shape[2]
@@ -149,14 +149,14 @@ def sdpa(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> to
     )
     o_BTHK = o_BHTK.transpose(1, 2)
     if o_BTHK.requires_grad and not torch.compiler.is_compiling():
-        o_BTHK.register_hook(_from_16_bytes_on)
+        o_BTHK.register_hook(_aligned)
     return o_BTHK
 
 
-def _from_16_bytes_on(x: torch.Tensor) -> torch.Tensor:
-    """x, or a copy if rows of x begin between multiples of 16 bytes. The fused kernels of torch
-    2.11 check neither addresses nor strides for that: on an H100 they gave NaN, or left a GPU that
-    no later call could use (docs/LOG.md). Inductor copies such inputs itself."""
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """x, or a contiguous copy if a row of x does not begin at a multiple of 16 bytes. The fused
+    kernels of torch 2.11 do not check that: on an H100 they gave NaN, or an error after which every
+    call on the GPU failed (docs/LOG.md). Inductor copies such inputs itself."""
     if torch.compiler.is_compiling() or (x.is_contiguous() and x.storage_offset() == 0):
         return x
     starts = (x.storage_offset(), *x.stride()[:-1])

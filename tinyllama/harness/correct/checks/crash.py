@@ -25,11 +25,11 @@ class GpuLostError(RuntimeError):
 
 
 def crashed(check: str, error: Exception, candidate: Candidate, case: str = "") -> Finding:
-    """CRASHED, or BLOCKED where Triton's interpreter refused a kernel that compiles. The message
-    begins with the author's file and line; the finding has the traceback.
+    """A finding that is CRASHED, or BLOCKED where Triton's interpreter refused a kernel that
+    compiles. The message begins with the author's file and line; the finding has the traceback.
 
-    Raises GpuLostError where the error is one that each later call would get, too: the checks that
-    follow need another process.
+    Raises GpuLostError if every later call on the GPU would fail, too: the checks that follow need
+    a new process.
     """
     if reason := lost():
         raise GpuLostError(f"{place(error)}no call on the GPU works any more: {reason}") from error
