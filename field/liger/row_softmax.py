@@ -21,6 +21,14 @@ row_softmax = Op(
 row_softmax.reference(lambda x_ND: torch.softmax(x_ND, -1))
 
 
+@row_softmax.magnitude(shared=True)
+def terms(x: torch.Tensor, upstream: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """dx = y (dy - sum(y dy)); where one y is nearly 1 the two cancel. A row shares its sum."""
+    y, dy = torch.softmax(x, -1), upstream["y"]
+    total = (y * dy).square().sum(-1, keepdim=True)
+    return {"grad x": y * (dy.square() + total).sqrt()}
+
+
 @row_softmax.provider("liger", requires=("triton",), double_backward=False)
 def liger(x_ND: torch.Tensor) -> torch.Tensor:
     return LigerSoftmaxFunction.apply(x_ND)
