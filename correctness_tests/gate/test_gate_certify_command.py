@@ -88,6 +88,16 @@ def test_blocks_that_are_prepared_at_once_are_one_wave(
     assert [waves.count(one) for one in waves] == [3] * 6
 
 
+def test_the_last_wave_takes_no_more_blocks_than_are_asked_for(
+    certify: Certify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certifying, "pairs_at_once", lambda device: 3)
+    assert certify.run("--blocks=4") == USAGE
+    assert len(certify.blocks()) == 4
+    turns = [args for *_, method, args in certify.script.asked if method == "expect"]
+    assert len(turns) == 4 * 2 * 2, "blocks, sides, benchmarks"
+
+
 def test_a_file_that_breaks_meanwhile_is_one_error_that_names_it(
     certify: Certify, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,7 @@ class Certifying:
         began, longest = time.monotonic(), 0.0
         before = began
         with self._session({}) as session:
-            for number, (wave, statistics) in enumerate(session.blocks(), 1):
+            for number, (wave, statistics) in enumerate(session.blocks(blocks), 1):
                 try:
                     self.noise.record(self.results, _block(session, wave, statistics))
                 except ValueError as error:  # another process has written there
@@ -64,7 +64,7 @@ class Certifying:
                 longest = max(longest, ended - before if number > 1 else 0.0)
                 before = ended
                 late = seconds is not None and ended - began + longest > seconds
-                if number == blocks or late:
+                if late:
                     break
             wrong = [one.verdict for one in session.found.values() if one.verdict is not None]
             for verdict in wrong:

@@ -51,16 +51,18 @@ class Session(Run):
                     self.settle(one, Outcome.NO_BASELINE, f"new, while others are {RENAMED}")
         return list(self.verdicts())
 
-    def blocks(self) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
-        """Block after block, without end: the name of its wave, and the statistics of the
+    def blocks(self, count: int) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        """Block after block, up to a count: the name of its wave, and the statistics of the
         benchmarks that can be timed.
 
         Raises Stopped where none can be. Those that failed have their verdicts in `found`.
         """
         self._prepare()
-        while self.undecided():
+        while count > 0 and self.undecided():
             name = secrets.token_hex(8)
-            taken = waves.wave(self, self.undecided(), self.setting.at_once, _statistics)
+            size = min(self.setting.at_once, count)
+            taken = waves.wave(self, self.undecided(), size, _statistics)
+            count -= taken
             for place in range(-taken, 0) if self.undecided() else ():  # discarded blocks have none
                 yield (
                     name,
