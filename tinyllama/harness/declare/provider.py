@@ -35,7 +35,8 @@ class Provider:
     frozen: inputs for which it computes no gradient.
     contiguous: it accepts only contiguous inputs, and raises an error for others.
     output_dtypes: by output, its dtype if that is not the one that the op declares.
-    waits: its calls read a value back from the device, and so cannot be enqueued ahead of it.
+    waits: its calls cannot be enqueued ahead of the device: they read a value back from it, or
+        launch more kernels than its queue holds (about 1,000).
     counts_on_host: its calls read a step count that is kept on the host, so a graph would freeze
         it, and device time cannot be isolated.
     slowdowns: as `Op.slowdowns`, for a provider that needs others.

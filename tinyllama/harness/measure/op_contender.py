@@ -92,7 +92,7 @@ def provider_of(op: Op, name: str) -> Provider:
     """A provider by name; "compile" is the reference, which `OpContender` compiles."""
     if name != "compile":
         return op[name]
-    return replace(op["eager"], name=name, requires=("compile",), derived=None)
+    return replace(op["eager"], name=name, requires=("compile",), derived=None, waits=False)
 
 
 def timed_dtype(op: Op, usual: str) -> str:
