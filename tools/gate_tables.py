@@ -18,8 +18,9 @@ def bars() -> str:
 
 
 def certificate() -> str:
-    """For each device its bars, then each figure: spread between blocks, slowdowns found."""
-    return _each(lambda data: f"{_bars(data)}\n\n{_figures(data)}")
+    """For each device its bars; folded, each figure: spread between blocks, slowdowns found."""
+    fold = "<details><summary>Each benchmark: spread between blocks, slowdowns found</summary>"
+    return _each(lambda data: f"{_bars(data)}\n\n{fold}\n\n{_figures(data)}\n\n</details>")
 
 
 def _each(table: Callable[[dict[str, Any]], str]) -> str:

@@ -41,7 +41,8 @@ from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number, versions
 
 # By metric, the smallest slowdown that must not be called SAME. A shared host is noisier.
-ON_GPU = {DEVICE: 0.02, HOST: 0.10}
+# Processes that run the same code differ by 4% in host time (docs/GATE.md).
+ON_GPU = {DEVICE: 0.02, HOST: 0.12}
 ON_CPU = {DEVICE: 0.10}
 FURTHER = 0.10  # at least, of a timed case between the smallest and the largest
 
