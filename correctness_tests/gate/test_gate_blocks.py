@@ -244,7 +244,7 @@ def test_a_look_is_one_wave_of_as_many_pairs_as_may_work_at_once(
 def test_blocks_of_one_wave_have_its_name_and_others_have_another() -> None:
     script = Script("a", noise=2e-4)
     session = Session(script.setting(at_once=4, measure_all=True))
-    names = [wave for wave, _ in itertools.islice(session.blocks(), 8)]
+    names = [wave for wave, _ in session.blocks(8)]
     assert names == [names[0]] * 4 + [names[4]] * 4
     assert names[0] != names[4]
 

@@ -127,10 +127,18 @@ def test_what_no_benchmark_is_made_of_is_counted_with_its_reason(weigh: Op) -> N
     before = left_out(CPU, PACKAGE, FILES)
     interpreted = "on a CPU its kernels are interpreted, and no time counts"
     assert before[interpreted] == sum("triton" in one.requires for one in every) > 0
+    assert Side("cpu", PACKAGE, FILES).left_out() == dict(before)
+
+
+@pytest.mark.usefixtures("as_with_a_gpu")
+def test_what_cannot_be_queued_has_no_benchmark_on_a_gpu(weigh: Op) -> None:
+    before = left_out(GPU, PACKAGE, FILES)
     weigh.providers["eager"] = replace(weigh.providers["eager"], waits=True)
-    more = left_out(CPU, PACKAGE, FILES) - before
-    assert more == {"its calls wait for the device: device time cannot be isolated": 1}
-    assert Side("cpu", PACKAGE, FILES).left_out() == dict(before + more)
+    (more,) = (left_out(GPU, PACKAGE, FILES) - before).items()
+    said = "its calls wait for the device, or fill its queue: its time cannot be isolated"
+    assert more == (said, 1)
+    assert before[said] == 1, "the eager stack"
+    assert WEIGHED in names(), "on a CPU there is no queue"
 
 
 def test_a_provider_says_which_file_registered_it(weigh: Op) -> None:
@@ -144,9 +152,8 @@ def test_a_provider_says_which_file_registered_it(weigh: Op) -> None:
     ]
 
 
-def test_what_waits_or_does_not_cover_the_case_is_left_out(weigh: Op) -> None:
+def test_what_does_not_cover_the_case_is_left_out(weigh: Op) -> None:
     eager = weigh.providers["eager"]
-    weigh.providers["waits"] = replace(eager, name="waits", waits=True)
     weigh.providers["half"] = replace(eager, name="half", dtypes=(torch.bfloat16,))
     weigh.providers["small"] = replace(eager, name="small", supports=lambda dims: "too large")
     assert [name for name in names() if name.startswith("weigh")] == [

@@ -201,8 +201,8 @@ def _slowdowns(
 def _left_out(op: Op, timed: Timed, device: torch.device) -> str | None:
     provider = op[timed.provider]
     reason = untimed(provider, device)
-    if reason is None and provider.waits:
-        reason = "its calls wait for the device: device time cannot be isolated"
+    if reason is None and provider.waits and device.type != "cpu":
+        reason = "its calls wait for the device, or fill its queue: its time cannot be isolated"
     return reason or timed.case_of(op, provider).unsupported()
 
 
