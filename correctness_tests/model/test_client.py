@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from statistics import median
 from typing import Any
 
 import pytest
@@ -275,7 +274,8 @@ def test_an_eager_step_is_not_slower(gpu: torch.device) -> None:
             torch.cuda.synchronize()
             if turn >= 3:
                 seconds[kind].append(time.perf_counter() - start)
-    ratio = median(a / b for a, b in zip(seconds["ours"], seconds["plain"], strict=True))
+    # The fastest count: other work on the machine only adds time, and more of it to many calls.
+    ratio = min(seconds["ours"]) / min(seconds["plain"])
     assert ratio <= NOT_SLOWER, f"a step takes {ratio:.3f} of the plain model's"
 
 
