@@ -15,6 +15,7 @@ status is 1.
 """
 
 import argparse
+import ast
 import hashlib
 import signal
 import sys
@@ -65,11 +66,19 @@ class Mutant:
         first = self.change.statement.lineno
         return range(first, (self.change.node.end_lineno or first) + 1)
 
+    @property
+    def subject(self) -> str:
+        """The name that the change is about: of a function or class, or else of a constant."""
+        if self.change.place:
+            return self.change.place.rpartition(".")[2]
+        names = (one.id for one in ast.walk(self.change.statement) if isinstance(one, ast.Name))
+        return next(names, "")
+
     def tried(self, server: Server, budget: float, planted: bool) -> Trial:
         """How its tests end with the change planted in a copy of the tree, or else swapped in:
         those of the nearest test file, then those of the next four, then those of all others.
         budget: the seconds that each of the three may take unchanged."""
-        every = nearest(self.module)
+        every = nearest(self.module, self.subject)
         outcome = SURVIVED, "no test runs it"
         for files in (every[:1], every[1:5], every[5:]):
             if outcome[0] != SURVIVED:

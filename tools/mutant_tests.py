@@ -270,11 +270,11 @@ class Trace:
 
     def tests(self, source: str, lines: range | None, tree: Path) -> set[str]:
         """The tests that execute one of the lines of a source file, or any line if it is another
-        one in this tree. lines: None for what runs at import: every test of a file of which some
-        test executes the source, since a test that reads a constant executes none of it."""
+        one in this tree. lines: None for what runs at import: every test, since a test that reads
+        a constant executes no line of the source."""
         every = own = self.lines.get(source, {})
         if lines is None:
-            return (set(self.seconds) if every else set()) - set(self.failed)
+            return set(self.seconds) - set(self.failed)
         if self.digests.get(source) == digest(tree / source):
             own = {line: own[line] for line in map(str, lines) if line in own}
         hidden = {test for tests in every.values() for test in tests} & set(self.hidden)
@@ -346,15 +346,17 @@ def _lines(folder: Path, tree: Path) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def nearest(module: str) -> list[str]:
-    """The test files of a module, first those with its name, then those with the fewest modules
-    between, and of these those that import the fewest modules of the tree."""
+def nearest(module: str, name: str = "") -> list[str]:
+    """The test files of a module, first those with its name, then those that contain ``name``, then
+    those with the fewest modules between, and of these those that import the fewest modules of the
+    tree."""
     tests = tests_of(module)
 
-    def distance(file: str) -> tuple[bool, int, int, str]:
+    def distance(file: str) -> tuple[bool, bool, int, int, str]:
         named = module.rpartition(".")[2].rstrip("s") in Path(file).stem
+        contains = name in (ROOT / file).read_text(encoding="utf-8")
         many = sum(one.startswith("tinyllama") for one in imports(ROOT / file))
-        return not named, tests[file], many, file
+        return not named, not contains, tests[file], many, file
 
     return sorted(tests, key=distance)
 

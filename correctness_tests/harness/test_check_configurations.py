@@ -4,6 +4,7 @@ itself fails are not held against a kernel."""
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tinyllama.harness import Case, Tensor
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, configurations, run
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.declare.values import normal
+from tinyllama.harness.kernels.tuned import AutoTuned
 from tinyllama.ops import OPS
 
 FILE = """
@@ -118,6 +120,17 @@ def test_what_a_timed_launch_leaves_behind_changes_no_result(
     finding = found(tmp_path, BOTH, "configurations", hook="None", told=told)
     assert finding.outcome is outcome, finding
     assert (configurations.TIMED in finding.message) == (outcome is Outcome.FAILED)
+
+
+def cleared(given: dict[str, torch.Tensor], reset_only: bool) -> None:
+    given["counts"].fill_(float(reset_only))
+
+
+@pytest.mark.parametrize("told", [{"reset_to_zero": ["counts"]}, {"pre_hook": cleared}])
+def test_a_timed_launch_finds_what_it_clears_clear(told: dict[str, Any]) -> None:
+    counts, seen = torch.ones(2), list[float]()
+    AutoTuned._time(Mock(_told=told), {"counts": counts}, lambda: seen.append(counts.sum().item()))
+    assert seen == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,10 @@ def test_the_tests_of_a_module_are_those_that_import_it() -> None:
         f"correctness_tests/harness/test_{n}.py" for n in ("several_gpus", "benchmarks")
     )
     assert near.index(several) < near.index(suites)
+    # Of those without the module's name, first those that contain the constant's.
+    near = mutant_tests.nearest("tinyllama.harness.gate.side", "ON_GPU")
+    own = sum("side" in Path(one).stem for one in near)
+    assert "correctness_tests/gate/test_gate_constants.py" in near[own : own + 4]
 
 
 def test_every_module_is_tested() -> None:
@@ -416,7 +420,8 @@ def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
     assert traced.tests(MODULE, range(8, 10), server.tree) == {UNTRACED}, "it is not known"
     # What runs at import is of no test, and any may read it.
     assert traced.tests(MODULE, None, server.tree) == {*every, *slow, f"{FILE}::test_kept"}
-    assert traced.tests("tinyllama/model/other.py", None, server.tree) == set()
+    other = traced.tests("tinyllama/model/other.py", None, server.tree)
+    assert other == traced.tests(MODULE, None, server.tree)
     assert mutant_tests.trace(FILE, server) == traced, "kept"
     # Lines of a file that has changed since are not those that were traced.
     (server.tree / MODULE).write_text("\n\n" + CODE)

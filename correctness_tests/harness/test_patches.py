@@ -61,6 +61,19 @@ def test_what_is_changed_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert not patches._MADE
 
 
+@pytest.mark.parametrize("kernels", [(exponential, summed), (summed, exponential)])
+def test_what_was_changed_for_one_launch_stays_changed_for_the_next_inside(
+    monkeypatch: pytest.MonkeyPatch, kernels: tuple[Any, ...]
+) -> None:
+    monkeypatch.setattr(patches, "_KNOWN", {})
+    with patches.put_back():
+        for kernel in kernels:
+            before = list(patches._MADE)
+            result(kernel)
+            assert before == [one for one in before if one[4](one[1]) is one[3]]
+    assert before
+
+
 def test_a_language_that_became_another_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result(exponential) == pytest.approx(np.e)
     with monkeypatch.context() as patch:
