@@ -7,7 +7,6 @@ late; what differs was rounded on the way. That has to be so by design, and then
 
 import functools
 from collections.abc import Iterable
-from unittest import mock
 
 import pytest
 import torch
@@ -16,12 +15,9 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.late import rounded_on_the_way
 from correctness_tests.support.launched import every_launch, tree_ops
-from tinyllama.harness.correct.cases import OpCase
+from correctness_tests.support.ways import ways
 from tinyllama.harness.correct.evaluate import evaluate
-from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels.launch import jit, tl
-from tinyllama.ops import OPS
-from tinyllama.ops.stack import provider_of
 
 BF16 = torch.bfloat16
 AS_STORED = "the norm is that of the sum as it is stored"
@@ -36,26 +32,15 @@ BY_DESIGN = {
         f"{AS_STORED}, and {STORED_GATES}",
     ),
 }
-PLANS = {"stack": ("all", "none", "qkv", "single")}  # of the stack; of another op its providers
 
 
 @functools.cache
 def found_of(name: str) -> frozenset[tuple[str, str]]:
-    """Of the first cases of an op in all its ways: short sequences and long ones, too."""
-    op, found = OPS[name], set()
-    with providers_restored([op]):
-        plans = [provider_of(plan) for plan in PLANS.get(name, ())]
-        kernels = (one.name for one in op.providers.values() if "triton" in one.requires)
-        for provider in plans or kernels:
-            for case in op.cases[:3]:
-                one = OpCase(op, op[provider], case, BF16)
-                for few in (256, 0) if one.unsupported() is None else ():
-                    with (
-                        mock.patch("tinyllama.ops.attention.FEW_TOKENS", few),
-                        rounded_on_the_way() as differ,
-                    ):
-                        evaluate(op, op[provider].call, one.inputs("cpu"))
-                    found |= differ
+    found: set[tuple[str, str]] = set()
+    for way in ways(name, BF16):
+        with rounded_on_the_way() as differ:
+            evaluate(way.op, way.provider.call, way.inputs("cpu"))
+        found |= differ
     return frozenset(found)
 
 
