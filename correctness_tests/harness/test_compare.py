@@ -187,6 +187,30 @@ def test_one_rounding_that_all_elements_share_is_one_draw(
     )
 
 
+@pytest.mark.parametrize("shape", [(1, 64), (64,)], ids=str)
+def test_a_single_row_may_be_off_by_a_factor_that_its_elements_share(
+    shape: tuple[int, ...],
+) -> None:
+    """As its 1 / rms is rounded: eager's error is one draw. Without a second axis no element shares
+    it, and then the bound over the whole is the strict one."""
+    generator = torch.Generator().manual_seed(0)
+    eps, refused = torch.finfo(torch.float32).eps, 0
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+    for _ in range(300):
+        oracle = drawn(*shape)
+        result, eager = (
+            (oracle * (1 + eps * drawn(1)) * (1 + eps / 4 * drawn(*shape))).float()
+            for _ in range(2)
+        )
+        perturbed = [oracle * (1 + eps / 4 * drawn(*shape)) for _ in range(8)]
+        refused += not compare("y", result, Reference(eager, oracle, perturbed)).passed
+        assert not compare("y", 1.01 * result, Reference(eager, oracle, perturbed)).passed
+    assert refused == 0 if len(shape) > 1 else refused > 0
+
+
 def test_the_message_names_norm_error_and_bound() -> None:
     reference, _ = rounded()
     text = str(compare("y", (reference.oracle * 1.01).float(), reference))

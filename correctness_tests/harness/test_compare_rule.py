@@ -64,6 +64,8 @@ class Rule:
         bound = self.bound(own, typical, 1, self.oracle.size)
         if self.terms is not None and self.shared:
             bound = max(bound, self.bound(own, self.unit * of_terms, 1, 1))
+        if self.oracle.ndim > 1 and self.oracle.size == self.oracle.shape[-1]:
+            bound = self.rows()[0][1]  # a single row has one bound
         return norm(self.result - self.oracle), bound
 
     def rows(self) -> list[tuple[float, float]]:
@@ -114,7 +116,9 @@ def near(found: float, expected: float) -> bool:
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "three axes": {"shape": (3, 4, 5)},
-    "one row": {"shape": (17,)},
+    "one row": {"shape": (1, 1, 17)},
+    "one row, shared terms": {"shape": (1, 17), "terms": 50.0, "shared": True},
+    "one axis": {"shape": (17,)},
     "a number": {"shape": ()},
     "eager far off": {"eager": 300.0},
     "eager far off without a gain": {"eager": 300.0, "gain": 1.0},

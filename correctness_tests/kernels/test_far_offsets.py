@@ -19,14 +19,16 @@ from triton.runtime.interpreter import InterpreterError, interpreter_builder
 
 from correctness_tests.support.launched import (
     chosen_kernels,
+    growing_arguments,
     large_kernels,
     small_kernels,
+    tensors,
     tree_ops,
 )
 from tinyllama.harness.correct.offsets import EndsAlone, Far, NoAddressesError, load, near
 from tinyllama.harness.declare.offsets import ManyPrograms, Pairs, Results, RowsApart
 from tinyllama.harness.kernels import layout
-from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.kernels.launch import Launch, recorded
 
 LOADED = [load(op) for op in tree_ops()]
 ROWS = {f"{op.name}-{name}": call for op in LOADED for name, call in op.rows.items()}
@@ -109,10 +111,30 @@ def test_a_program_of_32_bits_is_found(call: ManyPrograms, checked: None, narrow
 
 def test_every_kernel_is_tried() -> None:
     """A new kernel fails here; `Op.rows_apart` says what to register."""
+    tried = {launch.identity for launch in registered()} - small_kernels()
+    by_table = chosen_kernels() | {kernel for kernel, _ in growing_arguments()} - small_kernels()
+    assert tried == large_kernels() | by_table
+
+
+def test_every_tensor_that_may_be_large_is_tried() -> None:
+    """A new argument of a kernel fails here: it belongs to a call that is registered."""
+    far = {
+        (launch.identity, name)
+        for launch in registered()
+        for name, x in tensors(launch)
+        if 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) > 2**31
+    }
+    missing = growing_arguments() - far
+    small = small_kernels()
+    assert not {(one, name) for one, name in missing if not {one, f"{one}.{name}"} & small}
+
+
+@functools.cache
+def registered() -> list[Launch]:
+    """What the registered calls launch: nothing runs."""
     with recorded() as launches:
         for rows in ROWS.values():
-            rows(near)
+            apart(rows)
         for many, _ in PROGRAMS.values():
             at_ends(many)
-    tried = {launch.identity for launch in launches} - small_kernels()
-    assert tried == large_kernels() | chosen_kernels()
+    return launches

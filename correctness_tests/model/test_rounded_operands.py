@@ -16,14 +16,11 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.cut_operands import cut_operands
-from correctness_tests.support.stacks import (
-    LAYERS,
-    forced,
-    gradients,
-    inputs,
-    plans_forgotten,  # noqa: F401 (a fixture)
-)
+from correctness_tests.support.launched import tree_ops
+from correctness_tests.support.stacks import forced, plans_forgotten  # noqa: F401 (a fixture)
 from correctness_tests.support.steps import SHAPE
+from correctness_tests.support.ways import ways
+from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.tf32 import rounded_to_tf32
@@ -31,7 +28,7 @@ from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
 from tinyllama.ops.attention import attend, attend_backward, attention
-from tinyllama.ops.stack import Inputs, configs, fused, launches, provider_of
+from tinyllama.ops.stack import configs, launches
 from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.training.step import TrainStep
@@ -40,6 +37,7 @@ MODEL = replace(SHAPE, num_layers=2, ffn_dim=128, num_heads=2, num_kv_heads=1)
 ROWS, TOKENS = 4, 16
 BOUND = 5e-4  # of the share of an error that points along the gradient
 KERNELS = ["stack.tile_kernels", "stack.kernels"]
+MULTIPLY = {"attention", "block", "stack"}  # by kernels, in tf32
 TILES = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=1, num_warps=4, num_stages=2)
 
 ROUND = False
@@ -99,27 +97,27 @@ def test_operands_are_rounded_in_registers(plan: str, errors: Errors) -> None:
     assert errors.largest(plan) < BOUND
 
 
-def test_what_attention_multiplies_is_rounded_where_it_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """q, k, v, and the gradient of attention's result, which its kernels read as they are."""
-    found: list[torch.Tensor] = []
+def rounded(x: Any) -> Any:
+    wide = isinstance(x, torch.Tensor) and x.dtype is torch.float32
+    return rounded_to_tf32(x.detach().contiguous()) if wide else x
 
-    def noting(kernels: Any) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            found.extend(args[:4] if kernels is attend_backward else args[:3])
-            return kernels(*args, **options)
 
-        return call
-
-    for kernels in (attend, attend_backward):
-        monkeypatch.setattr(fused, kernels.__name__, noting(kernels))
-    given = Inputs._make(one.float() for one in inputs(16, 2, 1, 16, torch.device("cpu")))
-    with cut_operands():
-        gradients(given, provider_of("all"))
-    assert len(found) == (3 + 4) * LAYERS
-    for one in found:
-        assert torch.equal(one, rounded_to_tf32(one))
+@pytest.mark.parametrize("name", [op.name for op in tree_ops()])
+def test_no_operand_of_a_kernel_is_cut_that_was_not_rounded(name: str) -> None:
+    """Of inputs and upstream gradients that are. What another kernel or a BLAS made, and a kernel
+    reads as it is, was rounded where it was made. A BLAS rounds its own operands."""
+    cut: dict[str, bool] = {}
+    for way in ways(name, torch.float32):
+        given = way.inputs("cpu")
+        args, upstream = (
+            {key: rounded(x) for key, x in values.items()}
+            for values in (given.args, given.upstream)
+        )
+        with cut_operands() as found:
+            evaluate(way.op, way.provider.call, replace(given, args=args, upstream=upstream))
+        cut |= {kernel: one or cut.get(kernel, False) for kernel, one in found.items()}
+    assert not [kernel for kernel, one in cut.items() if one]
+    assert cut or name not in MULTIPLY
 
 
 @described

@@ -165,10 +165,12 @@ def test_the_chip_s_table_chooses_for_float32_alone() -> None:
 
 
 def test_offsets_of_transposes_have_32_bits() -> None:
-    key: dict[str, Any] = {"rows": configs.MOST_ROWS, "width": 16, "kind": "fp32"}
-    with TURNED.force(Config(TURN=1), **key):
-        for rows, turns in ((FARTHEST_ROW, 1), (FARTHEST_ROW + 1, 0)):
-            assert configs.turns(torch.empty(rows, 16, device="meta"), torch.float32) == turns
+    for width, most in ((16, FARTHEST_ROW), (4096, 2**19)):
+        key: dict[str, Any] = {"rows": configs.MOST_ROWS, "width": width, "kind": "fp32"}
+        with TURNED.force(Config(TURN=1), **key):
+            for rows, turns in ((most, 1), (most + 1, 0)):
+                x = torch.empty(rows, width, device="meta")
+                assert configs.turns(x, torch.float32) == turns
 
 
 # -- faults ---------------------------------------------------------------------------------------

@@ -38,16 +38,27 @@ class RoundedProducts(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def cut_operands() -> Iterator[None]:
-    """Meanwhile a CPU's products of float32 are in tf32."""
+def cut_operands() -> Iterator[dict[str, bool]]:
+    """Meanwhile a CPU's products of float32 are in tf32. Fills in, for each kernel with such a
+    product, whether the cut changed an operand: one that was not rounded before."""
     from triton.runtime import interpreter as stock
+
+    from tinyllama.harness.kernels import interpreter
 
     builder = stock.InterpreterBuilder
     dot = builder.create_dot
+    changed: dict[str, bool] = {}
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         if a.dtype.scalar.name == "fp32" and "TF32" in repr(rest) and "TF32x3" not in repr(rest):
-            a, b = (stock.TensorHandle(cut(one.data), one.dtype.scalar) for one in (a, b))
+            whole = a, b
+            a, b = (stock.TensorHandle(cut(one.data), one.dtype.scalar) for one in whole)
+            kernel = interpreter.running()[0].kernel
+            same = (
+                np.array_equal(x.data, y.data, equal_nan=True)
+                for x, y in zip(whole, (a, b), strict=True)
+            )
+            changed[kernel] = changed.get(kernel, False) or not all(same)
         return dot(self, a, b, *rest)
 
     before = torch.get_float32_matmul_precision()
@@ -57,6 +68,6 @@ def cut_operands() -> Iterator[None]:
         patched.setattr(builder, "create_dot", create_dot)
         torch.set_float32_matmul_precision("high")
         try:
-            yield
+            yield changed
         finally:
             torch.set_float32_matmul_precision(before)

@@ -17,7 +17,8 @@ Eager's error in one row is one draw of a random quantity. So d says how sensiti
 whole tensor, and no less than the median over the results of the same call; ``spread`` =
 1 + sqrt(2 ln(10^4 R) / k) how far the worst of R normal vectors with k independent elements lies
 above their root mean square with a chance below 1 in 10^4 (k is 1 for a row, whose elements may
-share one rounded factor, and their number for a tensor); ``unit`` = eps / sqrt(12) is the root
+share one rounded factor, and their number for a tensor; 1 where a tensor of several axes is a
+single row, since both norms are the same one then); ``unit`` = eps / sqrt(12) is the root
 mean square of one rounding, and m the magnitude of the terms of a sum that may cancel, where an
 op declares it: with the unit of the dtype in which they are held, and with k = 1 for a tensor too
 where all elements may share one rounded factor. Added to that is one subnormal number and, along
@@ -168,12 +169,13 @@ def compare(
     bound = allowed(of_eager.norm(), usual, 1, exact.numel())
     if terms is not None and reference.terms.shared:
         bound = torch.maximum(bound, allowed(of_eager.norm(), unit * terms.norm(), 1, 1))
-    whole = Check("tensor", error.norm().item(), bound.item())
-
     width = exact.shape[-1]
     usual = torch.maximum(gain * _rms(moved.norm(dim=-1)).flatten(), unit * larger(rows))
     bounds = allowed(rows(of_eager), usual, exact.numel() // width, 1)
     errors = rows(error)
+    if exact.dim() > 1 and len(errors) == 1:
+        bound = torch.maximum(bound, bounds[0])
+    whole = Check("tensor", error.norm().item(), bound.item())
     worst = (errors / bounds).nan_to_num(nan=math.inf).argmax()
     row = Check("row", errors[worst].item(), bounds[worst].item())
     widest = bounds.max().item()

@@ -64,7 +64,7 @@ class Op(Signature):
         size that divides another.
     computes: False for an op that only moves memory, and has no operations.
     small_kernels: kernels, by the function's name, that see no tensor of more than 2^31 elements
-        however large the inputs are, and why.
+        however large the inputs are, and why; or an argument of one, ``kernel.argument``.
     """
 
     cases: Sequence[Case]

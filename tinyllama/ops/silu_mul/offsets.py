@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinyllama.harness.declare.offsets import Put, Results, randn, unwritten
+from tinyllama.harness.declare.offsets import Ends, Pairs, Put, Results, randn, unwritten
 from tinyllama.ops.silu_mul import activate, activate_backward, silu_mul
 
 
@@ -12,3 +12,11 @@ def activation(put: Put) -> Results:
     results = [put(unwritten(3, 40)) for _ in range(3)]
     activate_backward(dh, gate, up, *results)
     return [activate(gate, up), *results]
+
+
+@silu_mul.many_programs(narrow_fails=True)
+def many_rows(ends: Ends) -> Pairs:
+    """The result is dense."""
+    rows = 2**31 // 2**14 + 2
+    gate, up = (ends.room(rows * 2**14).view(rows, -1) for _ in range(2))
+    return ends(lambda gate, up: [activate(gate, up)], 1, gate, up)

@@ -71,8 +71,9 @@ TURNED = Space(
 
 def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
     """The choice of `TURNED` for rows of x (... D) and products in ``dtype``; 0 if there are so
-    many rows that offsets in a tile of transposes exceed 32 bits."""
-    if dtype is not torch.float32 or x.numel() // max(1, x.shape[-1]) > FARTHEST_ROW:
+    many rows that offsets in a tile of transposes exceed 32 bits: one of `fold` has D columns."""
+    width = max(1, x.shape[-1])
+    if dtype is not torch.float32 or x.numel() // width > min(FARTHEST_ROW, 2**31 // width):
         return 0
     return TURNED.choose(x.device, **_plan_key(x, dtype))["TURN"]
 

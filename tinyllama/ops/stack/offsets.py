@@ -9,6 +9,7 @@ import torch
 
 from tinyllama.harness.declare.offsets import Ends, Pairs, Results, randn
 from tinyllama.harness.kernels.configs import Config
+from tinyllama.ops.attention import FARTHEST_ROW
 from tinyllama.ops.rope import rope_tables
 from tinyllama.ops.stack import launches, stack
 from tinyllama.ops.stack.configs import DOWN, MLP_GRADIENT
@@ -16,12 +17,13 @@ from tinyllama.ops.stack.in_one import attend
 
 EPS, WIDTH = 1e-5, 32
 ROWS = 2**31 // WIDTH + 2
+TALL = 2**31 // FARTHEST_ROW + 64  # columns of a transpose
 PARTS = torch.float32
 
 
 def _tiles(**sizes: int) -> Any:
     """Every product in tiles of these sizes."""
-    config = Config(GROUP=8, DESCRIBED=0, num_warps=4, num_stages=1, **sizes)
+    config = Config(**{"GROUP": 8, **sizes}, DESCRIBED=0, num_warps=4, num_stages=1)
     return mock.patch.object(launches, "_chosen", return_value=config)
 
 
@@ -52,8 +54,8 @@ def many_rows(ends: Ends) -> Pairs:
         n, tokens = x.shape[:2]  # one head
         squares = x.new_ones((n * tokens, 1), dtype=PARTS)
         rstd = x.new_empty(n * tokens, dtype=PARTS)
-        qkv, o = x.new_empty((n, tokens, 48)), x.new_empty((n, tokens, 16))
-        matrices, tables = randn(48, WIDTH), rope_tables(tokens, 16)
+        qkv, o = x.new_empty((n, tokens, 96)), x.new_empty((n, tokens, WIDTH))
+        matrices, tables = randn(96, WIDTH), rope_tables(tokens, WIDTH)
         lse = x.new_empty((n, 1, tokens), dtype=PARTS)
         config, ahead = Config(BK=32, DESCRIBED=0), (x.flatten(0, 1), matrices, squares, rstd)
         attend(config, *ahead, *tables, qkv, o, lse, EPS)
@@ -78,18 +80,51 @@ def many_rows(ends: Ends) -> Pairs:
 def many_tokens(ends: Ends) -> Pairs:
     """The first of the weights' gradients and the last: sums over all tokens. Addresses go from
     token to token, by steps that 32 bits hold."""
-    hidden = 2**12
-    tokens = 2**31 // hidden + 2
+    many, few = 2**12, 2
+    tokens = 2**31 // many + 2
 
     def call(
-        dqkv: torch.Tensor, h: torch.Tensor, low: torch.Tensor, gates: torch.Tensor
+        dqkv: torch.Tensor, low: torch.Tensor, o: torch.Tensor, gates: torch.Tensor, h: torch.Tensor
     ) -> Results:
-        shapes = (hidden, 2), (2, 2), (2 * hidden, 2), (2, hidden)
-        dws = [torch.empty(shape) for shape in shapes]
-        threes = list(zip((dqkv, low, gates, low), (low, low, low, h), dws, strict=True))
-        launches.weight_gradients(threes)
-        return [dws[0][[0, 1]], dws[3][:, -16:]]
+        dys, xs = (dqkv, low, gates, low), (low, o, low, h)
+        dws = [torch.empty(dy.shape[1], x.shape[1]) for dy, x in zip(dys, xs, strict=True)]
+        launches.weight_gradients(list(zip(dys, xs, dws, strict=True)))
+        return [dws[0][[0, 1], :16], dws[3][[-2, -1], -16:]]
 
-    far = (ends.room(tokens * n).view(tokens, n) for n in (hidden, hidden, 2, 2 * hidden))
+    found = []
     with _tiles(BM=16, BN=16, BK=2**10):
-        return ends(call, 1, *far)
+        for width, others in ((few, many), (many, few)):
+            sizes = (others, width, others, 2 * others, others)
+            found += ends(call, 1, *(ends.room(tokens * n).view(tokens, n) for n in sizes))
+    return found
+
+
+@stack.many_programs(narrow_fails=True)
+def many_columns_of_transposes(ends: Ends) -> Pairs:
+    """What is stored a second time, as its transpose: of so many rows as it is tried for."""
+    w, wide, gain = randn(TALL, TALL), randn(2 * TALL, TALL, seed=1), randn(TALL, seed=2)
+    cos, sin = rope_tables(4, 8)
+
+    def call(x: torch.Tensor) -> Results:
+        n = len(x)
+        squares, rstd = x.new_ones((n, 1), dtype=PARTS), x.new_ones(n, dtype=PARTS)
+        low, qkv, h, total, dx = (torch.empty_like(x) for _ in range(5))
+        gate_up, dgate_up = x.new_empty((n, 2 * TALL)), x.new_empty((n, 2 * TALL))
+        turned = [x.new_empty((rows * TALL, n)) for rows in (1, 1, 1, 2, 1, 1)]
+        of_qkv, of_h, of_low, of_gates, of_dx, of_product = turned
+        launches.project(x, w, squares, rstd, cos, sin, qkv, 16, EPS, of_qkv)
+        launches.gate(x, wide, squares, rstd, gate_up, h, EPS, of_h)
+        launches.add_product(DOWN, x, w, x, total, gain, low, of_low)
+        launches.hidden_gradient(x, w, gate_up, rstd, dgate_up, dgate_up_UN=of_gates)
+        tiles = launches.tile_rows(MLP_GRADIENT, x, TALL)
+        launches.norm_gradient(
+            *(MLP_GRADIENT, x, w, squares, rstd, x, gain, x, dx),
+            *(None, x.new_empty((tiles, TALL), dtype=PARTS)),
+            dx_DN=of_dx,
+        )
+        launches.input_product(x, w, dx_DN=of_product)
+        return [one.T for one in turned]
+
+    rows = FARTHEST_ROW - 2  # the last one has the position of the second
+    with _tiles(BM=2**10, BN=64, BK=64, GROUP=1):
+        return ends(call, 2 * TALL // 64, ends.room(rows * TALL).view(-1, TALL))

@@ -1,0 +1,16 @@
+"""The rounding of an operand at offsets past 2^31."""
+
+import torch
+
+from tinyllama.harness.declare.offsets import Ends, Pairs, Results
+from tinyllama.ops.linear import linear
+from tinyllama.ops.linear.rounding_kernels import BLOCK, round_kernel
+
+
+@linear.many_programs(narrow_fails=True)
+def many_elements(ends: Ends) -> Pairs:
+    def call(x: torch.Tensor) -> Results:
+        round_kernel[(-(-x.numel() // BLOCK),)](x, x.numel(), BLOCK=BLOCK)
+        return [x]
+
+    return ends(call, 1, ends.room(2**32 + 4).view(torch.float32))
