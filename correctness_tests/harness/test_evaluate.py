@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.correct.cases import OpCase, References, _subsets, full_cases, op_cases
 from tinyllama.harness.correct.evaluate import (
+    ChangedInputError,
     Inputs,
     OutputError,
     _named_outputs,
@@ -107,6 +108,13 @@ def test_whatever_is_written_into_an_input_is_seen(write: Callable[[torch.Tensor
     inputs.args["x"][-1:, ..., -1:] = 0.0
     with pytest.raises(AssertionError, match="rms_norm: forward changed its input x"):
         evaluate(OP, writing(write), inputs)
+
+
+def test_an_error_says_which_pass_changed_what() -> None:
+    error = ChangedInputError("op", ["its input x"], ["its input y", "its input z"])
+    assert (error.forward, error.backward) == (["its input x"], ["its input y", "its input z"])
+    said = "op: forward changed its input x; backward changed its input y and its input z"
+    assert str(error) == said
 
 
 def test_a_nan_that_stays_is_no_change() -> None:
