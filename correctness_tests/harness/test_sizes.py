@@ -186,11 +186,28 @@ def copy_kernel(x, y, D, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(y + row * D + at, tl.load(x + row * D + at, mask=at < D, other=0.0), mask=at < D)
 
 
-@pytest.mark.parametrize("most", [65535, None])
+@jit
+def copy_parts_kernel(x, y, D, BLOCK: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(AXIS).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + row * D + at, tl.load(x + row * D + at, mask=at < D, other=0.0), mask=at < D)
+
+
+@pytest.mark.parametrize(
+    ("most", "axis", "seen"),
+    [
+        (None, 0, ""),
+        (65535, 0, "the last entry along N of y is wrong or never written"),
+        (65535, 1, "the last entry along N of y is wrong or never written"),
+        (65535, 2, "the last entry along N of y is wrong or never written"),
+        (None, 1, "a grid of 65,539 programs along the second axis"),
+        (None, 2, "a grid of 65,539 programs along the third axis"),
+    ],
+)
 def test_the_last_row_is_asked_for_where_all_would_take_too_long(
-    most: int | None, monkeypatch: pytest.MonkeyPatch
+    most: int | None, axis: int, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """most: programs of a launch, as an author limits them who knows what a GPU takes."""
+    """most: programs along an axis, as an author limits them who knows what a GPU takes."""
     monkeypatch.setattr(sizes, "SIZES", (67, 65539))
     monkeypatch.setattr(sizes, "SECONDS", 0.0)
     x, y = {"x": Tensor("N D")}, {"y": "N D"}
@@ -198,16 +215,21 @@ def test_the_last_row_is_asked_for_where_all_would_take_too_long(
 
     def call(x: torch.Tensor) -> torch.Tensor:
         x, y = x.contiguous(), torch.empty_like(x)
-        copy_kernel[(min(len(x), most or len(x)),)](x, y, x.shape[1], BLOCK=16)
+        rows = min(len(x), most or len(x))
+        if axis == 0:
+            copy_kernel[(rows,)](x, y, x.shape[1], BLOCK=16)
+        else:
+            grid = (2, rows) if axis == 1 else (2, 1, rows)
+            copy_parts_kernel[grid](x, y, x.shape[1], BLOCK=4, AXIS=axis)
         return y
 
     one = finding(copied, call, "sizes", requires=("triton",), supports=eight)
-    if most is None:
+    if not seen:
         assert one.outcome is Outcome.PASSED, one
         assert "more than 0 s, but the last entry of 65,539 is right)" in one.message
     else:
         assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
-        assert one.message.startswith("the last entry along N of y is wrong or never written")
+        assert seen in one.message
 
 
 @pytest.mark.parametrize("known", [None, False, True])

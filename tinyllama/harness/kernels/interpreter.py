@@ -132,6 +132,7 @@ def run(
         _device_functions(function, seen),
         np.errstate(all="ignore"),
     ):
+        programs.fitting(grid, kernel)
         programs.launched(kernel, function)
         called = programs.scheduled(_rewritten(function), kernel, stock.interpreter_builder)
         _InPlace(called, names, grid)(*args, **kwargs)

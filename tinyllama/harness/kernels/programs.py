@@ -35,9 +35,10 @@ ENDLESS = 20_000  # the same, of all programs of a launch
 
 
 class Ends:
-    """The first and the last programs of each launch are run, all others are left out.
+    """Of each launch, the first and the last programs along the longest axis of its grid are run,
+    with all places along the others; the rest is left out.
 
-    most: of the programs of a launch.
+    most: programs along such an axis.
     """
 
     def __init__(self, each: int) -> None:
@@ -50,6 +51,22 @@ _ENDS: list[Ends] = []
 def ends(each: int) -> "contextlib.AbstractContextManager[Ends]":
     """Meanwhile, only so many programs at each end of a launch are run."""
     return among(_ENDS, Ends(each))
+
+
+class GridError(ValueError):
+    """A launch that a GPU refuses: the second or third axis of its grid is too long."""
+
+    MOST = 65_535  # CUDA programming guide, "Maximum y- or z-dimension of a grid"; also with HIP
+
+
+def fitting(grid: tuple[int, ...], kernel: str) -> None:
+    """Raises GridError for a grid that a GPU refuses."""
+    for axis, size in zip(("second", "third"), grid[1:], strict=False):
+        if size > GridError.MOST:
+            raise GridError(
+                f"{kernel}: a grid of {size:,} programs along the {axis} axis, where a GPU takes "
+                f"{GridError.MOST:,}: put the long axis first"
+            )
 
 
 class EndlessError(AssertionError):
@@ -194,15 +211,15 @@ class _Called:
 
 
 class _AtEnds(_Called):
-    """One of which the programs at the ends of a grid alone are run."""
+    """One of which the programs at the ends of a grid's longest axis alone are run."""
 
     def __init__(self, function: Callable[..., Any], builder: Any, ends: Ends) -> None:
         super().__init__(function, builder)
         self._ends = ends
 
     def __call__(self, **arguments: Any) -> None:
-        (x, y, z), (of_x, of_y, of_z) = self._builder.grid_idx, self._builder.grid_dim
-        place, programs = (x * of_y + y) * of_z + z, of_x * of_y * of_z
+        programs, axis = max((size, -axis) for axis, size in enumerate(self._builder.grid_dim))
+        place = self._builder.grid_idx[-axis]
         self._ends.most = max(self._ends.most, programs)
         if place < self._ends.each or place >= programs - self._ends.each:
             self._function(**arguments)

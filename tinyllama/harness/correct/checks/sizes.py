@@ -2,8 +2,9 @@
 block divides, as far as time allows.
 
 What goes wrong only there: an axis of one entry, a tail that no declared case has, a last block
-that is full, a second block, more programs than a grid's limit of 65,535, an index that is narrow,
-a buffer that is too short. Then each pair of axes is long at once: the second tile of both.
+that is full, a second block, more programs than the 65,535 that some axes of a grid may have, an
+index that is narrow, a buffer that is too short. Then each pair of axes is long at once: the second
+tile of both.
 """
 
 import contextlib
@@ -212,8 +213,12 @@ def _last_entry(candidate: Candidate, base: OpCase, axis: str, tried: int) -> Fi
         started = time.thread_time()
         try:
             wrong, most = _ends_differ(candidate, case, axis)
-        except Exception:  # what was left out may be what others need
-            return ""
+        except Exception as error:
+            from tinyllama.harness.kernels.programs import GridError
+
+            if isinstance(error, GridError):
+                return Finding("sizes", Outcome.FAILED, str(case), str(error))
+            return ""  # what was left out may be what others need
         taken = time.thread_time() - started
         if size <= tried and (wrong or ENDS * most < size or taken > 2 * before + NOISE):
             return ""
