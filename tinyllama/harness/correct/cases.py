@@ -25,7 +25,7 @@ from tinyllama.harness.correct.evaluate import (
     make_inputs,
     shapes_of,
 )
-from tinyllama.harness.correct.layouts import LAYOUTS, REPEATING, UPSTREAMS
+from tinyllama.harness.correct.layouts import FAINT, LAYOUTS, RARE, REPEATING, UPSTREAMS, deep
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Terms
@@ -259,15 +259,31 @@ def _cases(op: Op, provider: Provider, subsets: int = SUBSETS) -> Iterator[OpCas
         if op.differentiable:
             for upstream in UPSTREAMS[1:]:
                 yield replace(first, upstream=upstream)
+            yield replace(first, upstream=FAINT)
         floating = [name for name, output in op.outputs.items() if output.floating]
         for output in floating if len(floating) > 1 else ():
             yield replace(first, absent=output)
+            for name in op.differentiable if dtype is op.dtypes[0] else ():
+                yield replace(first, absent=output, wanted=(name,))
     plain = OpCase(op, provider, op.cases[0], op.dtypes[0])
+    yield from _rare(plain)
     for wanted in _subsets(op.differentiable, subsets):
         yield replace(plain, wanted=wanted)
     for case in sorted(op.cases[1:], key=lambda case: elements(op, case))[-2:]:
         for extreme in op.extremes:
             yield replace(plain, case=case, extreme=extreme)
+
+
+def _rare(plain: OpCase) -> Iterator[OpCase]:
+    """The case in each of `RARE` that some input has axes for, and some upstream gradient."""
+    op, dims = plain.op, plain.case.dims
+    outputs = op.outputs_for({**op.params, **plain.case.params}) if op.differentiable else {}
+    for layout in RARE:
+        every = replace(plain, layout=layout), replace(plain, upstream=layout)
+        for side, case in zip((op.inputs, outputs), every, strict=True):
+            each = (shape for one in side.values() for shape in shapes_of(one, dims))
+            if any(deep(layout, shape) for shape in each):
+                yield case
 
 
 def _subsets(names: Collection[str], most: int) -> Iterator[tuple[str, ...]]:

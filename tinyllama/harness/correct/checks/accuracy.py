@@ -26,6 +26,7 @@ from tinyllama.harness.correct.evaluate import (
     is_gradient,
 )
 from tinyllama.harness.correct.layouts import LAYOUTS as LAYOUT_NAMES
+from tinyllama.harness.correct.layouts import RARE
 from tinyllama.harness.correct.poison import PoisonedMemory
 
 # In the order in which they are tried: each one assumes that those before it pass.
@@ -46,7 +47,7 @@ NONE = {  # why an op has no such case
     WANTED: "fewer than two inputs have gradients",
 }
 ALONE = "distinct"  # of which each input is tried alone, too
-OTHER = [layout for layout in LAYOUT_NAMES if layout != "contiguous"]
+OTHER = [layout for layout in (*LAYOUT_NAMES, *RARE) if layout != "contiguous"]
 ENDLESS = "EndlessLoopError"  # of `tinyllama.harness.kernels.interpreter`, which needs triton
 
 
