@@ -1,15 +1,17 @@
 """Faults of an outsider that every check passed once, each on the smallest op that can have it, and
 the right implementation beside it."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from correctness_tests.support.tried import MATRIX, finding, small
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.checks import Rank
+from tinyllama.harness.correct.checks import Rank, state
 from tinyllama.harness.correct.checks.accuracy import ABSENT, LAYOUTS, UPSTREAMS
 
 WEIGHT = Tensor("D", grad=True)
@@ -203,3 +205,73 @@ def test_a_load_without_other_is_held_to_its_mask() -> None:
     seen = finding(total, call(False), "unwritten memory", requires=("triton",))
     assert seen.rank is Rank.UNSAFE, seen
     assert "mask without other" in seen.message
+
+
+# -- settings, and calls without gradients ---------------------------------------------------------
+
+
+def after(change: Callable[[], Any]) -> Any:
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        change()
+        return x * w
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda: torch.set_num_threads(1), "the number of threads"),
+        (lambda: random.seed(0), "Python's random"),
+        (lambda: np.random.seed(0), "NumPy's random"),
+        (lambda: torch.backends.cuda.enable_flash_sdp(False), "flash attention"),
+        (lambda: torch.backends.cuda.enable_mem_efficient_sdp(False), "save memory"),
+        (lambda: torch.set_flush_denormal(True), "subnormal"),
+        (lambda: torch.manual_seed(0), "the random numbers"),
+        (lambda: torch.set_default_dtype(torch.float64), "the default dtype"),
+    ],
+)
+def test_settings_that_a_call_changes(change: Callable[[], Any], words: str) -> None:
+    with state._others():  # all is put back
+        seen = finding(weighed, after(change), "fresh contents")
+    assert seen.rank is Rank.UNSAFE, seen
+    assert words in seen.message
+
+
+def rounded_by_default(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * w * torch.full((1,), 1.001)
+
+
+def alone_without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x * w
+    return y * 2 if len(x) == 1 and not torch.is_grad_enabled() else y
+
+
+def in_place_without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    alone = len(x) == 1 and not torch.is_grad_enabled()
+    return x.mul_(2).clone() * w / 2 if alone else x * w
+
+
+def wrong_if_deterministic(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * w * (2 if torch.are_deterministic_algorithms_enabled() else 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (rounded_by_default, "the default dtype is torch.bfloat16"),
+        (wrong_if_deterministic, "algorithms are deterministic"),
+        (alone_without_gradients, "of which no gradient is wanted: y"),
+        (in_place_without_gradients, "of which no gradient is wanted changed x"),
+    ],
+)
+def test_settings_of_others_and_calls_without_gradients(call: Any, words: str) -> None:
+    inputs, cases = {"x": MATRIX, "w": WEIGHT}, [Case(N=5, D=8), Case(N=1, D=8)]
+    thousandth = call is rounded_by_default
+    op = small(
+        "more", lambda x, w: x * w * (1.001 if thousandth else 1), inputs, {"y": "N D"}, cases
+    )
+    assert rank(op, op["eager"].call, "fresh contents") is None
+    seen = finding(op, call, "fresh contents")
+    assert seen.rank is Rank.WRONG, seen
+    assert words in seen.message

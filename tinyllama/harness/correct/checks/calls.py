@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks import between, memory
+from tinyllama.harness.correct.checks import between, memory, state
 from tinyllama.harness.correct.checks.between import differing
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
@@ -29,7 +29,8 @@ def fresh_contents(candidate: Candidate) -> Problem:
     case = candidate.telling()
     if candidate.op.mutated:
         raise Unsupported("it works in place: its accuracy cases make successive calls")
-    for look in (memory.sharing, memory.neighbours, memory.left_behind, memory.parameters):
+    looks = memory.sharing, memory.neighbours, state.left_behind, state.of_others, memory.parameters
+    for look in looks:
         if (seen := look(candidate)) is not None:
             return seen
     first, second = (candidate.inputs(case, draw) for draw in (0, 1))
