@@ -275,3 +275,40 @@ def test_settings_of_others_and_calls_without_gradients(call: Any, words: str) -
     seen = finding(op, call, "fresh contents")
     assert seen.rank is Rank.WRONG, seen
     assert words in seen.message
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("lost", "expected"), [(None, None), ((NAN, 0.0), Rank.WRONG), ((0.0, INF), Rank.ADVICE)]
+)
+def test_an_upstream_gradient_that_is_not_finite(
+    lost: tuple[float, float] | None, expected: Rank | None
+) -> None:
+    def give(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return tuple(g if lost is None else g.nan_to_num(*lost, -INF) for g in gradients)
+
+    seen = finding(weighed, weighing(give=give), "scaled upstream")
+    assert seen.rank is expected, seen
+    assert expected is None or "in an upstream gradient does not reach grad x" in seen.message
+
+
+def test_a_parameter_of_zero_is_not_the_default() -> None:
+    def right(x: torch.Tensor, eps: float) -> torch.Tensor:
+        return x * (x.square().mean(1, keepdim=True) + eps).rsqrt()
+
+    def default(x: torch.Tensor, eps: float) -> torch.Tensor:
+        return right(x, eps or 1e-6)
+
+    def refused(x: torch.Tensor, eps: float) -> torch.Tensor:
+        if not eps:
+            raise ValueError("eps is 0")
+        return right(x, eps)
+
+    op = small("normed", right, {"x": MATRIX}, {"y": "N D"}, params={"eps": 1e-6})
+    ranks = [rank(op, call, "special values") for call in (right, default, refused)]
+    assert ranks == [None, Rank.WRONG, None]

@@ -9,6 +9,7 @@ UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct", "offse
 # Tried in one dtype: the two axes before the last one in the other order, as heads before tokens;
 # one element for the last axis; one row for the axis before it.
 RARE = ("swapped", "broadcast", "shared")
+TIED = ("broadcast", "shared")  # of these layouts: values that random ones never are
 FAINT = (
     "faint"  # an upstream gradient, dense and small: of the mean over many tokens, or loss scaled
 )

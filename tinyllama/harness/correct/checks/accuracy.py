@@ -26,7 +26,7 @@ from tinyllama.harness.correct.evaluate import (
     is_gradient,
 )
 from tinyllama.harness.correct.layouts import LAYOUTS as LAYOUT_NAMES
-from tinyllama.harness.correct.layouts import RARE
+from tinyllama.harness.correct.layouts import RARE, TIED
 from tinyllama.harness.correct.poison import PoisonedMemory
 
 # In the order in which they are tried: each one assumes that those before it pass.
@@ -100,6 +100,8 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
                 fault = None
             elif name == EXTREMES:
                 held = True
+            if one.layout in TIED and fault is not None and _of_values(varied, one):
+                fault = None  # `special values` is about them
             if name == LAYOUTS and fault is not None and fault.outcome is Outcome.FAILED:
                 fault = replace(fault, message=fault.message + _alone(varied, one))
         if fault is not None and compared and not (refused and fault.rank is Rank.CONTRACT):
@@ -212,6 +214,16 @@ def _alone(candidate: Candidate, case: OpCase) -> str:
             enough.append(name)
     named = " or ".join(filter(None, [", ".join(enough[:-1]), *enough[-1:]]))
     return f"; {named} alone in this layout is enough" if enough else ""
+
+
+def _of_values(candidate: Candidate, case: OpCase) -> bool:
+    """Whether a case is wrong by the values of its inputs: it is so where they lie densely, too."""
+    inputs = candidate.inputs(case).dense()
+    try:
+        results = candidate.results(inputs, guards=GuardedMemory())
+        return bool(candidate.wrong(case, results, inputs))
+    except Exception:
+        return True
 
 
 def _one_apart(candidate: Candidate, case: OpCase) -> Finding | None:

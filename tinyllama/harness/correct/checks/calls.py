@@ -1,5 +1,7 @@
 """Successive calls: what a first call leaves behind, and what a second one makes of it."""
 
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,8 +14,15 @@ from tinyllama.harness.correct.checks import between, memory, state
 from tinyllama.harness.correct.checks.between import differing
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
-from tinyllama.harness.correct.checks.special import settings
-from tinyllama.harness.correct.evaluate import GradientError, Inputs, Leaves, copied, is_gradient
+from tinyllama.harness.correct.checks.special import having, others, settings
+from tinyllama.harness.correct.evaluate import (
+    GradientError,
+    Inputs,
+    Leaves,
+    copied,
+    evaluate,
+    is_gradient,
+)
 from tinyllama.harness.declare.autograd import several
 
 REPEATS = {"cpu": 3, "cuda": 50}
@@ -176,7 +185,8 @@ def _other_calls(
 
 def scaled_upstream(candidate: Candidate) -> Problem:
     """A multiple of the upstream gradient, by a half or by a large factor, gives that multiple of
-    every gradient. Two parts of it, each zero where the other is not, add up to the whole's.
+    every gradient. Two parts of it, each zero where the other is not, add up to the whole's. One
+    that is not finite gives no finite gradient where no other implementation gives one.
 
     The norm of the difference is at most that of the gradient times the epsilon of the coarsest
     dtype that the provider takes, which it may compute in: there halves of subnormals are rounded.
@@ -203,6 +213,26 @@ def scaled_upstream(candidate: Candidate) -> Problem:
     if wrong := unlike(both, 1.0, max(4 * most, MOST_APART)):
         text = "an upstream gradient that is zero in places gives other gradients"
         return case, f"{text}: {', '.join(wrong)}"
+    return _not_finite(candidate, case)
+
+
+def _not_finite(candidate: Candidate, case: OpCase) -> Problem:
+    """What is wrong where one element of each upstream gradient is infinite, or a NaN: a gradient
+    is finite where that of no other implementation is. So a loss scale that is too large is found
+    out, and the step left out."""
+    inputs = candidate.inputs(case)
+    for value, rank in ((math.inf, Rank.WRONG), (math.nan, Rank.ADVICE)):
+        upstream = {n: g if g is None else having(value, g) for n, g in inputs.upstream.items()}
+        given = replace(inputs, upstream=upstream)
+        known = [evaluate(candidate.op, candidate.op["eager"].call, given)]
+        known += others(candidate, given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets
+            found = candidate.results(given)
+        for name, one in found.items():
+            lost = is_gradient(name) and bool(one.isfinite().all())
+            if lost and not any(other[name].isfinite().all() for other in known if name in other):
+                return case, f"{value} in an upstream gradient does not reach {name}", rank
     return None
 
 
