@@ -312,3 +312,21 @@ def test_a_parameter_of_zero_is_not_the_default() -> None:
     op = small("normed", right, {"x": MATRIX}, {"y": "N D"}, params={"eps": 1e-6})
     ranks = [rank(op, call, "special values") for call in (right, default, refused)]
     assert ranks == [None, Rank.WRONG, None]
+
+
+# -- in place --------------------------------------------------------------------------------------
+
+
+def test_what_is_changed_in_place_may_lie_in_any_layout() -> None:
+    inputs = {"p": Tensor("N D", mutated=True), "g": Tensor("N D")}
+
+    def right(p: torch.Tensor, g: torch.Tensor) -> None:
+        p.sub_(g)
+
+    def in_a_copy(p: torch.Tensor, g: torch.Tensor) -> None:
+        p.contiguous().view(-1).sub_(g.reshape(-1))
+
+    op = small("stepped", right, inputs, {}, calls=2)
+    assert rank(op, right, LAYOUTS) is None
+    assert rank(op, in_a_copy, "outputs") is None
+    assert rank(op, in_a_copy, LAYOUTS) is Rank.WRONG
