@@ -39,10 +39,14 @@ UPSTREAMS = ("strided", "transposed", "summed", "distinct", "offset", "padded")
 IN_EACH_DTYPE = (
     *("B2D3", "B9D9", "B1D2", "B4D4", "B2D3-tiny"),
     *(f"B2D3-{layout}_inputs" for layout in LAYOUTS),
-    *(f"B2D3-{layout}_grads" for layout in UPSTREAMS),
+    *(f"B2D3-{layout}_grads" for layout in (*UPSTREAMS, "faint")),
     *("B2D3-no_y_grad", "B2D3-no_z_grad"),  # none of integers
 )
-IN_ONE = ("B2D3-only_grad_a", "B2D3-only_grad_b", "B4D4-tiny", "B9D9-tiny")
+IN_ONE = (
+    "B2D3-broadcast_grads",  # no tensor has three axes
+    *(f"B2D3-no_{output}_grad-only_grad_{name}" for output in "yz" for name in "ab"),
+    *("B2D3-only_grad_a", "B2D3-only_grad_b", "B4D4-tiny", "B9D9-tiny"),
+)
 
 
 def test_the_cases_of_a_declaration_by_name() -> None:

@@ -1,12 +1,14 @@
 """How tensors are laid to each other for a call, and which parts of gradients are compared."""
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tinyllama.harness.correct.checks import calls, memory
+from tinyllama.harness.correct.checks import between, calls, memory, state
 from tinyllama.harness.correct.evaluate import GradientError, Inputs
 
 F32, F64 = torch.float32, torch.float64
@@ -81,28 +83,31 @@ def test_elements_share_memory_along_an_axis_without_a_stride(
     assert memory._overlaps(tensor) is overlaps
 
 
-def test_what_a_call_may_leave_behind_is_each_seen() -> None:
-    before, state = memory._settings(), torch.get_rng_state()
-    changes: dict[str, Any] = {
-        "the default dtype": (torch.set_default_dtype, F64, F32),
-        "whether gradients are computed": (torch.set_grad_enabled, False, True),
-        "whether algorithms are deterministic": (torch.use_deterministic_algorithms, True, False),
-        "the precision of float32 products": (
-            torch.set_float32_matmul_precision,
-            "medium",
-            torch.get_float32_matmul_precision(),
-        ),
-        "the random numbers that follow": (lambda n: torch.rand(n) if n else None, 1, 0),
+def seen() -> dict[str, Any]:
+    return {name: one.get() for name, one in state.SETTINGS.items()}
+
+
+def differ(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [name for name, value in one.items() if not state._equal(value, other[name])]
+
+
+@pytest.mark.parametrize("name", state.SETTINGS)
+def test_what_a_call_may_leave_behind_is_each_seen_and_put_back(name: str) -> None:
+    usual, one = seen(), state.SETTINGS[name]
+    values = {
+        "whether gradients are computed": False,
+        "whether algorithms are deterministic": True,
+        "the default device": "meta",
+        "the random numbers that follow": torch.Generator().manual_seed(1).get_state(),
+        "Python's random numbers that follow": random.Random(1).getstate(),
+        "NumPy's random numbers that follow": np.random.RandomState(1).get_state(),
     }
-    assert set(changes) == set(before)
-    for name, (change, value, usual) in changes.items():
-        try:
-            change(value)
-            after = memory._settings()
-        finally:
-            change(usual)
-            torch.set_rng_state(state)
-        assert [one for one in after if after[one] != before[one]] == [name]
+    with state._others():
+        before = seen()
+        assert set(differ(usual, before)) == {n for n, each in state.SETTINGS.items() if each.other}
+        one.set(values[name] if one.other is None or name in values else one.other(before[name]))
+        assert differ(before, seen()) == [name]
+    assert not differ(usual, seen())
 
 
 # -- successive calls -----------------------------------------------------------------------------
@@ -134,8 +139,8 @@ def test_two_parts_of_a_gradient_add_up_and_leave_out_rows() -> None:
 def test_gradients_that_differ_or_are_missing_are_named() -> None:
     one = {"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2)}
     other = {"a": torch.ones(2), "b": torch.zeros(2)}
-    assert list(calls._differing(one, other)) == ["b", "c"]
-    assert list(calls._differing(one, one)) == []
+    assert list(between.differing(one, other)) == ["b", "c"]
+    assert list(between.differing(one, one)) == []
 
 
 @pytest.mark.parametrize(("tells", "refused"), [(True, True), (False, False)])

@@ -340,3 +340,5 @@ def test_a_file_of_any_name_gives_a_symbol() -> None:
 
     double_kernel.__module__ = "ops_of.my-kernels"
     assert kernels.shown_name(double_kernel) == "my_kernels_double"
+    double_kernel.__module__ = "tinyllama_ops_file_01_softmax"
+    assert kernels.shown_name(double_kernel) == "_01_softmax_double"

@@ -337,6 +337,6 @@ def test_what_special_values_are(dtype: torch.dtype) -> None:
     smallest = {torch.float16: 2.0**-14}.get(dtype, 2.0**-126)  # of normal numbers
     assert tiny == pytest.approx([value * smallest**0.25 for value in x.tolist()], rel=2**-7)
     for place, infinite in enumerate(special.INFINITIES):
-        changed = special._with(infinite, x)
+        changed = special.having(infinite, x)
         assert changed.tolist() == [*x.tolist()[:3], (math.inf, -math.inf)[place], *x.tolist()[4:]]
     assert x[3] == 0.375, "it is a copy"

@@ -16,6 +16,7 @@ from correctness_tests.support.launched import tree_ops
 from tinyllama import ops
 from tinyllama.harness import Case, Op
 from tinyllama.harness.correct.cases import OpCase, elements
+from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.ops import OPS
 from tinyllama.suites.accuracy import assert_accurate, parametrize_cases
@@ -63,12 +64,14 @@ def test_every_op_of_the_tree_is_found() -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_values_are_finite_where_each_size_is_one(op: Op) -> None:
-    """Drawn shapes may be that small, and as NaN equals NaN such a case would hold anything."""
+    """Drawn shapes may be that small, and as NaN equals NaN such a case would hold anything. An
+    in-place op may get infinities, as an optimizer does in a step that it leaves out."""
     ones: dict[str, Any] = dict.fromkeys(op.cases[0].dims, 1)
     case = op.cases[0] if op.dims_of else Case(**ones)
     for extreme in (None, *op.extremes):
         inputs = OpCase(op, op["eager"], case, torch.float32, extreme).inputs()
-        given = tree_leaves(list(inputs.args.values()))
+        results = evaluate(op, op["eager"].call, inputs) if op.mutated else inputs.args
+        given = tree_leaves(list(results.values()))
         assert all(x.isfinite().all() for x in given), f"{op.name} {extreme} at {case}"
 
 

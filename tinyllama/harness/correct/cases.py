@@ -25,7 +25,7 @@ from tinyllama.harness.correct.evaluate import (
     make_inputs,
     shapes_of,
 )
-from tinyllama.harness.correct.layouts import LAYOUTS, REPEATING, UPSTREAMS
+from tinyllama.harness.correct.layouts import FAINT, LAYOUTS, RARE, REPEATING, TIED, UPSTREAMS, deep
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Terms
@@ -233,20 +233,28 @@ class OpCase:
 
 
 def op_cases(
-    ops: Iterable[Op], *, providers: Iterable[str] | None = None, subsets: int = SUBSETS
+    ops: Iterable[Op],
+    *,
+    providers: Iterable[str] | None = None,
+    subsets: int = SUBSETS,
+    tied: bool = False,
 ) -> Iterator[OpCase]:
     """Every case of every provider of these ops. The reference is one of them: it must agree with
     itself in float64 within its own error, which finds a reference that modifies its inputs. All
     providers' cases of one kind follow each other: they share what they are compared with.
 
-    subsets: of so many inputs with a gradient every part is wanted alone."""
+    subsets: of so many inputs with a gradient every part is wanted alone.
+    tied: with inputs in the layouts `TIED`, whose values may cancel, as in a layer norm: whoever
+        compares them has to ask whether they are wrong densely, too."""
     for op in ops:
         chosen = [p for p in op.providers.values() if providers is None or p.name in providers]
-        for alike in itertools.zip_longest(*(_cases(op, one, subsets) for one in chosen)):
+        for alike in itertools.zip_longest(*(_cases(op, one, subsets, tied) for one in chosen)):
             yield from (case for case in alike if case is not None)
 
 
-def _cases(op: Op, provider: Provider, subsets: int = SUBSETS) -> Iterator[OpCase]:
+def _cases(
+    op: Op, provider: Provider, subsets: int = SUBSETS, tied: bool = False
+) -> Iterator[OpCase]:
     op = provider.offered(op)
     for dtype in op.dtypes:
         for case in op.cases:
@@ -259,15 +267,33 @@ def _cases(op: Op, provider: Provider, subsets: int = SUBSETS) -> Iterator[OpCas
         if op.differentiable:
             for upstream in UPSTREAMS[1:]:
                 yield replace(first, upstream=upstream)
+            yield replace(first, upstream=FAINT)
         floating = [name for name, output in op.outputs.items() if output.floating]
         for output in floating if len(floating) > 1 else ():
             yield replace(first, absent=output)
     plain = OpCase(op, provider, op.cases[0], op.dtypes[0])
+    yield from _rare(plain, tied)
+    for output in floating if len(floating) > 1 else ():
+        for name in op.differentiable:
+            yield replace(plain, absent=output, wanted=(name,))
     for wanted in _subsets(op.differentiable, subsets):
         yield replace(plain, wanted=wanted)
     for case in sorted(op.cases[1:], key=lambda case: elements(op, case))[-2:]:
         for extreme in op.extremes:
             yield replace(plain, case=case, extreme=extreme)
+
+
+def _rare(plain: OpCase, tied: bool) -> Iterator[OpCase]:
+    """The case in each of `RARE` that some input has axes for, and some upstream gradient."""
+    op, dims = plain.op, plain.case.dims
+    outputs = op.outputs_for({**op.params, **plain.case.params}) if op.differentiable else {}
+    for layout in RARE:
+        every = replace(plain, layout=layout), replace(plain, upstream=layout)
+        for side, case in zip((op.inputs, outputs), every, strict=True):
+            each = (shape for one in side.values() for shape in shapes_of(one, dims))
+            given = tied or case.layout not in TIED
+            if given and any(deep(layout, shape) for shape in each):
+                yield case
 
 
 def _subsets(names: Collection[str], most: int) -> Iterator[tuple[str, ...]]:

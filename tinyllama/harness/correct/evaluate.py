@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.layouts import laid_out
+from tinyllama.harness.correct.layouts import REPEATING, laid_out
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.specs import FLOATS, Case, Tensor, flat
@@ -140,7 +140,7 @@ def make_inputs(
         return torch.float64 if dtype is torch.float64 and declared.floating else fixed
 
     def layout_of(declared: Tensor) -> str:
-        if declared.mutated:
+        if declared.mutated and layout in REPEATING:  # elements that share memory cannot be written
             return "contiguous"
         # Equal rows of a weight would make results cancel; only the batch is expanded.
         return "contiguous" if layout == "expanded" and declared.axes[:1] != first else layout

@@ -1,10 +1,21 @@
 """Memory layouts in which inputs and upstream gradients are tried."""
 
+from collections.abc import Sequence
+
 import torch
 
 LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct", "offset", "padded")
 UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct", "offset", "padded")
-REPEATING = ("expanded", "summed")  # which change values; the others only say where they lie
+# Tried in one dtype: the two axes before the last one in the other order, as heads before tokens;
+# one element for the last axis; one row for the axis before it.
+RARE = ("swapped", "broadcast", "shared")
+TIED = ("broadcast", "shared")  # of these layouts: values that random ones never are
+FAINT = (
+    "faint"  # an upstream gradient, dense and small: of the mean over many tokens, or loss scaled
+)
+# Which change values; the others only say where they lie.
+FAINTNESS = {torch.float16: 2.0**-17}  # within its subnormal numbers
+REPEATING = ("expanded", "summed", "broadcast", "shared", FAINT)
 
 
 def laid_out(
@@ -44,4 +55,23 @@ def laid_out(
         return tensor[:1].clone().expand(tensor.shape) if tensor.dim() > 1 else tensor
     if layout == "summed":  # one element for the whole tensor
         return tensor.flatten()[:1].clone().expand(tensor.shape)
-    raise ValueError(f"unknown layout {layout!r}: use one of {', '.join({*LAYOUTS, *UPSTREAMS})}")
+    if layout == "swapped":
+        return (
+            tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
+            if deep(layout, tensor.shape)
+            else tensor
+        )
+    if layout in ("broadcast", "shared"):  # one element for the last axis; one row for that before
+        if not (tensor.is_floating_point() and deep(layout, tensor.shape)):
+            return tensor
+        axis = -1 if layout == "broadcast" else -2
+        return tensor.narrow(axis, 0, 1).clone().expand(tensor.shape)
+    if layout == FAINT:
+        return (tensor.double() * FAINTNESS.get(dtype, 2.0**-40)).to(dtype)
+    names = dict.fromkeys((*LAYOUTS, *UPSTREAMS, *RARE, FAINT))
+    raise ValueError(f"unknown layout {layout!r}: use one of {', '.join(names)}")
+
+
+def deep(layout: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor of this shape has the axes that a rare layout is about."""
+    return min(shape, default=0) > 0 and len(shape) >= (1 if layout == "broadcast" else 3)

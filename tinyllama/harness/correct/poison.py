@@ -1,4 +1,5 @@
-"""Fresh memory filled with NaN, so that an element that a kernel does not write is seen.
+"""Fresh memory filled with NaN, so that an element that a kernel does not write is seen; so is what
+the mask of an interpreted load leaves out, where it names no other value.
 
 As in flash-linear-attention's test configuration: memory that happens to hold zeros, or the right
 result of the previous call, hides a tail that is never written.
@@ -8,6 +9,8 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tinyllama.harness.kernels.promises import UNDEFINED
 
 UNINITIALISED = {
     torch.ops.aten.empty.memory_format,
@@ -25,6 +28,16 @@ class PoisonedMemory(TorchDispatchMode):
     def __init__(self, *, clean: bool = False) -> None:
         super().__init__()
         self.clean = clean
+
+    def __enter__(self) -> "PoisonedMemory":
+        if not self.clean:
+            UNDEFINED.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if not self.clean:
+            UNDEFINED.remove(self)
+        super().__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -320,6 +320,8 @@ def _fix_values() -> None:
             plain = _Plain(seen.data, tl.uint16)
             bits = load(self, plain, allowed, _as_bits(other), *rest, **named)
             result = handle(to_values(bits.data), tl.bfloat16)
+        if other is None and promises.UNDEFINED and not np.all(mask.data):
+            promises.left_out(result.data, mask.data)
         operators.note(ptrs, (mask, other, rest, named), operators.LOAD, result)
         return result
 

@@ -246,7 +246,7 @@ def shown_name(function: Callable[..., Any]) -> str:
     """What profilers are to call a kernel: its file, then what it does there, as one symbol."""
     op = _op_of(function.__module__)
     does = function.__name__.strip("_").removesuffix("_kernel")
-    return re.sub(r"\W", "_", op if does == op else f"{op}_{does}")
+    return re.sub(r"\W|^(?=\d)", "_", op if does == op else f"{op}_{does}")
 
 
 _SHOWN: dict[str, Callable[..., Any]] = {}

@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+# While not empty, what the mask of a load without ``other`` leaves out is garbage, as on a GPU it
+# may be: there it is undefined. Interpreted, it would be 0.
+UNDEFINED: list[object] = []
+GARBAGE = 0x5A5A5A5A5A5A5A5A
 ADDRESS_BITS = 48  # of a pointer; what lies above is not part of its address
 
 
@@ -34,3 +38,13 @@ def held(values: Any, dtype: Any, name: str, promised: list[int]) -> None:
         within = (np.arange(1, data.size) % max(1, promised[0])) != 0
         if (apart[within] != step).any():
             raise PromiseError(f"tl.max_contiguous promises {promised[0]} neighbours; they are not")
+
+
+def left_out(loaded: Any, mask: Any) -> None:
+    """Put garbage where this mask of a load is false, in place: NaN, or a number like no other."""
+    data = np.asarray(loaded)
+    out = ~np.broadcast_to(mask, data.shape)
+    if data.dtype.kind == "f":
+        data[out] = np.nan
+    elif data.dtype.kind in "iu":
+        data[out] = GARBAGE & np.iinfo(data.dtype).max

@@ -8,6 +8,7 @@ captured step freezes none of them. With ``found_inf`` = 1 nothing changes, t in
 loss of this step was not finite.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -52,7 +53,11 @@ adamw = Op(
     extremes={
         "first": {"step": constant(0.0), "exp_avg": constant(0.0), "exp_avg_sq": constant(0.0)},
         "faint": {"grad": normal(1e-8), "exp_avg": normal(1e-8), "exp_avg_sq": uniform(0.0, 1e-16)},
-        "skipped": {"found_inf": constant(1.0)},
+        "skipped": {
+            "found_inf": constant(1.0),
+            "grad": constant(math.inf),
+        },  # 0 times it is NaN
+        "still": {"grad": constant(0.0)},  # decay, and what earlier gradients have left
         "late": {"step": constant(3000.0)},
     },
     bytes={"forward": lambda size, P: 7 * sum(P) * size},
@@ -119,15 +124,15 @@ def fused(
 ) -> None:
     """torch's fused kernel, everything on the device; one launch for some hundred tensors.
 
-    The kernel takes every gradient for a dense array and reads past it when it is not (found
-    by this op's strided case), so those are made contiguous here.
+    The kernel takes every tensor for a dense array and reads past it when it is not (found by this
+    op's strided case), so those are made contiguous here, and what was updated is written back.
     """
-    param, grad, exp_avg, exp_avg_sq, step, found_inf = state
+    step, found_inf = state.step, state.found_inf
     step.add_(1 - found_inf)
-    dense = [g.contiguous() for g in grad]
+    param, grad, exp_avg, exp_avg_sq = ([x.contiguous() for x in one] for one in state[:4])
     torch._fused_adamw_(
         param,
-        dense,
+        grad,
         exp_avg,
         exp_avg_sq,
         [],
@@ -142,6 +147,11 @@ def fused(
         grad_scale=None,
         found_inf=found_inf,
     )
+    updated = (state.param, param), (state.exp_avg, exp_avg), (state.exp_avg_sq, exp_avg_sq)
+    for own, copies in updated:
+        for mine, copy in zip(own, copies, strict=True):
+            if copy is not mine:
+                mine.copy_(copy)
 
 
 @adamw.independent("torch.optim.AdamW")

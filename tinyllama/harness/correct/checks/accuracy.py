@@ -26,6 +26,7 @@ from tinyllama.harness.correct.evaluate import (
     is_gradient,
 )
 from tinyllama.harness.correct.layouts import LAYOUTS as LAYOUT_NAMES
+from tinyllama.harness.correct.layouts import RARE, TIED
 from tinyllama.harness.correct.poison import PoisonedMemory
 
 # In the order in which they are tried: each one assumes that those before it pass.
@@ -46,7 +47,7 @@ NONE = {  # why an op has no such case
     WANTED: "fewer than two inputs have gradients",
 }
 ALONE = "distinct"  # of which each input is tried alone, too
-OTHER = [layout for layout in LAYOUT_NAMES if layout != "contiguous"]
+OTHER = [layout for layout in (*LAYOUT_NAMES, *RARE) if layout != "contiguous"]
 ENDLESS = "EndlessLoopError"  # of `tinyllama.harness.kernels.interpreter`, which needs triton
 
 
@@ -99,6 +100,8 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
                 fault = None
             elif name == EXTREMES:
                 held = True
+            if one.layout in TIED and fault is not None and _of_values(varied, one):
+                fault = None  # `special values` is about them
             if name == LAYOUTS and fault is not None and fault.outcome is Outcome.FAILED:
                 fault = replace(fault, message=fault.message + _alone(varied, one))
         if fault is not None and compared and not (refused and fault.rank is Rank.CONTRACT):
@@ -211,6 +214,16 @@ def _alone(candidate: Candidate, case: OpCase) -> str:
             enough.append(name)
     named = " or ".join(filter(None, [", ".join(enough[:-1]), *enough[-1:]]))
     return f"; {named} alone in this layout is enough" if enough else ""
+
+
+def _of_values(candidate: Candidate, case: OpCase) -> bool:
+    """Whether a case is wrong by the values of its inputs: it is so where they lie densely, too."""
+    inputs = candidate.inputs(case).dense()
+    try:
+        results = candidate.results(inputs, guards=GuardedMemory())
+        return bool(candidate.wrong(case, results, inputs))
+    except Exception:
+        return True
 
 
 def _one_apart(candidate: Candidate, case: OpCase) -> Finding | None:
@@ -326,7 +339,7 @@ def faults(
         again = candidate.results(inputs, PoisonedMemory(clean=True), GuardedMemory())
         if not any(again[name].isnan().any() for name in with_nan):
             where = ", ".join(f"{name} ({_nan_places(results[name])})" for name in with_nan)
-            text = f"never written, or read before: {where}"
+            text = f"never written, or read before (or left out by a mask without other): {where}"
             if kernels := guards.launched(backward=all(map(is_gradient, with_nan))):
                 text += f"; kernels: {kernels}"
             yield Finding(UNWRITTEN, Outcome.FAILED, str(case), text)

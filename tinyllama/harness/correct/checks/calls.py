@@ -1,5 +1,7 @@
 """Successive calls: what a first call leaves behind, and what a second one makes of it."""
 
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -8,11 +10,19 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks import memory
+from tinyllama.harness.correct.checks import between, memory, state
+from tinyllama.harness.correct.checks.between import differing
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
-from tinyllama.harness.correct.checks.special import settings
-from tinyllama.harness.correct.evaluate import GradientError, Inputs, Leaves, copied, is_gradient
+from tinyllama.harness.correct.checks.special import having, others, settings
+from tinyllama.harness.correct.evaluate import (
+    GradientError,
+    Inputs,
+    Leaves,
+    copied,
+    evaluate,
+    is_gradient,
+)
 from tinyllama.harness.declare.autograd import several
 
 REPEATS = {"cpu": 3, "cuda": 50}
@@ -28,7 +38,8 @@ def fresh_contents(candidate: Candidate) -> Problem:
     case = candidate.telling()
     if candidate.op.mutated:
         raise Unsupported("it works in place: its accuracy cases make successive calls")
-    for look in (memory.sharing, memory.neighbours, memory.left_behind, memory.parameters):
+    looks = memory.sharing, memory.neighbours, state.left_behind, state.of_others, memory.parameters
+    for look in looks:
         if (seen := look(candidate)) is not None:
             return seen
     first, second = (candidate.inputs(case, draw) for draw in (0, 1))
@@ -115,38 +126,35 @@ def _refuse_zeros(
         raise GradientError(f"{candidate.op.name}: all of the gradient is 0: {', '.join(zero)}")
 
 
-def _differing(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    for name, gradient in one.items():
-        if name not in other or not same_bits(gradient, other[name]):
-            yield name
-
-
 def backward_twice(candidate: Candidate) -> Problem:
     """A second backward through one graph, after another call, gives the same gradients: backward
     overwrites nothing that was saved, and each call saves its own. No call changes what another one
-    has given, outputs or gradients; and what backward needs of outputs is known to autograd."""
+    has given, outputs or gradients. What a backward pass needs is known to autograd, and
+    released."""
     case = _differentiable(candidate)
     if candidate.provider.overwrites:
         raise Unsupported(f"its backward overwrites {', '.join(candidate.provider.overwrites)}")
     graph = Graph(candidate, candidate.inputs(case))
     first = _gradients(candidate, case, graph)
     again = graph.gradients()
-    if wrong := list(_differing(first, again)):
+    if wrong := list(differing(first, again)):
         return case, f"other gradients the second time: {', '.join(wrong)}"
     outputs = {name: copied(value.detach()) for name, value in graph.outputs.items()}
     kept = graph.gradients(copy=False)
     for what, make in _other_calls(candidate, case):
         if (other := make()) is None:
             continue
-        if wrong := list(_differing(outputs, graph.outputs)):
+        if wrong := list(differing(outputs, graph.outputs)):
             return case, f"{what} changes outputs of the first: {', '.join(wrong)}"
-        if wrong := list(_differing(first, graph.gradients())):
+        if wrong := list(differing(first, graph.gradients())):
             return case, f"{what} changes the gradients of the first: {', '.join(wrong)}"
         other.gradients()
-        if wrong := list(_differing(first, kept)):
+        if wrong := list(differing(first, kept)):
             text = "another backward pass changes gradients that the first one has given"
             return case, f"{text}: {', '.join(wrong)}"
-    return _behind_a_change(candidate, case, first)
+    seen = between.behind_a_change(candidate, case, first)
+    seen = seen or between.behind_a_gradient(candidate, case, first)
+    return seen or between.moved(candidate, case) or between.kept_alive(candidate, case)
 
 
 def _other_calls(
@@ -163,6 +171,8 @@ def _other_calls(
 
     inputs = candidate.inputs(case, draw=1)
     yield "another call", partial(Graph, candidate, inputs)
+    for _ in range(between.IN_FLIGHT):  # a workspace for each of a few calls
+        yield "one of several other calls", partial(Graph, candidate, inputs)
     changed = {name: value for name, value in settings(candidate, case)}
     if changed:
         other = replace(inputs, params={**inputs.params, **changed})
@@ -173,29 +183,10 @@ def _other_calls(
             break
 
 
-def _behind_a_change(
-    candidate: Candidate, case: OpCase, first: Mapping[str, torch.Tensor]
-) -> Problem:
-    """What is wrong where outputs were changed in place before the backward pass: it is to give the
-    same gradients, or autograd is to refuse it."""
-    graph = Graph(candidate, candidate.inputs(case))
-    try:
-        with torch.no_grad():
-            for value in graph.outputs.values():
-                if value.is_floating_point():
-                    value.mul_(2)
-        found = graph.gradients()
-    except RuntimeError:  # a tensor that is saved for the backward pass was changed, says autograd
-        return None
-    if wrong := list(_differing(first, found)):
-        text = "an output that is changed in place changes gradients, and autograd does not know"
-        return case, f"{text}: {', '.join(wrong)}", Rank.UNSAFE
-    return None
-
-
 def scaled_upstream(candidate: Candidate) -> Problem:
     """A multiple of the upstream gradient, by a half or by a large factor, gives that multiple of
-    every gradient. Two parts of it, each zero where the other is not, add up to the whole's.
+    every gradient. Two parts of it, each zero where the other is not, add up to the whole's. One
+    that is not finite gives no finite gradient where no other implementation gives one.
 
     The norm of the difference is at most that of the gradient times the epsilon of the coarsest
     dtype that the provider takes, which it may compute in: there halves of subnormals are rounded.
@@ -222,6 +213,26 @@ def scaled_upstream(candidate: Candidate) -> Problem:
     if wrong := unlike(both, 1.0, max(4 * most, MOST_APART)):
         text = "an upstream gradient that is zero in places gives other gradients"
         return case, f"{text}: {', '.join(wrong)}"
+    return _not_finite(candidate, case)
+
+
+def _not_finite(candidate: Candidate, case: OpCase) -> Problem:
+    """What is wrong where one element of each upstream gradient is infinite, or a NaN: a gradient
+    is finite where that of no other implementation is. So a loss scale that is too large is found
+    out, and the step left out."""
+    inputs = candidate.inputs(case)
+    for value, rank in ((math.inf, Rank.WRONG), (math.nan, Rank.ADVICE)):
+        upstream = {n: g if g is None else having(value, g) for n, g in inputs.upstream.items()}
+        given = replace(inputs, upstream=upstream)
+        known = [evaluate(candidate.op, candidate.op["eager"].call, given)]
+        known += others(candidate, given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets
+            found = candidate.results(given)
+        for name, one in found.items():
+            lost = is_gradient(name) and bool(one.isfinite().all())
+            if lost and not any(other[name].isfinite().all() for other in known if name in other):
+                return case, f"{value} in an upstream gradient does not reach {name}", rank
     return None
 
 
@@ -263,7 +274,7 @@ def two_consumers(candidate: Candidate) -> Problem:
     for name, gradient in graph.upstream.items():
         if not same_bits(got.pop(name), gradient):
             return case, f"the gradient of {name} was changed for its other consumer"
-    if wrong := list(_differing(expected, got)):
+    if wrong := list(differing(expected, got)):
         return case, f"other gradients beside a second consumer: {', '.join(wrong)}"
     return None
 

@@ -188,7 +188,7 @@ class Candidate:
 
     def declared(self) -> list[OpCase]:
         """Those of the op."""
-        every = op_cases([self.op], providers=["eager"], subsets=SUBSETS)
+        every = op_cases([self.op], providers=["eager"], subsets=SUBSETS, tied=True)
         return [replace(case, provider=self.provider) for case in every]
 
     def plain(self) -> list[OpCase]:

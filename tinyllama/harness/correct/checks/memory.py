@@ -21,7 +21,7 @@ Arrangement = Callable[[Leaves, list[str]], Leaves]
 
 def sharing(candidate: Candidate) -> Problem:
     """A case in which an output shares memory with an input, or elements of an output with each
-    other, where the reference's do not."""
+    other, where the reference's do not; or in which a call is wrong without gradients."""
     advice: Problem = None
     for case, declared in _plain(candidate):
         try:
@@ -30,10 +30,13 @@ def sharing(candidate: Candidate) -> Problem:
             with torch.no_grad():
                 reference = several(candidate.op["eager"].call(*args.values(), **inputs.params))
                 outputs = outputs_of(candidate, args, inputs.params)
+            seen = _without_gradients(candidate, case, inputs, args, outputs)
         except Exception:
             if declared:
                 raise
             continue  # `sizes` tells of one entry that the op takes and the candidate does not
+        if seen:
+            return case, seen
         own, others = _shared(args, outputs), _shared(args, reference)
         names = list(candidate.op.outputs)
         for at, name in own.items():
@@ -48,6 +51,24 @@ def sharing(candidate: Candidate) -> Problem:
                 text = f"{name} has strides {one.stride()}, the reference's is contiguous"
                 advice = advice or (case, text, Rank.ADVICE)
     return advice
+
+
+def _without_gradients(
+    candidate: Candidate, case: OpCase, inputs: Inputs, args: Leaves, outputs: tuple[Any, ...]
+) -> str:
+    """What is wrong with a call under `no_grad`, in words: one that takes another way there."""
+    for (name, value), given in zip(args.items(), inputs.args.values(), strict=True):
+        if name not in candidate.op.mutated and not same_bits(value, given):
+            return f"a call of which no gradient is wanted changed {name}"
+    names = candidate.op.differentiable
+    again = {n: copied(one).requires_grad_(n in names) for n, one in inputs.args.items()}
+    usual = outputs_of(candidate, again, inputs.params)
+    if all(map(same_bits, outputs, usual)):
+        return ""
+    found = dict(zip(candidate.op.outputs, outputs, strict=True))
+    wrong = candidate.forward_only().wrong(case, found, replace(inputs, wanted=()))
+    wrong = [one for one in wrong if one.name in found]
+    return f"a call of which no gradient is wanted: {wrong[0]}" if wrong else ""
 
 
 def _plain(candidate: Candidate) -> Iterator[tuple[OpCase, bool]]:
@@ -121,7 +142,7 @@ def neighbours(candidate: Candidate) -> Problem:
     ]
     if not candidate.provider.contiguous:
         tries.insert(1, ("columns of one buffer, the last one first", _columns, groups))
-    usual, _ = _called(candidate, plain)
+    usual, _ = called(candidate, plain)
     for what, arrange, sets in tries:
         sets = [names for names in sets if len(names) > 1]
         if not sets:
@@ -129,7 +150,7 @@ def neighbours(candidate: Candidate) -> Problem:
         args = dict(plain.args)
         for names in sets:
             args |= arrange(args, names)
-        found, given = _called(candidate, replace(plain, args=args))
+        found, given = called(candidate, replace(plain, args=args))
         if arrange is not _one and _same(found, usual):
             continue
         if wrong := candidate.wrong(case, found, given):
@@ -160,7 +181,7 @@ def _one(args: Leaves, names: list[str]) -> Leaves:
     return {name: args[names[0]].detach() for name in names}
 
 
-def _called(candidate: Candidate, inputs: Inputs) -> tuple[dict[str, torch.Tensor], Inputs]:
+def called(candidate: Candidate, inputs: Inputs) -> tuple[dict[str, torch.Tensor], Inputs]:
     """The results of a call on these tensors themselves, and the inputs. What backward overwrites
     by design holds its values again afterwards."""
     given = replace(inputs, args={n: _detached(value) for n, value in inputs.args.items()})
@@ -201,7 +222,7 @@ def parameters(candidate: Candidate) -> Problem:
         graph = Graph(candidate, given, prepare=lambda value: value)
         named = {f"grad {name}": one for name, one in graph.gradients().items()}
         results = {**{n: value.detach() for n, value in graph.outputs.items()}, **named}
-        if _same(results, _called(candidate, inputs)[0]):
+        if _same(results, called(candidate, inputs)[0]):
             continue
         if wrong := candidate.wrong(case, results, inputs):
             return case, f"where inputs are parameters{when}: {wrong[0]}"
@@ -210,45 +231,3 @@ def parameters(candidate: Candidate) -> Problem:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return value if isinstance(value, list) else [value]
-
-
-# -- what stays -----------------------------------------------------------------------------------
-
-
-SEED = 20_111_117  # that no candidate sets
-
-
-def _settings() -> dict[str, Any]:
-    return {
-        "the default dtype": torch.get_default_dtype(),
-        "whether gradients are computed": torch.is_grad_enabled(),
-        "whether algorithms are deterministic": torch.are_deterministic_algorithms_enabled(),
-        "the precision of float32 products": torch.get_float32_matmul_precision(),
-        "the random numbers that follow": torch.get_rng_state().numpy().tobytes(),
-    }
-
-
-def left_behind(candidate: Candidate) -> Problem:
-    """A call leaves torch's settings and random numbers as the reference does. An earlier call may
-    already have changed a setting. So settings first get values that no candidate sets; the
-    default dtype is compared with that of a new process."""
-    case = candidate.telling()
-    inputs = candidate.inputs(case)
-    state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
-    changed = {}
-    try:
-        for one in (candidate.op["eager"], candidate.provider):
-            torch.manual_seed(SEED)
-            torch.set_float32_matmul_precision("high" if precision == "highest" else "highest")
-            before = _settings()
-            if one is candidate.provider:
-                before["the default dtype"] = torch.float32
-            _called(replace(candidate, provider=one), inputs)
-            after = _settings()
-            changed[one.name] = [name for name, value in before.items() if after[name] != value]
-    finally:
-        torch.set_rng_state(state)
-        torch.set_float32_matmul_precision(precision)
-    of_reference = changed[candidate.op["eager"].name]
-    left = [name for name in changed[candidate.provider.name] if name not in of_reference]
-    return (case, f"a call changes {' and '.join(left)}", Rank.UNSAFE) if left else None

@@ -64,7 +64,7 @@ CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum ha
 
 def special_values(candidate: Candidate) -> Problem:
     """Results are the reference's on such values, where others agree with it, and with other
-    numbers for each parameter, as far as a result depends on it.
+    numbers for each parameter, as far as a result depends on it; zero is one of them.
 
     Raises Unsupported where no input may have any value.
     """
@@ -120,13 +120,18 @@ def special_values(candidate: Candidate) -> Problem:
             continue
         if seen is not None:
             return case, f"{parameter} = {value!r}: {seen[1]}"
+    for parameter in [
+        name for name, value in plain.params.items() if type(value) is float and value
+    ]:
+        if (wrong := _zero(candidate, case, parameter, names)) is not None:
+            return case, f"{parameter} = 0.0: {wrong}"
     for name, value in itertools.product(names, INFINITIES):
-        infinite = _changed(plain, [name], partial(_with, value))
+        infinite = _changed(plain, [name], partial(having, value))
         if lost := _nan(candidate, case, infinite, of_nan=False):
             return case, f"{value} in {name}: a NaN {lost}"
     for name in names:
         if advice is None and (
-            lost := _nan(candidate, case, _changed(plain, [name], partial(_with, math.nan)))
+            lost := _nan(candidate, case, _changed(plain, [name], partial(having, math.nan)))
         ):
             advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice
@@ -165,7 +170,7 @@ def _changed(inputs: Inputs, names: list[str], change: Change) -> Inputs:
     return replace(inputs, args=args)
 
 
-def _with(value: float, x: torch.Tensor) -> torch.Tensor:
+def having(value: float, x: torch.Tensor) -> torch.Tensor:
     """x with this value in one place."""
     changed = x.clone()
     changed.view(-1)[x.numel() // 2] = value
@@ -198,6 +203,26 @@ def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
             if any(bool(one) for one in moved):
                 yield name, other
                 break
+
+
+def _zero(candidate: Candidate, case: OpCase, parameter: str, names: list[str]) -> str | None:
+    """What is wrong for a parameter of zero, which some take for none that is given; on the usual
+    inputs, and on tiny ones, where a small parameter is seen. It may be refused."""
+    op, usual = candidate.op, candidate.inputs(case)
+    sizes = op.numbers(case.case.dims)
+    if op.fits({**sizes, **usual.params, parameter: 0.0}) is not None:
+        return None
+    for inputs in (usual, _changed(usual, names, KINDS["tiny"])):
+        changed = replace(inputs, params={**inputs.params, parameter: 0.0})
+        try:
+            seen = _differs(candidate, case, changed, refusable=True)
+        except Exception as error:
+            if isinstance(error, _RefusedError) or refuses(error):
+                return None
+            raise
+        if seen is not None:
+            return seen[1]
+    return None
 
 
 class _RefusedError(Exception):
@@ -238,7 +263,7 @@ def _differs(
         found = _of_large_terms(candidate, found, usual, times)
     guards, slack = GuardedMemory(), WIDER * candidate.slack[case.dtype]
     results = candidate.results(inputs, PoisonedMemory(), guards)
-    exact = [found.oracle, *_others(candidate, inputs.double())]
+    exact = [found.oracle, *others(candidate, inputs.double())]
     own: dict[str, str] = {}
     for place, oracle in enumerate(exact):
         # Not moved by a rounding, which would break ties.
@@ -270,7 +295,7 @@ def _of_large_terms(
     return replace(found, magnitudes=terms, terms=rounded)
 
 
-def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
+def others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
     """Results of torch's provider and of independent code, as far as they take these inputs."""
     op = candidate.op
     named = [one.call for name, one in op.providers.items() if name == "torch"]
@@ -290,7 +315,7 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
     undefined = not of_nan and _has_nan_gradient(candidate, inputs)
     candidate = candidate.forward_only() if of_nan or undefined else candidate
     op, guards = candidate.op, GuardedMemory()
-    known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
+    known = [evaluate(op, op["eager"].call, inputs), *others(candidate, inputs)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets: NaN is meant
         results = candidate.results(inputs, None, guards)
