@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,7 +61,8 @@ def test_a_wrong_result_fails(
 
 
 def test_a_small_row_is_not_lost_beside_large_ones() -> None:
-    (eager, oracle, perturbed, *_), other = rounded()
+    reference, other = rounded()
+    eager, oracle, perturbed = reference.eager, reference.oracle, reference.perturbed
     scale = torch.ones(16, 1, dtype=torch.float64)
     scale[5] = 1e-9
     scaled = Reference((eager * scale).float(), oracle * scale, [p * scale for p in perturbed])
@@ -106,7 +108,8 @@ def test_one_row_may_be_as_far_off_as_chance_makes_one_of_many(times: float, pas
 def test_bounds_over_the_whole_and_along_the_oracle_are_those_of_the_rule() -> None:
     """As `tinyllama.harness.correct.compare` states it, where eager is 100 times worse than
     rounding."""
-    (eager, oracle, perturbed, *_), other = rounded(eager_error=100)
+    reference, other = rounded(eager_error=100)
+    eager, oracle, perturbed = reference.eager, reference.oracle, reference.perturbed
     whole, _, scale = compare("y", other, rounded(eager_error=100)[0]).checks
 
     def along(x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +132,7 @@ def test_bounds_over_the_whole_and_along_the_oracle_are_those_of_the_rule() -> N
 def test_says_when_it_could_not_have_failed() -> None:
     """An eager result that is itself useless leaves nothing to compare others with."""
     reference, other = rounded()
-    useless = reference._replace(eager=torch.zeros_like(reference.eager))
+    useless = replace(reference, eager=torch.zeros_like(reference.eager))
     for one, sees in ((reference, True), (useless, False)):
         found = compare("y", other, one)
         assert (found.sees_zero, found.sees_scale) == (sees, sees)
@@ -150,7 +153,7 @@ def test_a_result_that_is_exactly_zero() -> None:
     exact = Reference(zero.float(), zero, [zero] * 8)
     assert compare("y", zero.float(), exact).passed
     assert not compare("y", zero.float() + 1e-30, exact).passed
-    cancelled = exact._replace(magnitude=torch.ones_like(zero))
+    cancelled = replace(exact, magnitude=torch.ones_like(zero))
     assert compare("y", zero.float() + 1e-8, cancelled).passed
     assert not compare("y", zero.float() + 1e-5, cancelled).passed
 
@@ -165,11 +168,11 @@ def test_terms_are_rounded_to_the_dtype_in_which_they_are_held() -> None:
         (torch.float16, 1e-3, True),
         (torch.float16, 1e-2, False),
     ):
-        found = compare("y", zero.bfloat16() + off, narrow._replace(terms=Terms(held)))
+        found = compare("y", zero.bfloat16() + off, replace(narrow, terms=Terms(held)))
         assert found.passed is passed, (held, off, str(found))
     exact = Reference(zero.float(), zero, [zero] * 8, torch.ones_like(zero))
     for held in (None, torch.bfloat16):  # which the result is never narrower than
-        assert not compare("y", zero.float() + 1e-5, exact._replace(terms=Terms(held))).passed
+        assert not compare("y", zero.float() + 1e-5, replace(exact, terms=Terms(held))).passed
 
 
 @pytest.mark.parametrize(("times", "alone", "shared"), [(3, 1, 1), (10, 0, 1), (20, 0, 0)])
@@ -182,7 +185,7 @@ def test_one_rounding_that_all_elements_share_is_one_draw(
     reference = Reference(zero.float(), zero, [zero] * 8, torch.ones_like(zero))
     off = times * torch.finfo(torch.float32).eps / math.sqrt(12) * torch.ones(40, 8)
     assert compare("y", off, reference).checks[0].passed is bool(alone)
-    assert compare("y", off, reference._replace(terms=Terms(None, True))).checks[0].passed is bool(
+    assert compare("y", off, replace(reference, terms=Terms(None, True))).checks[0].passed is bool(
         shared
     )
 

@@ -135,17 +135,24 @@ def test_the_harness_names_no_op_no_tier_and_no_layer_above() -> None:
                 assert not word.startswith((*above, "perf_tests")), f"{name} names {word!r}"
 
 
-def loaded_by(statement: str) -> set[str]:
-    code = f"{statement}; import sys; print(*(m for m in sys.modules if m.startswith('tiny')))"
-    return set(python("-c", code, cwd=ROOT, check=True).stdout.split())
+def loaded_by(statement: str) -> list[str]:
+    """What a statement prints, and the modules that it loads of this package and of torch's
+    compiler."""
+    seen = "m for m in sys.modules if m.startswith(('tiny', 'torch._dynamo'))"
+    code = f"{statement}; import sys; print(*({seen}))"
+    return python("-c", code, cwd=ROOT, check=True).stdout.split()
 
 
 def test_the_harness_loads_no_model() -> None:
     rooms = "tinyllama.harness, tinyllama.harness.plugins.suite, tinyllama.harness.correct.cases"
-    loaded = loaded_by(f"import {rooms}")
+    made = "with tinyllama.harness.correct.poison.PoisonedMemory(): print(torch.empty(1).item())"
+    nan, *modules = loaded_by(f"import torch, {rooms}\n{made}\n1")
+    loaded = set(modules)
+    assert nan == "nan"
     assert "tinyllama.harness.declare.op" in loaded
+    assert "torch._dynamo" not in loaded, "a dispatch mode loads the compiler, 0.7 s a process"
     assert not {name for name in loaded - PUBLIC if not name.startswith("tinyllama.harness")}
 
 
 def test_the_package_itself_loads_nothing() -> None:
-    assert loaded_by("import tinyllama") == {"tinyllama"}
+    assert loaded_by("import tinyllama") == ["tinyllama"]

@@ -47,12 +47,15 @@ class References:
     off_by: Mapping[str, int] = field(default_factory=dict)
     magnitudes: Mapping[str, torch.Tensor] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
+    _known: dict[str, Reference] = field(default_factory=dict)
 
     def of(self, name: str) -> Reference:
-        moved = [one[name] for one in self.perturbed]
-        magnitude, off_by = self.magnitudes.get(name), self.off_by.get(name, 0)
-        each = self.eager[name], self.oracle[name], moved, magnitude, off_by
-        return Reference(*each, self.terms)
+        if name not in self._known:
+            moved = [one[name] for one in self.perturbed]
+            magnitude, off_by = self.magnitudes.get(name), self.off_by.get(name, 0)
+            each = self.eager[name], self.oracle[name], moved, magnitude, off_by
+            self._known[name] = Reference(*each, self.terms)
+        return self._known[name]
 
     def asked_for(self, wanted: Collection[str] | None) -> "References":
         """Without the gradients of other inputs than these; None: all of them."""
@@ -64,7 +67,7 @@ class References:
             return {n: one for n, one in results.items() if n in named or not is_gradient(n)}
 
         every = kept(self.eager), kept(self.oracle), [kept(one) for one in self.perturbed]
-        return References(*every, self.off_by, self.magnitudes, self.terms)
+        return References(*every, self.off_by, self.magnitudes, self.terms, self._known)
 
 
 @dataclass(frozen=True)

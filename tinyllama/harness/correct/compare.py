@@ -31,8 +31,9 @@ times as many as the reference is undecided about.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -91,8 +92,18 @@ class Comparison:
         return f"{self.name}: {'; '.join(parts)}"
 
 
-class Reference(NamedTuple):
-    """What a result is compared with, all of its shape.
+class _Norms(NamedTuple):
+    """Of a tensor, of each row, and the share along the oracle."""
+
+    whole: torch.Tensor
+    rows: torch.Tensor
+    along: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a result is compared with, all of its shape. What follows from these alone is computed
+    once, however many results are compared.
 
     eager: in the dtype under test. oracle: in float64; perturbed: oracles of perturbed inputs.
     magnitude: of the terms of sums that may cancel, in float64. off_by: of integers, as declared.
@@ -104,23 +115,56 @@ class Reference(NamedTuple):
     perturbed: Sequence[torch.Tensor]
     magnitude: torch.Tensor | None = None
     off_by: int = 0
-    terms: Terms = Terms()
+    terms: Terms = field(default_factory=Terms)
 
-    @property
-    def moved(self) -> torch.Tensor:
-        """The changes of the oracle, stacked; a number counts as a vector of one element."""
+    @cached_property
+    def exact(self) -> torch.Tensor:
+        """The oracle; a number counts as a vector of one element."""
+        return torch.atleast_1d(self.oracle.double())
+
+    @cached_property
+    def error(self) -> _Norms:
+        return self.norms_of(torch.atleast_1d(self.eager.double()) - self.exact)
+
+    @cached_property
+    def moved(self) -> _Norms:
+        """Root mean squares over the changes of the oracle."""
         every = torch.stack([torch.atleast_1d(one.double()) for one in self.perturbed])
-        return every - torch.atleast_1d(self.oracle.double())
+        return _Norms(*map(_rms, self.norms_of(every - self.exact, 1)))
 
-    @property
+    @cached_property
+    def sizes(self) -> list[_Norms]:
+        """Of the oracle and of the terms, with what independent roundings of them are along it."""
+        each = [self.exact] if self.magnitude is None else [self.exact, self.magnitude]
+        return [
+            _Norms(
+                one.norm(),
+                one.norm(dim=-1).flatten(),
+                (one * self.exact).norm() / self.exact.norm() ** 2,
+            )
+            for one in map(torch.atleast_1d, each)
+        ]
+
+    @cached_property
+    def alike(self) -> float:
+        """How many elements have the same value, on average."""
+        return self.eager.numel() / torch.unique(self.eager).numel()
+
+    @cached_property
     def gain(self) -> float:
         """How many times worse than rounding the inputs eager's error is; at least 1."""
         if not self.eager.is_floating_point():
             return 1.0
-        error = (self.eager.double() - self.oracle).norm()
-        sensitive = _rms(self.moved.flatten(1).norm(dim=1))
-        unit = torch.finfo(self.eager.dtype).eps / math.sqrt(12) * self.oracle.norm()
-        return max(1.0, (error / torch.maximum(sensitive, unit).clamp_min(1e-300)).item())
+        unit = torch.finfo(self.eager.dtype).eps / math.sqrt(12) * self.sizes[0].whole
+        least = torch.maximum(self.moved.whole, unit).clamp_min(1e-300)
+        return max(1.0, (self.error.whole / least).item())
+
+    def norms_of(self, tensors: torch.Tensor, start: int = 0) -> _Norms:
+        """Of a tensor like the oracle, or of each of several where ``start`` is 1."""
+        flat = tensors.flatten(start)
+        along = (tensors * self.exact).flatten(start).sum(-1).abs() / self.sizes[0].whole ** 2
+        rows = tensors.norm(dim=-1).reshape(*tensors.shape[:start], -1)
+        return _Norms(flat.norm(dim=-1), rows, along)
 
 
 def compare(
@@ -135,68 +179,54 @@ def compare(
 
     gain: by default that of the reference; larger where other results of the same call ask for it.
     """
-    eager, oracle, magnitude = reference.eager, reference.oracle, reference.magnitude
+    eager, oracle = reference.eager, reference.oracle
     assert result.shape == oracle.shape == eager.shape, (result.shape, eager.shape, oracle.shape)
     if not eager.is_floating_point():
         return _compare_integers(name, result, reference, slack)
     limits = torch.finfo(result.dtype)
     unit = limits.eps / math.sqrt(12)
     gain = reference.gain if gain is None else gain
-    exact = torch.atleast_1d(oracle.double())
-    error, of_eager = (torch.atleast_1d(tensor.double()) - exact for tensor in (result, eager))
-    moved = reference.moved
-    terms = None if magnitude is None else torch.atleast_1d(magnitude)
+    exact, of_eager, moved = reference.exact, reference.error, reference.moved
+    error = reference.norms_of(torch.atleast_1d(result.double()) - exact)
+    size, *terms = reference.sizes
     held = reference.terms.dtype
-    if terms is not None and held is not None:
-        terms = terms * min(1.0, torch.finfo(held).eps / limits.eps)
+    of_terms = unit * (1.0 if held is None else min(1.0, torch.finfo(held).eps / limits.eps))
+    # Roundings of the oracle, or of the terms where these are larger.
+    rounded = _Norms(*(unit * one for one in size))
+    for one in terms:
+        rounded = _Norms(*(map(torch.maximum, rounded, (of_terms * norm for norm in one))))
     subnormal = limits.tiny * limits.eps * math.sqrt(exact.numel())
 
     def allowed(own: torch.Tensor, typical: torch.Tensor, rows: int, freedom: int) -> torch.Tensor:
         spread = 1 + math.sqrt(2 * math.log(1e4 * rows) / freedom)
         return slack * torch.maximum(own, spread * typical) + subnormal
 
-    def larger(norm: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """The larger norm: that of the oracle or that of the terms."""
-        return norm(exact) if terms is None else torch.maximum(norm(exact), norm(terms))
-
-    def rows(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.norm(dim=-1).flatten()
-
-    size = exact.norm()
-    usual = torch.maximum(
-        gain * _rms(moved.flatten(1).norm(dim=1)), unit * larger(torch.Tensor.norm)
-    )
-    bound = allowed(of_eager.norm(), usual, 1, exact.numel())
-    if terms is not None and reference.terms.shared:
-        bound = torch.maximum(bound, allowed(of_eager.norm(), unit * terms.norm(), 1, 1))
-    width = exact.shape[-1]
-    usual = torch.maximum(gain * _rms(moved.norm(dim=-1)).flatten(), unit * larger(rows))
-    bounds = allowed(rows(of_eager), usual, exact.numel() // width, 1)
-    errors = rows(error)
-    if exact.dim() > 1 and len(errors) == 1:
+    usual = torch.maximum(gain * moved.whole, rounded.whole)
+    bound = allowed(of_eager.whole, usual, 1, exact.numel())
+    if reference.terms.shared:
+        for one in terms:
+            bound = torch.maximum(bound, allowed(of_eager.whole, of_terms * one.whole, 1, 1))
+    usual = torch.maximum(gain * moved.rows, rounded.rows)
+    bounds = allowed(of_eager.rows, usual, exact.numel() // exact.shape[-1], 1)
+    if exact.dim() > 1 and len(bounds) == 1:
         bound = torch.maximum(bound, bounds[0])
-    whole = Check("tensor", error.norm().item(), bound.item())
-    worst = (errors / bounds).nan_to_num(nan=math.inf).argmax()
-    row = Check("row", errors[worst].item(), bounds[worst].item())
+    whole = Check("tensor", error.whole.item(), bound.item())
+    worst = (error.rows / bounds).nan_to_num(nan=math.inf).argmax()
+    row = Check("row", error.rows[worst].item(), bounds[worst].item())
     widest = bounds.max().item()
 
-    if size <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
+    if size.whole <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
         return Comparison(name, (whole, row), True, True, widest)
 
-    def along(tensors: torch.Tensor) -> torch.Tensor:
-        return (tensors * exact).flatten(1).sum(1).abs() / size**2
-
     # Independent roundings of the elements average out along the oracle; equal ones are one.
-    shared = math.sqrt(eager.numel() / torch.unique(eager).numel())
-    averaged = unit * shared * (larger(lambda one: (one * exact).norm()) / size**2)
-    usual = torch.maximum(gain * _rms(along(moved)), averaged)
-    tilts = along(torch.stack([error, of_eager]))
-    tilt = allowed(tilts[1], usual, 1, 1) + ACCUMULATION
+    averaged = math.sqrt(reference.alike) * rounded.along
+    usual = torch.maximum(gain * moved.along, averaged)
+    tilt = allowed(of_eager.along, usual, 1, 1) + ACCUMULATION
     return Comparison(
         name,
-        (whole, row, Check("scale", tilts[0].item(), tilt.item())),
-        sees_zero=bool(size > bound),
-        sees_scale=bool(tilt < 0.01 or bound < 0.01 * size),
+        (whole, row, Check("scale", error.along.item(), tilt.item())),
+        sees_zero=bool(size.whole > bound),
+        sees_scale=bool(tilt < 0.01 or bound < 0.01 * size.whole),
         widest_row=widest,
     )
 

@@ -8,9 +8,9 @@ result of the previous call, hides a tail that is never written.
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyllama.harness.kernels.promises import UNDEFINED
+from tinyllama.harness.machine.modes import DispatchMode
 
 UNINITIALISED = {
     torch.ops.aten.empty.memory_format,
@@ -21,7 +21,7 @@ UNINITIALISED = {
 }
 
 
-class PoisonedMemory(TorchDispatchMode):
+class PoisonedMemory(DispatchMode):
     """While active, every uninitialised tensor that Python allocates holds NaN (or the largest
     value of an integral dtype); with ``clean``, zeros."""
 

@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyllama.harness.kernels import known, layout
 from tinyllama.harness.kernels.precision import autocast_kind
+from tinyllama.harness.machine.modes import DispatchMode
 
 _SAME_MEMORY = {torch.ops.aten.detach.default, torch.ops.aten._unsafe_view.default}
 # Functions of torch that are called in less time than the operators that they call.
@@ -106,7 +106,7 @@ class Repeated:
         return results
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     """Writes down the calls of torch and, by `launched`, of kernels, in their order."""
 
     def __init__(

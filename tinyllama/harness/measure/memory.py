@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from tinyllama.harness.machine.modes import DispatchMode
 
 
 def pool_bytes(graphs: Sequence[torch.cuda.CUDAGraph]) -> tuple[int, int]:
@@ -57,7 +58,7 @@ def resident_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(DispatchMode):
     """Bytes of the tensors that are made while this is active; for devices without statistics.
 
     It sees the tensors that operators return, in the backward pass too, and when nothing holds one

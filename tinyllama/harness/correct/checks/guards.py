@@ -7,10 +7,10 @@ bounds are noted before they are made (`tinyllama.harness.kernels.bounds`), and 
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyllama.harness.correct.poison import UNINITIALISED
 from tinyllama.harness.kernels.bounds import Bounds, watched
+from tinyllama.harness.machine.modes import DispatchMode
 
 __all__ = ["GuardedMemory", "watched"]
 
@@ -19,11 +19,11 @@ CANARY = 0xA5
 ALIGNED = 16  # bytes of the widest access
 
 
-class GuardedMemory(TorchDispatchMode, Bounds):
+class GuardedMemory(DispatchMode, Bounds):
     """While active, every uninitialised tensor that Python allocates lies between canaries."""
 
     def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)
+        DispatchMode.__init__(self)
         Bounds.__init__(self)
         # All bytes, where its own begin and end, what it is.
         self.buffers: list[tuple[torch.Tensor, int, int, str]] = []
