@@ -235,7 +235,7 @@ class OpContender:
 
     def _read(self, name: str) -> Reading:
         self._fill(name)
-        if self.case.provider.waits and self.device.type != "cpu":
+        if self.case.provider.waits:
             reading = self._busy_reading(name)
         else:
             reading = self.clock.read(self._run, before=lambda: self._prepare(name))
