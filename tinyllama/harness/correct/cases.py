@@ -47,7 +47,7 @@ class References:
     off_by: Mapping[str, int] = field(default_factory=dict)
     magnitudes: Mapping[str, torch.Tensor] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
-    _known: dict[str, Reference] = field(default_factory=dict)
+    _known: dict[str, Reference] = field(default_factory=dict, init=False)  # not of a `replace`
 
     def of(self, name: str) -> Reference:
         if name not in self._known:
@@ -67,7 +67,9 @@ class References:
             return {n: one for n, one in results.items() if n in named or not is_gradient(n)}
 
         every = kept(self.eager), kept(self.oracle), [kept(one) for one in self.perturbed]
-        return References(*every, self.off_by, self.magnitudes, self.terms, self._known)
+        found = References(*every, self.off_by, self.magnitudes, self.terms)
+        found._known.update(self._known)
+        return found
 
 
 @dataclass(frozen=True)
