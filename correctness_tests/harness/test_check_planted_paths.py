@@ -264,7 +264,7 @@ PLANTED: list[tuple[str, str, Op, Call, str]] = [
     ("an output that autograd does not know", "backward twice", pair, KeepsItsOutput.apply,
      "an output that is changed in place changes gradients, and autograd does not know: b"),
     ("in place without gradients", "fresh contents", pair, in_place,
-     "call 2, of which no gradient is wanted, changed a"),
+     "a call of which no gradient is wanted changed a"),
     ("one gradient among blocks", "sizes", pair, OneGradientOfBlocks.apply, "gradients: grad b"),
     ("no gradient among blocks", "sizes", pair, without_tail, "outputs: y"),
     ("inf less inf", "special values", pair, OwnDifference.apply,

@@ -14,7 +14,7 @@ from correctness_tests.support.commands import ROOT, python
 from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
 from tinyllama.harness.correct.cases import OpCase, op_cases
 from tinyllama.harness.correct.evaluate import make_inputs
-from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
+from tinyllama.harness.correct.layouts import FAINT, LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare import registry as registry_file
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.ops import OPS
@@ -199,7 +199,7 @@ def test_a_file_is_all_that_a_new_op_takes(tmp_path: Path) -> None:
     cases = list(op_cases(registry.values()))
     assert {case.provider.name for case in cases} == {"eager", "added"}
     assert {case.layout for case in cases} == set(LAYOUTS)
-    assert {case.upstream for case in cases} == set(UPSTREAMS)
+    assert {case.upstream for case in cases} == {*UPSTREAMS, "broadcast", FAINT}
     assert all(comparison.passed for case in cases for comparison in case.compare())
 
 

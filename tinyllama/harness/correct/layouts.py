@@ -10,11 +10,10 @@ UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct", "offse
 # one element for the last axis; one row for the axis before it.
 RARE = ("swapped", "broadcast", "shared")
 TIED = ("broadcast", "shared")  # of these layouts: values that random ones never are
-FAINT = (
-    "faint"  # an upstream gradient, dense and small: of the mean over many tokens, or loss scaled
-)
-# Which change values; the others only say where they lie.
+# An upstream gradient, dense and small: of the mean over many tokens, or with a loss scale.
+FAINT = "faint"
 FAINTNESS = {torch.float16: 2.0**-17}  # within its subnormal numbers
+# Which change values; the others only say where they lie.
 REPEATING = ("expanded", "summed", "broadcast", "shared", FAINT)
 
 

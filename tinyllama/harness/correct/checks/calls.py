@@ -228,10 +228,11 @@ def _not_finite(candidate: Candidate, case: OpCase) -> Problem:
         known += others(candidate, given)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets
-            found = candidate.results(given)
-        for name, one in found.items():
-            lost = is_gradient(name) and bool(one.isfinite().all())
-            if lost and not any(other[name].isfinite().all() for other in known if name in other):
+            found = Graph(candidate, given).gradients()
+        for of, one in found.items():
+            name = f"grad {of}"
+            elsewhere = any(other[name].isfinite().all() for other in known if name in other)
+            if one.isfinite().all() and not elsewhere:
                 return case, f"{value} in an upstream gradient does not reach {name}", rank
     return None
 
