@@ -204,18 +204,20 @@ def test_a_report_without_a_gate_is_refused(gated: GatedSuite) -> None:
     assert gated.run("--gate-json", "out.json", against="").ret == USAGE
 
 
-def test_the_noise_of_the_device_is_read_from_the_results(
-    gated: GatedSuite, tmp_path: Path
+@pytest.mark.parametrize("named", [True, False])
+def test_the_noise_of_the_device_is_read_where_it_is_named_and_never_from_the_candidate(
+    gated: GatedSuite, tmp_path: Path, named: bool
 ) -> None:
     from tinyllama.harness.gate.noise import noise_path
     from tinyllama.harness.machine.device import device_name
 
-    path = noise_path(tmp_path, device_name(gated.script.device))
+    root = tmp_path if named else gated.path / "results"
+    path = noise_path(root, device_name(gated.script.device))
     path.parent.mkdir(parents=True)
     path.write_text("{}")
-    status, cases = gated.cases("--results-dir", str(tmp_path))
-    assert status == 15
-    assert "holds no A/A blocks" in str(cases["main~1 main~1"])
+    status, cases = gated.cases(*(["--results-dir", str(root)] if named else []))
+    assert status == (15 if named else 0)
+    assert ("holds no A/A blocks" in str(cases)) is named
 
 
 def test_the_instrument_is_all_that_measures() -> None:
