@@ -79,7 +79,7 @@ def test_constants_are_put_in_the_signatures_order(specialised: list[Compiled]) 
 def test_first_and_later_launches_are_on_the_device_of_their_tensors(
     specialised: list[Compiled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, seen = [0], []
+    now, seen, shown = [0], [], list[known.Known]()
 
     @contextlib.contextmanager
     def device(index: int) -> Iterator[None]:
@@ -96,11 +96,13 @@ def test_first_and_later_launches_are_on_the_device_of_their_tensors(
     monkeypatch.setattr(Compiled, "__getitem__", lambda self, grid: later)
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: now[0])
+    monkeypatch.setattr(launch, "show", shown.append)
     double = kernel()
     for index in (1, 1, 0, 0):
         monkeypatch.setattr(torch.Tensor, "get_device", lambda self, index=index: index)
         double[(7,)](X, None, 2.0, 64, BLOCK=16)
     assert seen == [("first", 1), ("later", 1), ("first", 0), ("later", 0)]
+    assert [one.gpu for one in shown] == [1, 1, 0, 0]
 
 
 UNLIKE = {
