@@ -11,6 +11,7 @@ import torch
 from correctness_tests.support.tried import MATRIX, finding, found, small
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, run, sizes, special
+from tinyllama.harness.declare.values import integers
 
 T = torch.Tensor
 cases = [Case(N=5, D=8), Case(N=3, D=50, why="ragged")]
@@ -190,6 +191,20 @@ def test_whole_numbers_have_other_values_where_they_are_taken(call: Any, seen: s
     one = finding(shift, call, "special values")
     assert one.outcome is (Outcome.FAILED if seen else Outcome.PASSED), one
     assert one.message.startswith(seen)
+
+
+SCALE = {"x": MATRIX, "by": Tensor("N", dtype=torch.int64, values=lambda dims: integers(6))}
+scale = small("scale", lambda x, by: x * by[:, None], SCALE, {"y": "N D"}, cases)
+
+
+@pytest.mark.parametrize("value", [0, 5])
+def test_an_input_of_integers_has_each_of_its_ends_everywhere(value: int) -> None:
+    def call(x: T, by: T) -> T:
+        return x * by[:, None] + float((by == value).all())
+
+    one = finding(scale, call, "special values")
+    assert one.outcome is Outcome.FAILED, one
+    assert one.message.startswith(f"by all {value}: y: ")
 
 
 weights = small("weights", lambda x: x.softmax(-1), {"x": MATRIX}, {"y": "N D"}, of_rows)
