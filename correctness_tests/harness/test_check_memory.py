@@ -94,6 +94,7 @@ def differ(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("name", state.SETTINGS)
 def test_what_a_call_may_leave_behind_is_each_seen_and_put_back(name: str) -> None:
     usual, one = seen(), state.SETTINGS[name]
+    modes = torch._C._len_torch_function_stack()
     values = {
         "whether gradients are computed": False,
         "whether algorithms are deterministic": True,
@@ -108,6 +109,7 @@ def test_what_a_call_may_leave_behind_is_each_seen_and_put_back(name: str) -> No
         one.set(values[name] if one.other is None or name in values else one.other(before[name]))
         assert differ(before, seen()) == [name]
     assert not differ(usual, seen())
+    assert torch._C._len_torch_function_stack() == modes
 
 
 # -- successive calls -----------------------------------------------------------------------------

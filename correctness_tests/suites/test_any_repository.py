@@ -129,7 +129,7 @@ def test_pyproject_names_ops_for_a_run_without_paths(repository: pytest.Pytester
 def test_one_op_by_its_name_and_its_quick_cases(repository: pytest.Pytester) -> None:
     write("kernels/twice.py", "twice")
     both = ("--device=cpu", "--ops=kernels/*.py", "-m", "quick")
-    repository.runpytest_inprocess(*both).assert_outcomes(passed=4, deselected=153)
+    repository.runpytest_inprocess(*both).assert_outcomes(passed=4, deselected=169)
     found = repository.runpytest_inprocess(*both, "--op=twice", "-v")
     assert found.parseoutcomes()["passed"] == 2
     assert "[double-" not in found.stdout.str()

@@ -36,6 +36,11 @@ def _opposite(on: bool) -> bool:
     return not on
 
 
+def _set_default_device(device: Any) -> None:
+    """The CPU is torch's own default: set by name, a mode of torch stays active for it."""
+    torch.set_default_device(None if torch.device(device).type == "cpu" else device)
+
+
 def _subnormals_are_zero() -> bool:
     return not torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item()
 
@@ -45,7 +50,7 @@ SETTINGS = {
     "whether algorithms are deterministic": Setting(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
     ),
-    "the default device": Setting(torch.get_default_device, torch.set_default_device),
+    "the default device": Setting(torch.get_default_device, _set_default_device),
     "the precision of float32 products": Setting(
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
