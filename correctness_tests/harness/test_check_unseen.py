@@ -201,10 +201,10 @@ def test_a_load_without_other_is_held_to_its_mask() -> None:
         return of
 
     total = small("total", lambda x: x.sum(1), {"x": Tensor("N D")}, {"y": "N"})
-    assert rank(total, call(True), "unwritten memory", requires=("triton",)) is None
-    seen = finding(total, call(False), "unwritten memory", requires=("triton",))
-    assert seen.rank is Rank.UNSAFE, seen
-    assert "mask without other" in seen.message
+    assert rank(total, call(True), "fresh contents", requires=("triton",)) is None
+    seen = finding(total, call(False), "fresh contents", requires=("triton",))
+    assert seen.rank is Rank.ADVICE, seen
+    assert "what the mask of a load leaves out, without `other`, changes y" in seen.message
 
 
 # -- settings, and calls without gradients ---------------------------------------------------------

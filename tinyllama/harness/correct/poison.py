@@ -1,5 +1,4 @@
-"""Fresh memory filled with NaN, so that an element that a kernel does not write is seen; so is what
-the mask of an interpreted load leaves out, where it names no other value.
+"""Fresh memory filled with NaN, so that an element that a kernel does not write is seen.
 
 As in flash-linear-attention's test configuration: memory that happens to hold zeros, or the right
 result of the previous call, hides a tail that is never written.
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.promises import UNDEFINED
 from tinyllama.harness.machine.modes import DispatchMode
 
 UNINITIALISED = {
@@ -28,16 +26,6 @@ class PoisonedMemory(DispatchMode):
     def __init__(self, *, clean: bool = False) -> None:
         super().__init__()
         self.clean = clean
-
-    def __enter__(self) -> "PoisonedMemory":
-        if not self.clean:
-            UNDEFINED.append(self)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if not self.clean:
-            UNDEFINED.remove(self)
-        super().__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -75,7 +75,7 @@ def fresh_contents(candidate: Candidate) -> Problem:
     results = {**dict(zip(candidate.op.outputs, late, strict=True)), **named}
     if wrong := candidate.wrong(case, results, first):
         return case, f"call {LAST + 1}, on contents that were changed through .data: {wrong[0]}"
-    return None
+    return memory.masked(candidate, case)
 
 
 def _forward(

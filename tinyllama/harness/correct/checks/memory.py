@@ -229,5 +229,23 @@ def parameters(candidate: Candidate) -> Problem:
     return None
 
 
+def masked(candidate: Candidate, case: OpCase) -> Problem:
+    """What depends on what the masks of interpreted loads leave out, where they name no other
+    value: Triton leaves that undefined. Compilers of today give 0, so it is advice."""
+    if not candidate.interpreted:
+        return None
+    from tinyllama.harness.kernels.known import among
+    from tinyllama.harness.kernels.promises import UNDEFINED
+
+    inputs = candidate.inputs(case)
+    usual = candidate.results(inputs)
+    with among(UNDEFINED, None):
+        found = candidate.results(inputs)
+    if wrong := [name for name, one in usual.items() if not same_bits(one, found[name])]:
+        text = "what the mask of a load leaves out, without `other`, changes"
+        return case, f"{text} {', '.join(wrong)}", Rank.ADVICE
+    return None
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
     return value if isinstance(value, list) else [value]
