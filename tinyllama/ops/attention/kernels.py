@@ -116,18 +116,26 @@ def _attend_to(
     acc, highest, total, q, k, v, k_t, v_t, slope, start, first, last, T,
     CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax for each block of keys from first to last. TURN: v is the
-    transpose, v_t the distance of its rows."""
+    transpose, v_t the distance of its rows. EXACT: ``highest`` is the score itself, and is
+    subtracted before the multiplication. In one instruction, 2^(s slope - highest) of the highest
+    score itself is infinite beyond scores of 2^31, where highest is rounded by more than 128."""
     row = start + tl.arange(0, QM)[:, None]
     for n in range(first, last, QN):
         k_ND = _tile(k, k_t, n, T, QN, K, D, WHOLE)
         s = tl.dot(q, tl.trans(k_ND), input_precision=PRECISION)
         if CAUSAL:
             s = tl.where(row >= n + tl.arange(0, QN)[None, :], s, float("-inf"))
-        raised = tl.maximum(highest, tl.max(s, 1) * slope)
-        p = tl.exp2(s * slope - raised[:, None])
-        shrink = tl.exp2(highest - raised)
+        if EXACT:
+            raised = tl.maximum(highest, tl.max(s, 1))
+            p = tl.exp2((s - raised[:, None]) * slope)
+            shrink = tl.exp2((highest - raised) * slope)
+        else:
+            raised = tl.maximum(highest, tl.max(s, 1) * slope)
+            p = tl.exp2(s * slope - raised[:, None])
+            shrink = tl.exp2(highest - raised)
         total = total * shrink + tl.sum(p, 1)
         if PRECISION == "tf32":
             p = to_tf32(p)
@@ -162,6 +170,7 @@ def forward_kernel(
     k += batch * k_b + group * k_h
     v += batch * v_b + group * v_h
 
+    exact: tl.constexpr = lse.dtype.element_ty == tl.float64
     acc = tl.zeros((QM, D), tl.float32)
     highest = tl.full((QM,), float("-inf"), tl.float32)
     total = tl.zeros((QM,), tl.float32)
@@ -170,12 +179,12 @@ def forward_kernel(
         diagonal = start // QN * QN
         acc, highest, total = _attend_to(
             acc, highest, total, q_MD, k, v, k_t, v_t, slope, start, 0, diagonal, T,
-            False, True, K, D, QM, QN, PRECISION, TURN,
+            False, True, K, D, QM, QN, PRECISION, TURN, exact,
         )  # fmt: skip
     # Every query sees key 0, so the first block leaves a finite maximum in each row.
     acc, highest, total = _attend_to(
         acc, highest, total, q_MD, k, v, k_t, v_t, slope, start, diagonal,
-        tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION, TURN,
+        tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION, TURN, exact,
     )  # fmt: skip
 
     o += (batch * T * H + head) * K
@@ -185,7 +194,10 @@ def forward_kernel(
         _put_turned(o_turned, tokens, start, acc / total[:, None], T, QM, K, D)
     row = start + tl.arange(0, QM)
     at = lse + (batch * H + head) * T + row
-    whole = highest.to(lse.dtype.element_ty) + tl.log2(total).to(lse.dtype.element_ty)
+    whole = highest.to(lse.dtype.element_ty)
+    if exact:
+        whole *= slope.to(tl.float64)
+    whole += tl.log2(total).to(lse.dtype.element_ty)
     tl.store(at, whole, mask=row < T)
 
 
