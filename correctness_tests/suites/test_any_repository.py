@@ -53,7 +53,12 @@ def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """With the plugin as an installed wheel gives it, a right op and a test of its own."""
     plain_git(monkeypatch)
-    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS"):
+    for name in (
+        "PYTEST_XDIST_WORKER",
+        "PYTEST_XDIST_WORKER_COUNT",
+        "PYTEST_ADDOPTS",
+        "TINYLLAMA_COMMIT",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(op_contender, "_LOADED", {})
