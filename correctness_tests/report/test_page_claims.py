@@ -136,7 +136,7 @@ def test_ops_have_bars_too_and_the_sum_is_said() -> None:
 
 
 def test_a_bar_of_another_device_or_of_who_did_not_run_has_no_row() -> None:
-    elsewhere = target("speed", 20.0, device="SYNTHETIC other")
+    elsewhere = target("speed", 20.0, device=("SYNTHETIC other",))
     text = render(
         [record("small-bf16", steps("small-bf16"))],
         [elsewhere, replace(target("speed", 1.0), tier="megatron")],

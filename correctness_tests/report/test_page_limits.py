@@ -285,7 +285,7 @@ def test_a_tier_whose_kernels_are_unknown_spends_nothing() -> None:
 def test_each_device_that_was_never_run_is_named_once() -> None:
     documented: dict[str, Any] = {"documented": True, "workload": ("absent",)}
     several = [
-        target("speed", 2.0, device=device, **documented, precision=(precision,))
+        target("speed", 2.0, device=(device,), **documented, precision=(precision,))
         for device, precision in (("AMD X", "a"), ("AMD X", "b"), ("AMD Y", "c"))
     ]
     entry = step("small-bf16", "v3")

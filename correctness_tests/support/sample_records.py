@@ -275,7 +275,7 @@ def target(metric: str, at_least: float | None, **changed: Any) -> Target:
         "tier": "v3",
         "workload": ("small",),
         "precision": (),
-        "device": "any",
+        "device": (),
         "source": "SYNTHETIC bar",
         "over": "v1" if metric == "speed" else None,
     }
@@ -292,7 +292,7 @@ def op_target(**changed: Any) -> OpTarget:
         "passes": "forward",
         "metric": "speed",
         "at_least": 1.0,
-        "device": FIRST,
+        "device": (FIRST,),
         "source": "SYNTHETIC",
     }
     return OpTarget(**{**fields, **changed})
@@ -301,7 +301,7 @@ def op_target(**changed: Any) -> OpTarget:
 def sample_targets() -> list[Target]:
     """A bar that is met, one that is not, one in the interval, and documented figures."""
     documented: dict[str, Any] = {
-        "device": "AMD MI325X",
+        "device": ("AMD MI325X",),
         "source": "the published example",
         "caveat": "from a step in which 1 of 74 parameters gets a gradient",
         "documented": True,

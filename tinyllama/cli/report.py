@@ -110,7 +110,7 @@ def _claims(targets: "Sequence[Target | OpTarget]", records: "Sequence[Record]")
         if not (isinstance(target, Target) and target.documented):
             continue
         never = target.never_run(devices)
-        device = f"{target.device} ({never})" if never else target.device
+        device = f"{target.where} ({never})" if never else target.where
         where = " and ".join((*target.workload, *target.precision))
         lines.append(f"- {target}, {where}: {device}; {target.caveat}")
     return ["\n".join(["Documented, not measured here:", "", *lines])] if lines else []

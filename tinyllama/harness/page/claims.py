@@ -184,7 +184,7 @@ def _bounds(claim: Claim, targets: Sequence[Bounded], devices: Sequence[str]) ->
         return Cell(numbers.MISSING)
     notes = []
     for target in targets:
-        where = f"{target.device}, {target.source}" if _documented(target) else ""
+        where = f"{target.where}, {target.source}" if _documented(target) else ""
         never = target.never_run(devices) if _documented(target) else ""
         notes.append("; ".join(filter(None, (where, never, target.caveat))))
     bounds = (

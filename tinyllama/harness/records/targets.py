@@ -49,7 +49,7 @@ class Bounded:
     LISTS: ClassVar[Mapping[str, str]]  # fields of several names, () for "any", and what they take
 
     metric: str
-    device: str
+    device: tuple[str, ...]  # parts of names; empty for any
     source: str
     at_least: float | None = None
     at_most: float | None = None
@@ -84,13 +84,18 @@ class Bounded:
 
     def concerns(self, device: str) -> bool:
         """Whether it is about a device of that name, and so is asserted there."""
-        return self.device == ANY or self.device.lower() in device.lower()
+        return not self.device or any(name.lower() in device.lower() for name in self.device)
+
+    @property
+    def where(self) -> str:
+        """The devices that it is about, as text."""
+        return " and ".join(self.device) or ANY
 
     def never_run(self, devices: Iterable[str]) -> str:
         """The remark on its figure while none of these devices is the one that it is about; empty
         where one is."""
         run = any(self.concerns(device) for device in devices)
-        return "" if run else f"never run on {self.device} hardware"
+        return "" if run else f"never run on {self.where} hardware"
 
     def measured(self, entries: Mapping[str, Timed]) -> Ratio | None:
         """Its metric in some entries, by contender; None where they lack it.
@@ -158,7 +163,7 @@ def judged(
     """A target and its measurement on a device of that name. One that is missed says its caveat, if
     it has one. why: it does not apply, if anything."""
     if not target.concerns(device):
-        why = f"it is about {target.device}, and this is {device}"
+        why = f"it is about {target.where}, and this is {device}"
     if why:
         return Bar(Standing.NOT_APPLICABLE, f"{about}{target}: {why}")
     met = found is not None and target.met(found)
@@ -177,7 +182,7 @@ class Target(Bounded):
     CONTENDER = "tier"
     METRICS = METRICS
     CALL = ("workload", "precision")
-    LISTS: ClassVar[Mapping[str, str]] = dict.fromkeys(CALL, ANY_NAMES)
+    LISTS: ClassVar[Mapping[str, str]] = dict.fromkeys((*CALL, "device"), ANY_NAMES)
 
     tier: str
     workload: tuple[str, ...]
@@ -195,7 +200,10 @@ class OpTarget(Bounded):
     CONTENDER = "provider"
     METRICS = OP_METRICS
     CALL = ("op", "case", "dtype", "passes")
-    LISTS: ClassVar[Mapping[str, str]] = {**dict.fromkeys(CALL[:3], ANY_NAMES), "over": NAMES}
+    LISTS: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys((*CALL[:3], "device"), ANY_NAMES),
+        "over": NAMES,
+    }
 
     op: tuple[str, ...]
     provider: str
