@@ -203,6 +203,20 @@ def test_the_installed_harness_judges_other_repositories(repository: Path, tmp_p
             pass
 
 
+def test_a_harness_that_the_candidate_adds_to_another_repository_does_not_judge(
+    repository: Path,
+) -> None:
+    git("rm", "-r", "--quiet", "--cached", "tinyllama")
+    Path("kernels.py").write_text("")
+    git("add", "kernels.py")
+    git("commit", "--quiet", "--message=kernels")
+    assert (repository / judge.ABLE).is_file()
+    with judge.chosen(repository, ["HEAD"], None) as by:
+        assert (by.folder, by.own) == (judge.HARNESS, True)
+    with judge.chosen(repository, ["new"], None) as by:
+        assert not by.own
+
+
 def test_what_judges_itself_is_never_green(
     gated: GatedSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ Whatever a user starts, the verdict is that of a process of its own, which loads
     of this repository      that of the base, unpacked for it; or of --judge REV or FOLDER
     of another repository   the installed one, which starts; or of --judge FOLDER
 
+Another repository is one whose base has no harness. A candidate that adds one is judged as others.
+
 That process has the candidate's tree as an option, ``--tree``. It loads neither a conftest nor a
 configuration of it. A base from before a harness could judge another tree cannot be the judge: the
 candidate's then judges itself, which is JUDGE CHANGED and never green.
@@ -26,13 +28,21 @@ from typing import Any
 
 import tinyllama
 from tinyllama.harness.gate import stages
-from tinyllama.harness.gate.revision import RevisionError, check_out, resolve, tracked_files
+from tinyllama.harness.gate.revision import (
+    RevisionError,
+    check_out,
+    has,
+    resolve,
+    tracked_files,
+)
 from tinyllama.harness.machine.files import replace_text
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 from tinyllama.harness.records.outcome import Outcome
 
 HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
-ABLE = "tinyllama/harness/gate/judge.py"  # what a harness has that can judge another tree
+PACKAGE = "tinyllama"  # a base without it is another repository's, whatever its candidate adds
+GATE = f"{PACKAGE}/harness/gate"
+ABLE = f"{GATE}/judge.py"  # what a harness has that can judge another tree
 REPORTED = 60.0  # seconds for the report of a judge that was interrupted
 INTERRUPTED = 2  # pytest's status
 UNPROVEN = 15  # as MISSING
@@ -60,7 +70,7 @@ def chosen(root: Path, against: Sequence[str], judge: str | None) -> Iterator[Ju
 
     judge: a folder or a revision that the user names. Raises RevisionError.
     """
-    own = not (root / "tinyllama/harness/gate").is_dir()
+    own = not (root / GATE).is_dir() or (bool(against) and not has(against[0], PACKAGE, root))
     with tempfile.TemporaryDirectory(prefix="judge-") as name:
         if judge is not None and Path(judge).is_dir():
             folder = Path(judge).resolve()

@@ -66,6 +66,12 @@ def _refs(name: str) -> list[str]:
     return [f"refs/{kind}{name}" for kind in ("", "tags/", "heads/", "remotes/")] if name else []
 
 
+def has(rev: str, path: str, repo: Path) -> bool:
+    """Whether a revision has a file or a folder of that name."""
+    named = f"{resolve(rev, repo)}:{path}"
+    return _git(repo, "cat-file", "-e", named, fails=(1, 128))[0] == 0
+
+
 def same_tree(rev: str, repo: Path) -> bool:
     """Whether the working tree is exactly that revision, so that it would be compared with itself.
 
