@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,34 @@ def test_it_can_be_read(browser: Any, saved: Path, screen: str, scheme: str) -> 
     assert len(seen["plotted"]) > 100
     assert len(seen["texts"]) > 500
     assert {check.__name__: check(seen) for check in CHECKS} == {c.__name__: [] for c in CHECKS}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("over", [0, 12, 300])
+def test_a_shadow_is_seen_where_a_table_has_more(
+    browser: Any, small_page: Path, over: int, scheme: str
+) -> None:
+    """Also of a few pixels, which may be the end of a figure. Without the table's own ink."""
+    from matplotlib.image import imread
+
+    page = browser.new_page(viewport={"width": 800, "height": 900}, color_scheme=scheme)
+    page.goto(small_page.as_uri())
+    scroll = page.locator("#d0-ladder .scroll").first
+    scroll.evaluate(
+        """(one, over) => {
+          one.closest("details")?.setAttribute("open", "");
+          const ink = document.createElement("div");
+          ink.style.cssText = `height: 40px; width: ${one.clientWidth + over}px`;
+          one.replaceChildren(ink);
+        }""",
+        over,
+    )
+    for end in ("right", "left"):
+        row = imread(BytesIO(scroll.screenshot()))[20, :, :3].sum(-1)
+        seen = {"left": row[0] < row[20] - 0.03, "right": row[-1] < row[-20] - 0.03}
+        assert seen == {one: one == end and over > 0 for one in seen}
+        scroll.evaluate("(one) => { one.scrollLeft = 9999; }")
+    page.close()
 
 
 def test_light_and_dark_differ(browser: Any, small_page: Path) -> None:
