@@ -191,6 +191,19 @@ def test_what_is_missing_is_said_with_the_command_that_fills_it() -> None:
 
 
 @needs_plots
+def test_a_device_of_which_nothing_is_shown_comes_last_and_says_no_claims_of_others() -> None:
+    few = [record("small-bf16", steps("small-bf16"), device=SECOND)]
+    nothing = [record("scaling", []), record("part", steps("small-bf16"), complete=False)]
+    text = render([*nothing, *few], sample_targets())
+    names = re.findall(r'<h2 id="d\d-name">(.*?)</h2>', text)
+    assert names == [SECOND, FIRST]
+    last = text[text.index('<section class="device" id="d1"') :]
+    assert "No target is about what was measured on this device." in last
+    assert "MI325X" not in last
+    assert "bars met" not in last
+
+
+@needs_plots
 def test_where_only_ops_are_timed_nothing_is_said_of_steps() -> None:
     text = render([r for r in sample_records() if r.group == "ops-bf16"])
     found = re.findall(r'<section id="d0-(\w+)"', text)

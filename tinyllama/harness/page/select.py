@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TypeVar
 
+from tinyllama.harness.page.keys import SHOWN
 from tinyllama.harness.records.entries import OpEntry, Timed
 from tinyllama.harness.records.results import Record
 
@@ -12,11 +13,16 @@ ROLES = {"floor": 0, "tier": 1, "peer": 2}
 
 
 def by_device(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Device -> its records, oldest first."""
+    """Device -> its records, oldest first; devices without a record that a page shows come last."""
     found: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: (record.date, record.group, record.commit)):
         found.setdefault(record.device, []).append(record)
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=lambda each: (not any(map(shown, each[1])), each[0])))
+
+
+def shown(record: Record) -> bool:
+    """Whether a page has rows of a record."""
+    return record.complete and any(isinstance(entry, SHOWN) for entry in record.entries)
 
 
 def history(records: Iterable[Record], kind: type[Timed]) -> dict[Key, list[Record]]:

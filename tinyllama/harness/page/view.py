@@ -97,7 +97,7 @@ def _device(
     ]
     judged: list[Timed] = [entry for rung in rungs for entry in rung.found]
     judged += [e for g, runs in timed.items() for e in select.entries(runs[-1], OpEntry, g)]
-    found = claims.claims(targets, judged, name)
+    found = claims.claims(targets, judged, name) if judged else []
     unsearched = history.unsearched(records)
     sections: dict[str, Iterable[Panel | None]] = {
         "bars": [claims.panel(context, found, devices)],
