@@ -11,6 +11,7 @@ import torch
 from correctness_tests.support.commands import ROOT
 from correctness_tests.support.gated_suite import git, plain_git
 from correctness_tests.support.own_repository import OP
+from correctness_tests.support.timed_suite import SUITE, Suite
 from tinyllama.bench import ceilings, measure_ops
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.cases import op_cases
@@ -173,6 +174,7 @@ def test_a_suite_of_a_conftest_takes_one_op_by_its_name(repository: pytest.Pytes
         (["--ops", "wrong.py"], "wrong.py:2: NameError: name 'nobody' is not defined"),
         (["--ops", "kernels/double.py", "--op", "half"], "--op 'half' is none of the ops: double"),
         (["--op", "rms_norm", "--record"], "--op: a record is of every op"),
+        (["--op", "rms_norm", "--benchmark-compare", "--resume"], "remove it, or --resume"),
     ],
 )
 def test_what_names_no_op_is_refused(
@@ -199,6 +201,51 @@ def test_the_ops_are_timed_and_compared_with_records_of_that_repository(
     record = json.loads(path.read_text())
     assert record["commit"] == git("rev-parse", "HEAD")
     assert {one["op"] for one in record["entries"] if "op" in one} == {"double"}
+
+
+def test_one_op_is_compared_with_its_part_of_a_record_and_makes_none(
+    repository: pytest.Pytester, forked: None
+) -> None:
+    write("kernels/twice.py", "twice")
+    git("init", "--quiet", "--initial-branch=main")
+    Path(".gitignore").write_text("results/\n.benchmarks/\n__pycache__/\n")
+    git("add", "--all")
+    git("commit", "--quiet", "--message=all")
+    args = ["--device=cpu", "--ops", "kernels/double.py", "kernels/twice.py"]
+    assert repository.runpytest_inprocess(*args, "--record").ret == 0
+    (path,) = Path("results").glob("*/*-ops-fp32.json")
+    record = json.loads(path.read_text())
+    for one in (each for each in record["entries"] if "op" in each):
+        seconds = 1e-9 if one["op"] == "twice" else 1e3  # SLOWER, and FASTER
+        one |= {"seconds": seconds, "seconds_quartiles": [seconds, seconds]}
+    path.write_text(json.dumps(record))
+    found = repository.runpytest_inprocess(*args, "--benchmark-compare", "--op=double")
+    text = found.stdout.str()
+    assert "FASTER op/double-sum-" in text
+    assert "twice" not in text
+    assert "MISSING" not in text
+    found.stdout.fnmatch_lines(["not recorded ops-fp32: no baseline, since it is of double alone"])
+    assert [*Path("results").glob("*/*.json")] == [path]
+    found = repository.runpytest_inprocess(*args, "--benchmark-compare", "--op=twice")
+    found.stdout.fnmatch_lines(["SLOWER op/twice-sum-*"])
+
+
+def test_a_conftest_of_timings_compares_the_groups_of_one_op(suite: Suite) -> None:
+    """As that of this repository: a group without the op is neither measured nor missing."""
+    ops = "\n\nclass Named:\n    name = 'x'\n"
+    marked = "@pytest.mark.parametrize('op', [Named], ids=['x'])\ndef test_it_is_fast(op, "
+    text = SUITE.replace("{right}", "assert True").replace("import pytest\n", f"import pytest{ops}")
+    for name, group in (("one", "one"), ("two", "two")):
+        part = text.replace("list(FIGURES)", f"[{group!r}]")
+        part = part.replace("def test_it_is_fast(", marked) if name == "one" else part
+        suite.pytester.makepyfile(**{f"test_{name}": part})
+    Path("test_timed.py").unlink()
+    run = suite.pytester.runpytest_inprocess
+    assert run("--device=cpu", "--record").ret == 0
+    found = run("--device=cpu", "--benchmark-compare", "--op=x")
+    assert "group two" not in found.stdout.str()
+    found.assert_outcomes(passed=2 + 2, deselected=2)  # tests, and verdicts
+    assert found.ret == 0
 
 
 def test_the_plugin_is_loaded_once_and_loads_nothing() -> None:

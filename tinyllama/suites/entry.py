@@ -103,7 +103,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not any(one in each for each in about):
                 raise pytest.UsageError(f"{option} {one}: no collected test is about it")
     if names:
-        others = [item for item, each in zip(items, about, strict=True) if not each & {*names}]
+        compared = bool(getattr(config.option, "benchmark_compare", False))  # by whole groups
+        others = [
+            item
+            for item, each in zip(items, about, strict=True)
+            if not each & {*names} and not (compared and "group" in _params(item))
+        ]
         items[:] = [item for item in items if item not in {*others}]
         config.hook.pytest_deselected(items=others)
 
@@ -112,7 +117,7 @@ def _about(item: pytest.Item) -> set[str]:
     """The names of the ops that a test is about, and the files in which these and their providers
     are declared: by its parameters, and by the name of its file."""
     found = {item.path.stem.removeprefix("test_")}
-    for value in getattr(getattr(item, "callspec", None), "params", {}).values():
+    for value in _params(item).values():
         op = getattr(value, "op", value)
         name = getattr(op, "name", op)
         found |= {name} if isinstance(name, str) else set()
@@ -120,6 +125,10 @@ def _about(item: pytest.Item) -> set[str]:
             module = sys.modules.get(str(getattr(one, "module", "")))
             found.add(str(getattr(module, "__file__", "")))
     return found
+
+
+def _params(item: pytest.Item) -> dict[str, Any]:
+    return getattr(getattr(item, "callspec", None), "params", {})
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -131,18 +140,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--ops: the gate times the benchmarks of this repository's conftest; remove it"
         )
-    if option.op and not gated and _recorded(option):
-        raise pytest.UsageError(
-            "--op: a record is of every op; remove it, or --record and the like"
-        )
+    for name in ("record", "resume"):
+        if option.op and not gated and getattr(option, name, False):
+            raise pytest.UsageError(f"--op: a record is of every op; remove it, or --{name}")
 
 
 def _gated(option: Any) -> bool:
     return bool(getattr(option, "against", None) or getattr(option, "against_env", None))
-
-
-def _recorded(option: Any) -> bool:
-    return bool(getattr(option, "record", False) or getattr(option, "benchmark_compare", False))
 
 
 def expanded(where: str, patterns: Iterable[str], folder: Path) -> list[str]:

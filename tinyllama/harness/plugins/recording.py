@@ -8,6 +8,7 @@ fails the run fails, but the record stays complete and says what was missed.
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ class Recording:
         self.team = team
         self.compare = compare
         self.root = root
+        self.ops = tuple(getattr(config.option, "op", ()))  # only these are compared; not recorded
         self.stored: list[Record] = []  # when the run began, oldest first
         self.declared: list[str] = []
         self.expected: list[str] = []
@@ -117,6 +119,10 @@ class Recording:
         if asked is not None or self.team.groups is not None:
             why = "not in --groups" if asked is not None else "not in groups of pyproject.toml"
             left_out = dict.fromkeys(self.groups.keys() - set(self.expected), why)
+        if self.ops and self.active:
+            about = {_group_name(item) for item in items if _op_name(item) in self.ops}
+            others = {*self.expected, *self.groups} - about
+            left_out |= dict.fromkeys(others, f"--op: not about {', '.join(self.ops)}")
         if self.config.option.resume:
             left_out |= self._resumed()
         self.expected = [name for name in self.expected if name not in left_out]
@@ -254,7 +260,7 @@ class Recording:
             return
         verdicts = [
             *state.problems(),
-            *(judge(record, self.stored) if self.compare else unusable(record)),
+            *(judge(record, self._stored()) if self.compare else unusable(record)),
         ]
         if any("::" in arg for arg in self.config.args):
             text = "tests were chosen one by one, perhaps not all: choose with --groups"
@@ -264,8 +270,20 @@ class Recording:
         record.complete = state.passed and good
         self._save(record)
 
+    def _stored(self) -> list[Record]:
+        """What was recorded; of the ops that are compared, where these are named."""
+        if not self.ops:
+            return self.stored
+        meant = (None, *self.ops)
+        return [
+            replace(one, entries=[e for e in one.entries if getattr(e, "op", None) in meant])
+            for one in self.stored
+        ]
+
     def _save(self, record: Record) -> None:
-        if record.dirty:
+        if self.ops:
+            why = f": no baseline, since it is of {', '.join(self.ops)} alone"
+        elif record.dirty:
             why = ": no baseline, since tracked files differ from the commit"
         else:
             why = "" if record.complete else ": no baseline, since it is not complete and good"
@@ -320,6 +338,12 @@ class Recording:
 def _group_name(item: pytest.Item) -> str | None:
     callspec = getattr(item, "callspec", None)
     return str(callspec.params["group"]) if callspec and "group" in callspec.params else None
+
+
+def _op_name(item: pytest.Item) -> str | None:
+    """The op that a test of timings is about."""
+    callspec = getattr(item, "callspec", None)
+    return getattr(callspec.params.get("op"), "name", None) if callspec else None
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], why: dict[str, str]) -> None:
