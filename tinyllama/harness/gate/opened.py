@@ -21,8 +21,9 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,6 +36,7 @@ from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, load_file
 from tinyllama.harness.gate import process_state
 from tinyllama.harness.gate.reach import Executed, Place, Reached, UnboundedError
+from tinyllama.harness.gate.replaced import replaced
 from tinyllama.harness.kernels.tuned import adopted
 from tinyllama.harness.machine.device import cannot
 
@@ -113,6 +115,24 @@ class Observer:
             second, _ = self._each([groups[place] for place in again])
             for place, one in zip(again, second, strict=True):
                 found[place] = one
+        for changes in map(self._replaced, (groups, groups[::-1])):
+            for one, group in zip(found, groups, strict=True):
+                for name in group.modules:
+                    one.changed |= changes.get(name, {})
+        return found
+
+    def _replaced(self, groups: Sequence[Group]) -> Mapping[str, Mapping[str, str]]:
+        """By module, what its import changes of those before it, in this order."""
+        names = list(dict.fromkeys(name for group in groups for name in group.modules))
+        with tempfile.TemporaryDirectory(prefix="observed-") as folder:
+            report = Path(folder) / "replaced.json"
+            pid, began = _forked(partial(_all_imported, names), report), time.monotonic()
+            while not _ended(pid, began):
+                time.sleep(0.01)
+            try:
+                found: dict[str, dict[str, str]] = json.loads(report.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                found = {}
         return found
 
     def _each(self, groups: Sequence[Group]) -> tuple[list[Seen], list[set[str]]]:
@@ -126,7 +146,8 @@ class Observer:
                 while waiting and len(running) < max(1, len(os.sched_getaffinity(0)) // 2):
                     place = waiting.pop(0)
                     report = Path(folder) / f"{place}.json"
-                    running[self._forked(groups[place], report)] = place, time.monotonic()
+                    pid = _forked(partial(self._said, groups[place]), report)
+                    running[pid] = place, time.monotonic()
                 ended = [pid for pid in running if _ended(pid, running[pid][1])]
                 for pid in ended:
                     place, _ = running.pop(pid)
@@ -135,20 +156,25 @@ class Observer:
                     time.sleep(0.01)
         return found, news
 
-    def _forked(self, group: Group, report: Path) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid:
-            return pid
-        os.setpgid(0, 0)
-        status = 1
-        try:
-            seen, news = _observed(group, self.device, self.before)
-            report.write_text(json.dumps({"seen": asdict(seen), "news": sorted(news)}))
-            status = 0
-        finally:
-            os._exit(status)
+    def _said(self, group: Group) -> dict[str, Any]:
+        seen, news = _observed(group, self.device, self.before)
+        return {"seen": asdict(seen), "news": sorted(news)}
+
+
+def _forked(say: Callable[[], Any], report: Path) -> int:
+    """The number of a fork that writes what a function says."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setpgid(0, 0)
+    status = 1
+    try:
+        report.write_text(json.dumps(say()))
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def _ended(pid: int, began: float) -> bool:
@@ -205,16 +231,27 @@ def _imported(modules: Sequence[str]) -> Mapping[str, Op]:
     found: dict[str, Op] = {}
     registry = Registry()
     for name in modules:
-        if name.endswith(".py"):
-            load_file(name, registry)
-        else:
-            with adopted():
-                importlib.import_module(name)
+        _import(name, registry)
     for module in list(sys.modules.values()):
         for value in list(getattr(module, "__dict__", {}).values()):
             if type(value) is Op:
                 found[value.name] = value
     return found
+
+
+def _all_imported(names: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    """In a fork, what each of some modules changes of others."""
+    sys.dont_write_bytecode = True  # nothing is written into a tree
+    return replaced(names, _import)
+
+
+def _import(name: str, registry: Registry | None = None) -> None:
+    """Import a module, or a file of ops."""
+    if name.endswith(".py"):
+        load_file(name, Registry() if registry is None else registry)
+    else:
+        with adopted():
+            importlib.import_module(name)
 
 
 def _observe_call(

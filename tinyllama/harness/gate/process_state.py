@@ -133,19 +133,43 @@ def _code() -> Code:
         if not (_watched(name) or _standard(name)) or not isinstance(module, types.ModuleType):
             continue
         found.note(f"module {name}", sys.modules, name, module)
-        space = vars(module)
-        for key, value in list(space.items()):
-            if not _runs(value):
-                continue
-            found.note(f"{name}.{key}", space, key, value)
-            if issubclass(type(value), type):
-                of = value.__module__ or ""
-                if of not in watched:
-                    watched[of] = _watched(of)
-                if (watched[of] or of == name) and id(value) not in classes:
-                    classes.add(id(value))
-                    _note_members(found, value)
+
+        def whole(of: str, name: str = name) -> bool:
+            if of not in watched:
+                watched[of] = _watched(of)
+            return watched[of] or of == name
+
+        note_module(found, name, module, classes, whole)
     return found
+
+
+def note_module(
+    found: Code,
+    name: str,
+    module: types.ModuleType,
+    classes: set[int],
+    whole: Callable[[str], bool],
+) -> None:
+    """Note what a module can run. whole: whether the members of a class are noted too, by the
+    module that it says it is of; once, and then it is one of ``classes``."""
+    space = vars(module)
+    for key, value in list(space.items()):
+        if not _runs(value):
+            continue
+        found.note(f"{name}.{key}", space, key, value)
+        if (
+            issubclass(type(value), type)
+            and id(value) not in classes
+            and whole(value.__module__ or "")
+        ):
+            classes.add(id(value))
+            _note_members(found, value)
+
+
+def of_others(name: str, module: types.ModuleType) -> bool:
+    """Whether a module is one of those that `code` notes, or is installed beside them."""
+    file = getattr(module, "__file__", None)
+    return _watched(name) or _standard(name) or not file or "-packages/" in file
 
 
 def _told_of(value: object) -> bool:
