@@ -232,6 +232,14 @@ def test_large_numbers_excuse_no_more_than_a_rounding() -> None:
     assert "x far apart: y: " in one.message
 
 
+def test_what_is_not_large_excuses_nothing() -> None:
+    """Tiny inputs have tiny results, which are not held to the size of the usual ones."""
+    doubled = small("doubled", lambda x: 2 * x, {"x": MATRIX}, {"y": "N D"})
+    one = finding(doubled, lambda x: torch.where(x.abs() < 1e-7, x, 2 * x), "special values")
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert one.message.startswith("x tiny: y: ")
+
+
 def test_an_input_with_a_domain_is_left_alone() -> None:
     from tinyllama.ops import OPS
 
