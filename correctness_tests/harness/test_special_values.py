@@ -240,6 +240,25 @@ def test_what_is_not_large_excuses_nothing() -> None:
     assert one.message.startswith("x tiny: y: ")
 
 
+@pytest.mark.parametrize(
+    ("bits", "others", "lost"), [(18, (), True), (18, (1,), True), (10, (1,), False)]
+)
+def test_a_reference_that_lost_its_digits_is_told_by_any_result(
+    bits: int, others: tuple[int, ...], lost: bool
+) -> None:
+    """One adds 2^bits and subtracts it again: of 24 bits, about 6 or 14 are left of 1."""
+    outputs = {f"y{bit}": "N D" for bit in (*others, bits)}
+    op = small(
+        "lost",
+        lambda x: tuple((x + 2.0**bit) - 2.0**bit for bit in (*others, bits)),
+        {"x": Tensor("N D")},
+        outputs,
+    )
+    candidate = Candidate(op, op["eager"])
+    (case,) = candidate.plain()
+    assert special._cancels(candidate, case, candidate.inputs(case)) is lost
+
+
 def test_an_input_with_a_domain_is_left_alone() -> None:
     from tinyllama.ops import OPS
 
