@@ -193,6 +193,35 @@ def test_whole_numbers_have_other_values_where_they_are_taken(call: Any, seen: s
     assert one.message.startswith(seen)
 
 
+@pytest.mark.parametrize(
+    ("value", "taken", "other"),
+    [
+        (1.0, lambda p: p <= 1, 0.5),
+        (1.0, lambda p: p >= 1, 3.0),
+        (2.0**-10, lambda p: True, 1e3 * 2.0**-10),  # of less nothing is seen
+        (2.0**-20, lambda p: True, 1e6 * 2.0**-20),
+        (0.0, lambda p: True, 0.5),
+        (6, lambda p: True, 7),
+        (6, lambda p: p <= 6, 5),
+        (6, lambda p: p % 2 == 0, 8),
+        (False, lambda p: True, True),
+        (6, lambda p: p == 6, None),
+    ],
+)
+def test_a_parameter_is_given_the_first_other_value_that_is_taken_and_seen(
+    value: Any, taken: Callable[[Any], bool], other: Any
+) -> None:
+    def call(x: T, p: Any) -> T:
+        if not taken(p):
+            raise ValueError(f"p {p}: use another")
+        return x + p
+
+    op = small("plus", call, {"x": MATRIX}, {"y": "N D"}, params={"p": value})
+    candidate = Candidate(op, op["eager"])
+    (case,) = candidate.plain()
+    assert list(special.settings(candidate, case)) == ([] if other is None else [("p", other)])
+
+
 SCALE = {"x": MATRIX, "by": Tensor("N", dtype=torch.int64, values=lambda dims: integers(6))}
 scale = small("scale", lambda x, by: x * by[:, None], SCALE, {"y": "N D"}, cases)
 
