@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -96,6 +97,7 @@ def test_ops_say_how_many_bytes_their_cases_move() -> None:
 def test_needs_are_multiples_of_what_is_moved(moved: float, ready: float, exact: float) -> None:
     benchmark = Benchmark("x", None, "m", moved=moved)
     assert ready_bytes(benchmark) == ready
+    assert ready_bytes(replace(benchmark, layouts={"strided": 1.5})) == 2 * ready
     assert exact_bytes(benchmark) == exact
 
 

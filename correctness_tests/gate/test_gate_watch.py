@@ -61,6 +61,24 @@ def test_devices_are_locked_apart_and_by_themselves_not_their_number(
             pytest.fail("the same GPU under another number")
 
 
+@pytest.mark.parametrize(
+    ("device", "told", "name"),
+    [
+        ("cpu", None, "cpu"),
+        ("cuda:1", {"uuid": "a/b", "pci_bus_id": 7}, "a-b"),
+        ("cuda:1", {"pci_bus_id": 7}, "bus-7"),
+        ("cuda:1", {}, "bus-1"),
+        ("cuda", {}, "bus-0"),
+    ],
+)
+def test_a_gpu_is_named_by_what_it_says_of_itself(
+    device: str, told: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number, as the last resort, is 0 where none is given."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**told))
+    assert watch.identity(torch.device(device)) == name
+
+
 def test_a_lock_ends_with_the_error_of_who_holds_it(folder: Path) -> None:
     with pytest.raises(KeyError), device_lock(CPU, 0):
         raise KeyError

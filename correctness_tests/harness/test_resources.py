@@ -299,8 +299,9 @@ def test_an_edit_of_imports_leaves_every_record_as_it_is(monkeypatch: pytest.Mon
     source, reader = inspect.getsource, resources._reader.__wrapped__
     before = reader()
     for more, same in (("import os\nfrom re import sub\n\n", True), ("WIDTH = 4\n", False)):
-        monkeypatch.setattr(inspect, "getsource", lambda part, more=more: more + source(part))
-        assert (reader() == before) is same, more
+        for edited in (lambda text, more=more: more + text, lambda text, more=more: text + more):
+            monkeypatch.setattr(inspect, "getsource", lambda part, e=edited: e(source(part)))
+            assert (reader() == before) is same, more
 
 
 def test_a_suggested_entry_allows_what_was_found(tmp_path: Path) -> None:

@@ -193,6 +193,35 @@ def test_whole_numbers_have_other_values_where_they_are_taken(call: Any, seen: s
     assert one.message.startswith(seen)
 
 
+@pytest.mark.parametrize(
+    ("value", "taken", "other"),
+    [
+        (1.0, lambda p: p <= 1, 0.5),
+        (1.0, lambda p: p >= 1, 3.0),
+        (2.0**-10, lambda p: True, 1e3 * 2.0**-10),  # of less nothing is seen
+        (2.0**-20, lambda p: True, 1e6 * 2.0**-20),
+        (0.0, lambda p: True, 0.5),
+        (6, lambda p: True, 7),
+        (6, lambda p: p <= 6, 5),
+        (6, lambda p: p % 2 == 0, 8),
+        (False, lambda p: True, True),
+        (6, lambda p: p == 6, None),
+    ],
+)
+def test_a_parameter_is_given_the_first_other_value_that_is_taken_and_seen(
+    value: Any, taken: Callable[[Any], bool], other: Any
+) -> None:
+    def call(x: T, p: Any) -> T:
+        if not taken(p):
+            raise ValueError(f"p {p}: use another")
+        return x + p
+
+    op = small("plus", call, {"x": MATRIX}, {"y": "N D"}, params={"p": value})
+    candidate = Candidate(op, op["eager"])
+    (case,) = candidate.plain()
+    assert list(special.settings(candidate, case)) == ([] if other is None else [("p", other)])
+
+
 SCALE = {"x": MATRIX, "by": Tensor("N", dtype=torch.int64, values=lambda dims: integers(6))}
 scale = small("scale", lambda x, by: x * by[:, None], SCALE, {"y": "N D"}, cases)
 
@@ -230,6 +259,33 @@ def test_large_numbers_excuse_no_more_than_a_rounding() -> None:
     one = finding(weights, call, "special values")
     assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
     assert "x far apart: y: " in one.message
+
+
+def test_what_is_not_large_excuses_nothing() -> None:
+    """Tiny inputs have tiny results, which are not held to the size of the usual ones."""
+    doubled = small("doubled", lambda x: 2 * x, {"x": MATRIX}, {"y": "N D"})
+    one = finding(doubled, lambda x: torch.where(x.abs() < 1e-7, x, 2 * x), "special values")
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert one.message.startswith("x tiny: y: ")
+
+
+@pytest.mark.parametrize(
+    ("bits", "others", "lost"), [(18, (), True), (18, (1,), True), (10, (1,), False)]
+)
+def test_a_reference_that_lost_its_digits_is_told_by_any_result(
+    bits: int, others: tuple[int, ...], lost: bool
+) -> None:
+    """One adds 2^bits and subtracts it again: of 24 bits, about 6 or 14 are left of 1."""
+    outputs = {f"y{bit}": "N D" for bit in (*others, bits)}
+    op = small(
+        "lost",
+        lambda x: tuple((x + 2.0**bit) - 2.0**bit for bit in (*others, bits)),
+        {"x": Tensor("N D")},
+        outputs,
+    )
+    candidate = Candidate(op, op["eager"])
+    (case,) = candidate.plain()
+    assert special._cancels(candidate, case, candidate.inputs(case)) is lost
 
 
 def test_an_input_with_a_domain_is_left_alone() -> None:

@@ -238,7 +238,7 @@ def _of_values(candidate: Candidate, case: OpCase) -> bool:
 def _one_apart(candidate: Candidate, case: OpCase) -> Finding | None:
     """What is wrong where one input alone has another layout, and the others are contiguous: a
     kernel may ask one input for the layout of all."""
-    names = [n for n, one in candidate.op.inputs.items() if one.axes and not one.mutated]
+    names = [name for name, one in candidate.op.inputs.items() if one.axes]
     for layout, name in itertools.product((ALONE, "transposed"), names if len(names) > 1 else ()):
         one = replace(case, layout=layout, alone=name)
         fault = next(faults(candidate, one), None)
