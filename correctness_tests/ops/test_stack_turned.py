@@ -237,10 +237,11 @@ def test_a_transpose_that_is_missing_or_stale_is_found(
 # -- attention ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokens", [17, 300])
-def test_attention_reads_and_writes_transposes(tokens: int, device: torch.device) -> None:
-    """Few tokens and many: the kernels' own results, and their transposes."""
-    B, H, G, K = 2, 4, 2, 16
+@pytest.mark.parametrize(("tokens", "K"), [(17, 16), (300, 16), (33, 6), (64, 1)])
+def test_attention_reads_and_writes_transposes(tokens: int, K: int, device: torch.device) -> None:
+    """Few tokens and many, heads narrower than a block: the kernels' own results, and their
+    transposes, and nothing beside these."""
+    B, H, G = 2, 4, 2
     generator = torch.Generator().manual_seed(0)
     columns, rows = (H + 2 * G) * K, B * tokens
     qkv, do = (torch.randn(B, tokens, n, generator=generator).to(device) for n in (columns, H * K))
@@ -249,7 +250,8 @@ def test_attention_reads_and_writes_transposes(tokens: int, device: torch.device
     do_turned = do.view(rows, -1).T.contiguous()
 
     def both(given: bool) -> list[torch.Tensor]:
-        o_turned, written = torch.empty_like(do_turned), torch.empty_like(turned)
+        guarded = torch.full((H * K + 16, rows), 7.0, device=device)
+        o_turned, written = guarded[: H * K], torch.empty_like(turned)
         ahead = turned[: H * K], turned[H * K :], do_turned
         o, lse = attention.attend(
             *heads(qkv), turned=(turned[(H + G) * K :], o_turned) if given else None
@@ -261,6 +263,7 @@ def test_attention_reads_and_writes_transposes(tokens: int, device: torch.device
         )
         if given:
             assert torch.equal(o_turned, o.view(rows, -1).T)
+            assert (guarded[H * K :] == 7).all()
             assert torch.equal(written, dqkv.view(rows, -1).T)
         return [o, lse, dqkv]
 

@@ -39,14 +39,15 @@ def test_nothing_is_read_behind_the_last_row(D: int, device: torch.device) -> No
 
 @pytest.mark.parametrize("tokens", [37, 64])  # 64 are whole blocks
 @pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("K", [1, 12])
 def test_nothing_is_read_beside_a_head_that_is_padded(
-    turn: int, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    K: int, turn: int, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads of 12 in tiles of 16, of the tensors and of their transposes."""
+    """Narrow heads in tiles of 16, of the tensors and of their transposes."""
     monkeypatch.setattr(attention_file, "FEW_TOKENS", 0)
     with guarded(device) as memory, blocks(32, 16, turn=turn):
         q, k, v, do = (
-            memory.guarded(torch.randn(1, tokens, heads, 12, device=device))
+            memory.guarded(torch.randn(1, tokens, heads, K, device=device))
             for heads in (2, 1, 1, 2)
         )
         o, lse = attend(q, k, v)

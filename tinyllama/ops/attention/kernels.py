@@ -113,29 +113,33 @@ def _weights(s, slope, lse):
 
 @jit
 def _attend_to(
-    acc, highest, total, q, k, v, k_t, v_t, slope, start, first, last, T,
+    acc, highest, rest, total, q, k, v, k_t, v_t, slope, start, first, last, T,
     CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax for each block of keys from first to last. TURN: v is the
-    transpose, v_t the distance of its rows. EXACT: ``highest`` is the score itself, and is
-    subtracted before the multiplication. In one instruction, 2^(s slope - highest) of the highest
-    score itself is infinite beyond scores of 2^31, where highest is rounded by more than 128."""
+    transpose, v_t the distance of its rows. EXACT: the highest logarithm is highest + rest. A GPU
+    computes s * slope - highest in one instruction, so the rounding error of ``highest`` is left,
+    which is more than 128 beyond scores of 2^31; 2^128 is infinite in float32. Where it rounds
+    twice, rest is 0."""
     row = start + tl.arange(0, QM)[:, None]
     for n in range(first, last, QN):
         k_ND = _tile(k, k_t, n, T, QN, K, D, WHOLE)
         s = tl.dot(q, tl.trans(k_ND), input_precision=PRECISION)
         if CAUSAL:
             s = tl.where(row >= n + tl.arange(0, QN)[None, :], s, float("-inf"))
+        top = tl.max(s, 1)
+        raised = tl.maximum(highest, top * slope)
+        exponent = s * slope - raised[:, None]
+        before = highest - raised
         if EXACT:
-            raised = tl.maximum(highest, tl.max(s, 1))
-            p = tl.exp2((s - raised[:, None]) * slope)
-            shrink = tl.exp2((highest - raised) * slope)
-        else:
-            raised = tl.maximum(highest, tl.max(s, 1) * slope)
-            p = tl.exp2(s * slope - raised[:, None])
-            shrink = tl.exp2(highest - raised)
+            before += rest
+            rest = tl.maximum(before, top * slope - raised)
+            before -= rest
+            exponent -= rest[:, None]
+        p = tl.exp2(exponent)
+        shrink = tl.exp2(before)
         total = total * shrink + tl.sum(p, 1)
         if PRECISION == "tf32":
             p = to_tf32(p)
@@ -145,7 +149,7 @@ def _attend_to(
             v_ND = _tile(v, v_t, n, T, QN, K, D, WHOLE)
         acc = tl.dot(p.to(v_ND.dtype), v_ND, acc * shrink[:, None], input_precision=PRECISION)
         highest = raised
-    return acc, highest, total
+    return acc, highest, rest, total
 
 
 @jit
@@ -173,17 +177,17 @@ def forward_kernel(
     exact: tl.constexpr = lse.dtype.element_ty == tl.float64
     acc = tl.zeros((QM, D), tl.float32)
     highest = tl.full((QM,), float("-inf"), tl.float32)
-    total = tl.zeros((QM,), tl.float32)
+    total, rest = tl.zeros((QM,), tl.float32), tl.zeros((QM,), tl.float32)
     diagonal = 0
     if SPLIT:  # key blocks that all of these queries see need no mask
         diagonal = start // QN * QN
-        acc, highest, total = _attend_to(
-            acc, highest, total, q_MD, k, v, k_t, v_t, slope, start, 0, diagonal, T,
+        acc, highest, rest, total = _attend_to(
+            acc, highest, rest, total, q_MD, k, v, k_t, v_t, slope, start, 0, diagonal, T,
             False, True, K, D, QM, QN, PRECISION, TURN, exact,
         )  # fmt: skip
     # Every query sees key 0, so the first block leaves a finite maximum in each row.
-    acc, highest, total = _attend_to(
-        acc, highest, total, q_MD, k, v, k_t, v_t, slope, start, diagonal,
+    acc, highest, rest, total = _attend_to(
+        acc, highest, rest, total, q_MD, k, v, k_t, v_t, slope, start, diagonal,
         tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION, TURN, exact,
     )  # fmt: skip
 
@@ -196,7 +200,7 @@ def forward_kernel(
     at = lse + (batch * H + head) * T + row
     whole = highest.to(lse.dtype.element_ty)
     if exact:
-        whole *= slope.to(tl.float64)
+        whole += rest.to(tl.float64)
     whole += tl.log2(total).to(lse.dtype.element_ty)
     tl.store(at, whole, mask=row < T)
 
