@@ -34,8 +34,8 @@ embedding = Op(
         "huge": {"weight": normal(100.0)},
     },
     bytes={
-        # A row that several tokens take is read from memory once.
-        "forward": lambda size, N, V, D: (min(N, V) + N) * D * size + 8 * N,
+        # What has to move: how many rows are read depends on how often tokens return.
+        "forward": lambda size, N, V, D: N * D * size + 8 * N,
         "backward": lambda size, N, V, D: (N * D + V * D) * size + 8 * N,
     },
     flops={"forward": lambda N, V, D: 0, "backward": lambda N, V, D: 0},
