@@ -119,13 +119,13 @@ def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
     if not every:
         return "Nothing is recorded yet."
     held = [target.met(found) for _, target, found, _ in every if found is not None]
-    rows = [["of", "bar", "measured", ""]]
-    for where, target, found, _ in every:
+    rows = [["of", "device", "bar", "measured", ""]]
+    for where, target, found, record in every:
         by_median = ", by the median" if target.judged_by == "median" else ""
         verdict = "not measured"
         if found is not None:
             verdict = "holds" if target.met(found) else "**missed**"
-        rows.append([where, f"{target}{by_median}", shown(found), verdict])
+        rows.append([where, record.device, f"{target}{by_median}", shown(found), verdict])
     sources = dict.fromkeys(
         f"{record.group}: {record.device}, commit {record.commit[:10]}, {record.date[:10]}"
         for *_, record in every
