@@ -76,7 +76,7 @@ def test_a_bar_holds_or_is_missed_and_one_without_a_time_has_no_row(
         monkeypatch.setattr(result_tables, "newest", lambda kind: [[found]] * (kind is StepEntry))
         return result_tables.step_bars()
 
-    bar = "| small-tf32 | v3 speed over v1 >= 5.5 | {} | {} |"
+    bar = "| small-tf32 | NVIDIA H200 | v3 speed over v1 >= 5.5 | {} | {} |"
     assert bar.format("7.000 [6.300, 7.700]", "holds") in table(7)
     assert bar.format("6.000 [5.400, 6.600]", "**missed**") in table(6), "its worse end"
     assert "v3 speed over v1" not in table(7, seconds=None)
