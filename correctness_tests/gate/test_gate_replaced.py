@@ -51,6 +51,18 @@ def test_a_file_that_changes_another_op_is_named(
     assert "kernels/patch.py of the candidate changes for every op" in found["victim-sum"]
 
 
+def test_an_import_that_ends_the_process_hides_nothing(
+    tmp_path: Path, observe: Callable[..., Sequence[Seen]]
+) -> None:
+    """Where the other op is there: alone it runs to its end."""
+    files = {f"kernels/{name}.py": op_file(name) for name in ("victim", "patch")}
+    ends = f"{THEIRS}__import__('os')._exit(0)"
+    pair(tmp_path, files, {"kernels/patch.py": op_file("patch", ends)})
+    found = judged(tmp_path, ("victim", "patch"), observe)
+    assert set(found) == {"victim-sum", "patch-sum"}
+    assert "import of all files (ended the process" in found["victim-sum"]
+
+
 def test_each_way_to_change_another_op_is_seen(
     tmp_path: Path, observe: Callable[..., Sequence[Seen]]
 ) -> None:
