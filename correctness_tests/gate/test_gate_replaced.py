@@ -51,16 +51,17 @@ def test_a_file_that_changes_another_op_is_named(
     assert "kernels/patch.py of the candidate changes for every op" in found["victim-sum"]
 
 
+@pytest.mark.parametrize("line", ["os._exit(0)", f"{THEIRS}os._exit(0)"], ids=["always", "beside"])
 def test_an_import_that_ends_the_process_hides_nothing(
-    tmp_path: Path, observe: Callable[..., Sequence[Seen]]
+    tmp_path: Path, observe: Callable[..., Sequence[Seen]], line: str
 ) -> None:
-    """Where the other op is there: alone it runs to its end."""
+    """Nor does one that ends it only where the other op is there, and runs to its end alone."""
     files = {f"kernels/{name}.py": op_file(name) for name in ("victim", "patch")}
-    ends = f"{THEIRS}__import__('os')._exit(0)"
-    pair(tmp_path, files, {"kernels/patch.py": op_file("patch", ends)})
+    pair(tmp_path, files, {"kernels/patch.py": op_file("patch", line)})
     found = judged(tmp_path, ("victim", "patch"), observe)
     assert set(found) == {"victim-sum", "patch-sum"}
     assert "import of all files (ended the process" in found["victim-sum"]
+    assert "ended the process" in found["patch-sum"]
 
 
 def test_each_way_to_change_another_op_is_seen(

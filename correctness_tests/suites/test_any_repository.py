@@ -18,6 +18,7 @@ from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.measure import op_contender
+from tinyllama.harness.plugins.card import Card
 from tinyllama.suites import entry, plugin
 
 pytest_plugins = ["pytester"]
@@ -178,8 +179,13 @@ def test_a_suite_of_a_conftest_takes_one_op_by_its_name(repository: pytest.Pytes
     ],
 )
 def test_what_names_no_op_is_refused(
-    repository: pytest.Pytester, args: list[str], message: str
+    repository: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    args: list[str],
+    message: str,
 ) -> None:
+    """Without waiting for a device that another session holds."""
+    monkeypatch.setattr(Card, "hold", lambda *_: pytest.fail("it waits"))
     Path("wrong.py").write_text("import torch\nnobody\n")
     found = repository.runpytest_inprocess(*args)
     assert found.ret == pytest.ExitCode.USAGE_ERROR

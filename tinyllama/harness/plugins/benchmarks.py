@@ -105,10 +105,16 @@ def pytest_configure(config: pytest.Config) -> None:
         recording.stored = _stored(recording.root)
         if _workers(config):
             config.pluginmanager.register(Spread(recording), "tinyllama-spread")
-        else:
-            _hold(config, recording.card)
     elif option.resume:
         raise pytest.UsageError("--resume goes with --record or --benchmark-compare: add one")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Wait for the GPU only now, when every plugin has refused the options that it refuses."""
+    recording = session.config.stash[RECORDING]
+    if recording.active and not _workers(session.config):
+        _hold(session.config, recording.card)
 
 
 def _hold(config: pytest.Config, card: Card) -> None:
