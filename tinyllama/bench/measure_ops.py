@@ -37,7 +37,7 @@ from tinyllama.harness.records.targets import Bar, OpTarget, Standing, covered, 
 PACKAGE = "tinyllama.ops"
 BASELINE = "eager"  # over which every provider's ratio is: the reference of each op
 DTYPES = ("bf16", "fp32")
-COMPILING = 6  # cases at a time
+COMPILING = 10  # cases at a time: each holds more than 1 GiB of the GPU
 LAYOUTS_CAVEAT = "the documents report 20 times of a step, 15 of 311 samples/s, for such inputs"
 SHARED = "tinyllama.harness.measure.op_contender:OpContender"
 
