@@ -27,7 +27,8 @@ from typing import Any
 
 from tools.copies import copied
 from tools.mutant_record import ROOT, relative
-from tools.tested import SURVIVED, TEST
+from tools.once import TEST
+from tools.tested import SURVIVED
 
 FOLDERS = ("tinyllama/harness", "tinyllama/model", "tinyllama/training")
 KEPT = ROOT / "build/mutants"
@@ -321,7 +322,7 @@ def _made(file: str, server: Server) -> Trace:
         if not isinstance(answer, dict):
             print(f"left out, since it cannot be traced: {file}: {answer}", flush=True)
             return Trace(digest(tree / file))
-        lines = _lines(folder, tree)
+        lines = _lines(folder, tree, answer.pop("users"), set(answer["seconds"]))
     if traced := answer["failed"]:
         answer["failed"] = sorted(server.failing(file, traced))
         answer["hidden"] = sorted(set(traced) - set(answer["failed"]))
@@ -329,7 +330,11 @@ def _made(file: str, server: Server) -> Trace:
     return Trace(digest(tree / file), **answer, lines=lines, digests=digests)
 
 
-def _lines(folder: Path, tree: Path) -> dict[str, dict[str, list[str]]]:
+def _lines(
+    folder: Path, tree: Path, users: Mapping[str, Sequence[str]], tests: set[str]
+) -> dict[str, dict[str, list[str]]]:
+    """By source file and line, those of the tests that execute it, or use something that it was
+    executed for."""
     from coverage import CoverageData
 
     found: dict[str, dict[str, list[str]]] = {}
@@ -340,9 +345,9 @@ def _lines(folder: Path, tree: Path) -> dict[str, dict[str, list[str]]]:
         for file in data.measured_files():
             own = found.setdefault(str(Path(file).relative_to(tree)), {})
             for line, contexts in data.contexts_by_lineno(file).items():
-                tests = set(own.get(str(line), [])) | {test for test in contexts if test}
-                if tests:
-                    own[str(line)] = sorted(tests)
+                either = {user for one in contexts for user in (one, *users.get(one, ()))}
+                if mine := either & tests | set(own.get(str(line), [])):
+                    own[str(line)] = sorted(mine)
     return found
 
 

@@ -25,11 +25,10 @@ from typing import Any, TextIO
 
 import pytest
 
+from tools.once import ROOT, Contexts
 from tools.swapping import Functions, NotSwappedError
 
-ROOT = Path(__file__).resolve().parent.parent
 KILLED, SURVIVED, RAISED, ENDED = "killed", "survived", "raised", "did not end"
-TEST = "TINYLLAMA_TEST"  # in the environment: the test that started a process
 WORDS = (
     *("-c", str(ROOT / "pytest.ini"), "-p", "tinyllama.harness.plugins.suite"),
     *("--device", "cpu", "-W", "ignore"),
@@ -106,41 +105,39 @@ class Failed:
 
 
 class Traced:
-    """Tells coverage, here and in processes that a test starts, which test it is; and notes what
-    each test takes alone, in seconds: with the fixtures that it shares with others."""
+    """Tells coverage, here and in processes that a test starts, which test it is, or which fixture
+    that tests share; and notes what each test takes alone, in seconds: with these fixtures."""
 
-    def __init__(self, coverage: Any, most: float) -> None:
-        self.coverage, self.left = coverage, most
+    def __init__(self, contexts: Contexts, most: float) -> None:
+        self.contexts, self.left = contexts, most
         self.seconds: dict[str, float] = {}
         self._shared: dict[str, float] = {}  # by fixture
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
-        start = time.monotonic()
-        try:
+        if fixturedef.scope == "function":
             return (yield)
+        name, start = fixturedef.argname, time.monotonic()
+        try:
+            with self.contexts.within(f"fixture {name}"):
+                return (yield)
         finally:
-            if fixturedef.scope != "function":
-                took = time.monotonic() - start
-                self._shared[fixturedef.argname] = max(
-                    took, self._shared.get(fixturedef.argname, 0)
-                )
+            self._shared[name] = max(time.monotonic() - start, self._shared.get(name, 0))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        os.environ[TEST] = item.nodeid
-        self.coverage.switch_context(item.nodeid)
+        names = getattr(item, "fixturenames", ())
         start, before = time.monotonic(), sum(self._shared.values())
         worked = sum(os.times()[:4])
         try:
-            return (yield)
+            with self.contexts.within(item.nodeid):
+                for name in names:
+                    self.contexts.use(f"fixture {name}")
+                return (yield)
         finally:
             own = time.monotonic() - start - (sum(self._shared.values()) - before)
-            names = getattr(item, "fixturenames", ())
             shared = sum(self._shared.get(name, 0) for name in names)
             self.seconds[item.nodeid] = max(0.0, own) + shared
-            self.coverage.switch_context("")
-            del os.environ[TEST]
             self.left -= sum(os.times()[:4]) - worked  # whatever else the machine does
             if self.left < 0:
                 item.session.shouldstop = "enough"
@@ -172,11 +169,13 @@ def traced(file: str, folder: str, most: float) -> dict[str, Any]:
 
     coverage = Coverage(config_file=f"{folder}/coveragerc")
     coverage.start()
-    plugin = Traced(coverage, most)
+    contexts = Contexts(coverage)
+    contexts.of_caches()
+    plugin = Traced(contexts, most)
     failed = failing(file, plugin)
     coverage.stop()
     coverage.save()
-    return {"seconds": plugin.seconds, "failed": failed}
+    return {"seconds": plugin.seconds, "failed": failed, "users": contexts.users()}
 
 
 class Collected:

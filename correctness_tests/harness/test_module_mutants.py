@@ -316,7 +316,63 @@ def test_slow(x, slow): assert x < 2
 def test_untraced(): assert here.twice(0) == 0 and sys.gettrace() is None
 """
 FILE, MODULE = "tests/test_here.py", "tinyllama/model/here.py"
-TOOLS = ("tools/tested.py", "tools/swapping.py")
+TOOLS = ("tools/tested.py", "tools/once.py", "tools/swapping.py")
+ONCE, ONCE_TESTS = "tinyllama/model/once.py", "tests/test_once.py"
+OF_ONCE = """import functools
+
+
+@functools.cache
+def doubled(x):
+    return helped(x)
+
+
+def helped(x):
+    return 2 * x
+
+
+class Kept:
+    @functools.cached_property
+    def tripled(self):
+        return 3
+
+
+KEPT = Kept()
+
+
+def shared():
+    return 5
+
+
+@functools.lru_cache(maxsize=2)
+class Made:
+    def __init__(self):
+        self.six = 6
+"""
+USE_ONCE = """import once
+import pytest
+
+
+@pytest.fixture(scope="module")
+def given(): return once.shared(), once.doubled(1)
+
+
+def test_first(given): assert once.doubled(3) + once.KEPT.tripled + once.Made().six == 15
+
+
+def test_second(): assert once.doubled(3) == 6
+
+
+def test_third(): assert once.KEPT.tripled == 3
+
+
+def test_fourth(given): assert given == (5, 2)
+
+
+def test_fifth(): assert once.doubled(1) == 2
+
+
+def test_last(): assert once.Made().six == 6
+"""
 UNTRACED = f"{FILE}::test_untraced"
 TWICE = dict.fromkeys((f"{FILE}::test_twice[3]", f"{FILE}::test_twice[4]"), 0.1)
 
@@ -333,6 +389,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         ),
         MODULE: CODE,
         FILE: TESTS,
+        ONCE: OF_ONCE,
+        ONCE_TESTS: USE_ONCE,
     }
     for folder, name in itertools.product((root, tree), texts):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -420,9 +478,27 @@ def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
     assert traced.tests(MODULE, range(8, 10), server.tree) == {UNTRACED}, "it is not known"
     # What runs at import is of no test, and any may read it.
     assert traced.tests(MODULE, None, server.tree) == {*every, *slow, f"{FILE}::test_kept"}
-    other = traced.tests("tinyllama/model/other.py", None, server.tree)
+    other = traced.tests("tinyllama/model/others.py", None, server.tree)
     assert other == traced.tests(MODULE, None, server.tree)
     assert mutant_tests.trace(FILE, server) == traced, "kept"
     # Lines of a file that has changed since are not those that were traced.
     (server.tree / MODULE).write_text("\n\n" + CODE)
     assert traced.tests(MODULE, range(8, 10), server.tree) == every
+
+
+@SERVED
+def test_what_a_process_runs_once_is_of_each_test_that_uses_it(server: Server) -> None:
+    """Caches and shared fixtures, and what they call: not of the first test alone."""
+    pytest.importorskip("coverage", reason="it tells which lines a test executes")
+    traced = mutant_tests.trace(ONCE_TESTS, server)
+    assert not traced.failed + traced.hidden
+
+    def of(text: str) -> set[str]:
+        line = OF_ONCE[: OF_ONCE.index(text)].count("\n") + 1
+        found = traced.tests(ONCE, range(line, line + 1), server.tree)
+        return {test.rpartition("_")[2] for test in found}
+
+    assert of("return 2 * x") == of("return helped(x)") == {"first", "second", "fourth", "fifth"}
+    assert of("return 3") == {"first", "third"}
+    assert of("return 5") == {"first", "fourth"}
+    assert of("self.six = 6") == {"first", "last"}
