@@ -67,6 +67,13 @@ class Mutant:
         return range(first, (self.change.node.end_lineno or first) + 1)
 
     @property
+    def around(self) -> range | None:
+        """The lines of its function."""
+        if not (own := self.change.function):
+            return None
+        return range(own.lineno, (own.end_lineno or own.lineno) + 1)
+
+    @property
     def subject(self) -> str:
         """The name that the change is about: of a function or class, or else of a constant."""
         if self.change.place:
@@ -83,7 +90,7 @@ class Mutant:
         for files in (every[:1], every[1:5], every[5:]):
             if outcome[0] != SURVIVED:
                 break
-            if tests := chosen(files, self.file, self.lines, server, budget):
+            if tests := chosen(files, self.file, self.lines, self.around, server, budget):
                 if planted:
                     with server.planted(self.file, self.change.source):
                         outcome = server.run(tests)

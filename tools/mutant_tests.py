@@ -367,29 +367,38 @@ def nearest(module: str, name: str = "") -> list[str]:
 
 
 def chosen(
-    files: Sequence[str], source: str, lines: range | None, server: Server, budget: float = BUDGET
+    files: Sequence[str],
+    source: str,
+    lines: range | None,
+    around: range | None,
+    server: Server,
+    budget: float = BUDGET,
 ) -> Tests:
     """Of test files, the tests for a change of these lines of a source file, in their order.
-    lines: None for those that run at import. budget: the seconds that they take unchanged.
+    lines: None for those that run at import. around: the lines of their function. budget: the
+    seconds that the tests take unchanged.
 
-    If no test is seen to execute them, as in a process that is killed, they are chosen like those
-    for lines that run at import. The first of each test function come before its others.
+    If no test is seen to execute the lines, as in a process that is killed, they are chosen like
+    those for lines that run at import. Else those that execute other lines of the function come
+    last: what it keeps for another call may have been made in an earlier test. The first of each
+    test function come before its others.
     """
     traces = [trace(file, server) for file in files]
     seconds = {test: time for one in traces for test, time in one.seconds.items()}
-    found: set[str] = set()
-    for where in (lines, None):
-        found = {test for one in traces for test in one.tests(source, where, server.tree)}
-        if found:
-            break
+
+    def executing(where: range | None) -> set[str]:
+        return {test for one in traces for test in one.tests(source, where, server.tree)}
+
+    found = executing(lines)
+    every = found | executing(around) if found else executing(None)
     ranks: Counter[str] = Counter()
     ranked = []
-    for test in sorted(found, key=lambda test: seconds.get(test, 0)):
+    for test in sorted(every, key=lambda test: seconds.get(test, 0)):
         function = test.partition("[")[0]
-        ranked.append((ranks[function], seconds.get(test, 0), test))
+        ranked.append((test not in found, ranks[function], seconds.get(test, 0), test))
         ranks[function] += 1
     order: Tests = {}
-    for _, took, test in sorted(ranked):
+    for *_, took, test in sorted(ranked):
         if not order or sum(order.values()) + took <= budget:
             order[test] = took
     return order

@@ -50,15 +50,19 @@ Rule = Callable[[ast.AST, ast.AST, Alike], Iterator[ast.AST]]  # of a node, its 
 class Change:
     """One node of a source text replaced.
 
-    place: the function or class that it is in; statement: the one that it is in; new: the code in
-    the node's stead.
+    function: the one that it is in, if any; statement: the one that it is in; new: the code in the
+    node's stead.
     """
 
     original: str
-    place: str
+    function: "Function | None"
     statement: ast.stmt
     node: ast.expr | ast.stmt
     new: ast.AST
+
+    @property
+    def place(self) -> str:
+        return self.function.name if self.function else ""
 
     @property
     def line(self) -> int:
@@ -165,15 +169,11 @@ def _changes(source: str, rule: Rule) -> list[Change]:
         alike = _alike(function) if function else {}
         for node, parent in _places(statement):
             new = [*_operators(node), *rule(node, parent, alike)]
-            found += [Change(source, _name(function), statement, node, one) for one in new]
+            found += [Change(source, function, statement, node, one) for one in new]
     return found
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def _name(function: Function | None) -> str:
-    return function.name if function else ""
 
 
 def _statements(

@@ -168,6 +168,26 @@ def test_the_lines_of_a_change_are_those_of_its_statement() -> None:
     assert lines == {"2 -> 3": None, "x + 1 -> x - 1": range(3, 6), "1 -> 2": range(3, 6)}
 
 
+def test_other_tests_of_the_function_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a function keeps by hand is made in the first test that asks for it."""
+    source = "KEPT = []\ndef f(x):\n    if not KEPT:\n        KEPT.append(x + 1)\n    return KEPT\n"
+    change = next(one for one in changes_of(source, {}) if one.text == "x + 1 -> x - 1")
+    mutant = Mutant("here", "here.py", change)
+    lines = {"3": ["a", "b"], "4": ["b"], "5": ["a", "b"], "9": ["c"]}
+    one = mutant_tests.Trace("", {"a": 1.0, "b": 2.0, "c": 1.0}, [], [], {"here.py": lines})
+    one.digests["here.py"] = "same"
+    monkeypatch.setattr(mutant_tests, "trace", lambda *_: one)
+    monkeypatch.setattr(mutant_tests, "digest", lambda _: "same")
+    server = Server(Path())
+    asked = "here.py", mutant.lines, mutant.around, server
+    assert list(mutant_tests.chosen(["t"], *asked)) == ["b", "a"]
+    assert list(mutant_tests.chosen(["t"], *asked, budget=2.5)) == ["b"]
+    # Of a line that no test is seen to execute, any may be the test.
+    assert mutant_tests.chosen(["t"], "here.py", range(7, 8), mutant.around, server).keys() == {
+        *("a", "b", "c")
+    }
+
+
 def test_other_lines_have_the_numbers_that_they_had() -> None:
     source = (
         "def f(x):\n    call(\n        x,\n    )\n    return (\n        x +\n        1\n    )\n"
@@ -478,7 +498,7 @@ def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
     assert traced.tests(MODULE, range(8, 10), server.tree) == {UNTRACED}, "it is not known"
     # What runs at import is of no test, and any may read it.
     assert traced.tests(MODULE, None, server.tree) == {*every, *slow, f"{FILE}::test_kept"}
-    other = traced.tests("tinyllama/model/others.py", None, server.tree)
+    other = traced.tests("tinyllama/model/other.py", None, server.tree)
     assert other == traced.tests(MODULE, None, server.tree)
     assert mutant_tests.trace(FILE, server) == traced, "kept"
     # Lines of a file that has changed since are not those that were traced.
