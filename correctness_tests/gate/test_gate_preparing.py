@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tinyllama.harness.correct.evaluate import Inputs
-from tinyllama.harness.gate import preparing, proven
+from tinyllama.harness.gate import preparing, proven, waves
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.proven import FACTORS, WIDTH, Proven
 from tinyllama.harness.gate.setting import BenchmarkState
@@ -195,3 +195,25 @@ def test_values_of_a_turn_are_left_at_its_end() -> None:
     assert (made.round, made.values, made.place) == (1, None, proven.SINGLE)
     with made._values_of(0):
         assert (made.values, made.place) == (16, 15)
+
+
+@pytest.mark.parametrize("name", ["y", "z", "grad x"])
+@pytest.mark.parametrize("draw", range(3))
+def test_one_result_with_other_bits_makes_both_sides_differ(name: str, draw: int) -> None:
+    """Each result on the inputs of each seed counts, the last as well as the first."""
+
+    def proofs() -> list[dict[str, Any]]:
+        names = ("y", "z", "grad x")
+        return [{one: SimpleNamespace(digest=f"{one}{of}") for one in names} for of in range(3)]
+
+    one = state("a")
+    one.proofs.update({BASE: proofs(), CANDIDATE: proofs()})
+    assert waves._same_bits(one)
+    one.proofs[CANDIDATE][draw][name].digest = "other"
+    assert not waves._same_bits(one)
+
+
+def test_of_a_step_no_bits_are_compared() -> None:
+    one = state("a", factory="m:Step")
+    one.proofs.update({BASE: [], CANDIDATE: []})
+    assert not waves._same_bits(one)

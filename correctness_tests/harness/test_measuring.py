@@ -195,7 +195,9 @@ def test_a_graphs_pool_counts_whole_and_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 120)
     graph: Any = SimpleNamespace(pool=lambda: (0, 7))
     assert memory.pool_bytes([]) == (0, 0)
+    last: Any = SimpleNamespace(pool=lambda: (0, 9))
     assert memory.pool_bytes([graph, graph]) == (96, 8)
+    assert memory.pool_bytes([graph, last]) == memory.pool_bytes([last, graph]) == (112, 24)
     assert memory.live_bytes(CPU) == 64
     assert memory.live_bytes(CPU, [graph]) == 64 - 8 + 96
     assert memory.peak_bytes(CPU, [graph]) == 152, "a peak is not below what is live"
