@@ -9,17 +9,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT, python
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.two_trees import judged, op_file, pair, write
-from tinyllama.harness.gate import identity, opened
+from tinyllama.harness.gate import identity
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.side import Benchmark
@@ -27,7 +25,6 @@ from tinyllama.harness.gate.sources import Sources
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.measure.op_contender import Timed
 from tinyllama.harness.records.verdict import Outcome
-from tinyllama.ops import OPS
 
 LOCK = threading.Lock()
 AT_IMPORT = {
@@ -378,25 +375,6 @@ def test_nothing_is_observed_where_it_could_not_matter() -> None:
     for side in SIDES:
         script.on(side, "benchmarks", [step])
     assert set(script.run(differs=lambda *_: pytest.fail("it was asked"))) == {"a"}
-
-
-def test_native_code_of_python_and_of_known_libraries_may_run() -> None:
-    noted: list[str] = []
-    events: Any = SimpleNamespace(trusted=tuple(opened._folders()), native=noted)
-    here = Path(torch.__file__).parent
-    for file in (here / "_C.so", Path(numpy.__file__).parent / "core/x.so", "/elsewhere/x.so"):
-        opened._Events._foreign(events, str(file), f"it loads {file}")
-    assert noted == ["it loads /elsewhere/x.so"]
-
-
-def test_what_is_called_of_a_provider_are_its_passes_or_itself() -> None:
-    op = OPS["rms_norm"]
-    plain, derived = op.providers["eager"], op.providers["triton"]
-    assert opened._called(op, plain)[-1] is plain.call
-    own = derived.derived
-    assert own is not None
-    found = opened._called(op, derived)
-    assert found[4:] == [own.forward, own.backward, dict(own.reads), own.saved]
 
 
 def test_a_group_with_a_kernel_is_observed_once() -> None:

@@ -1,0 +1,65 @@
+"""What a process opens, loads and starts, as Python's audit hooks tell it."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from tinyllama.harness.gate import opened
+from tinyllama.ops import OPS
+
+
+@pytest.mark.parametrize("searches", [False, True])
+def test_each_event_is_noted_by_its_kind(searches: bool) -> None:
+    """Paths of each type, and none of a file that is open."""
+    noted: list[tuple[str, str]] = []
+    events: Any = SimpleNamespace(
+        files=set(),
+        native=[],
+        _is_search=lambda: searches,
+        _is_apart=lambda name: name == "/own/lib.so",
+        _foreign=lambda file, reason: noted.append((file, reason)),
+        _by_itself=lambda reason: noted.append(("", reason)),
+    )
+    for event, *args in (
+        *(("open", name) for name in ("/a/one", b"/a/two", Path("/a/three"), 7)),
+        ("sqlite3.connect", "/a/four"),
+        *(("os.listdir", "/a/five"), ("os.scandir", None)),
+        ("os.remove", "/a/six"),
+        *(("import", "name", file) for file in (None, "/a/x.so")),
+        *(("ctypes.dlopen", name) for name in ("libc.so", "/own/lib.so")),
+        *((one,) for one in sorted(opened._PROGRAMS)),
+        ("os.putenv", "a", "b"),
+    ):
+        opened._Events._event(events, event, tuple(args))
+    listed = set() if searches else {"/a/five", os.getcwd()}
+    assert events.files == {"/a/one", "/a/two", "/a/three", "/a/four"} | listed
+    assert events.native == ["it loads the library /own/lib.so"]
+    assert noted == [
+        ("/a/x.so", "it loads /a/x.so"),
+        ("", "it loads the library libc.so"),
+        *(("", f"it starts a process ({one})") for one in sorted(opened._PROGRAMS)),
+    ]
+
+
+def test_native_code_of_python_and_of_known_libraries_may_run() -> None:
+    noted: list[str] = []
+    events: Any = SimpleNamespace(trusted=tuple(opened._folders()), native=noted)
+    here = Path(torch.__file__).parent
+    for file in (here / "_C.so", Path(numpy.__file__).parent / "core/x.so", "/elsewhere/x.so"):
+        opened._Events._foreign(events, str(file), f"it loads {file}")
+    assert noted == ["it loads /elsewhere/x.so"]
+
+
+def test_what_is_called_of_a_provider_are_its_passes_or_itself() -> None:
+    op = OPS["rms_norm"]
+    plain, derived = op.providers["eager"], op.providers["triton"]
+    assert opened._called(op, plain)[-1] is plain.call
+    own = derived.derived
+    assert own is not None
+    found = opened._called(op, derived)
+    assert found[4:] == [own.forward, own.backward, dict(own.reads), own.saved]
