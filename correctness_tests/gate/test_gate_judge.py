@@ -22,7 +22,6 @@ from correctness_tests.support.gated_suite import GatedSuite, git, plain_git
 from tinyllama.harness import Case, Op
 from tinyllama.harness.gate import judge
 from tinyllama.harness.gate.accepted import load
-from tinyllama.harness.gate.comparison import state
 from tinyllama.harness.gate.judged import Change, changed_files, declarations, shadowing
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.revision import RevisionError
@@ -341,20 +340,6 @@ def test_a_tree_that_is_written_to_is_tampered_with(side: str, launch: int) -> N
     assert found[side].outcome is Outcome.TAMPERED
     assert script.status == 20
     assert len(asked) >= 4
-
-
-def test_the_state_of_a_tree_is_of_every_file_and_of_bytecode(tmp_path: Path) -> None:
-    files = tree(tmp_path / "base", {"a.py": "x = 1\n", "__pycache__/a.pyc": "1", "b.so": "1"})
-    one = Tree(BASE, tmp_path / "base", "python", "main", tmp_path / "caches")
-    before = state(one, tmp_path)
-    assert state(one, tmp_path) == before
-    for path in files.values():
-        text = path.read_text()
-        path.write_text("other")
-        assert state(one, tmp_path) != before
-        path.write_text(text)
-    tree(tmp_path / "base", {"new.json": "{}"})
-    assert state(one, tmp_path) != before
 
 
 def test_options_are_left_out_with_their_values() -> None:
