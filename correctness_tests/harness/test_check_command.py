@@ -4,17 +4,21 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from correctness_tests.support.commands import refused
 from correctness_tests.support.own_repository import OP
+from correctness_tests.support.tried import small
 from tinyllama.cli import main
 from tinyllama.cli.check import _not_run, _seen
+from tinyllama.harness import Case, Provider, Tensor
 from tinyllama.harness.correct.checks import CHECKS, Finding, Outcome, remote
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.ops import OPS
@@ -249,6 +253,27 @@ def test_a_file_of_several_ops_is_checked_op_by_op_also_if_they_are_declared_els
     assert set(json.loads(out.read_text())) == {"two-mine"}
     assert main(["check", str(mine), "--op", "none", *options]) == 2
     assert "--op 'none' does not exist: use one of " in capsys.readouterr().err
+
+
+def test_each_op_that_a_file_gave_a_provider_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first module, in the one between and in the last; by any of its providers."""
+    x, y, cases = {"x": Tensor("N")}, {"y": "N"}, [Case(N=3)]
+    names = ("known", "other", "first", "middle", "last")
+    ops = {name: small(name, lambda x: x.clone(), x, y, cases) for name in names}
+    for name, op in ops.items():
+        for number, module in enumerate(("before", "mine", "after")):
+            if (name, module) != ("other", "mine"):
+                one = Provider(name, module, torch.clone, (), module=module)
+                op.providers[f"{name}{number}"] = one
+    modules = {
+        "one": {"a": ops["first"], "b": 3, "c": ops["known"]},
+        "two": {"a": ops["other"], "b": ops["middle"], "c": ops["first"]},
+        "three": {"a": "first", "b": ops["middle"], "c": ops["last"]},
+    }
+    fakes = {name: SimpleNamespace(**values) for name, values in modules.items()}
+    monkeypatch.setattr(remote, "sys", SimpleNamespace(modules=fakes))
+    found = list(remote._elsewhere("mine", {"known": ops["known"]}))
+    assert [op.name for op in found] == ["first", "middle", "last"]
 
 
 @pytest.mark.parametrize("named", ["softmax_package", "softmax_package:softmax"])

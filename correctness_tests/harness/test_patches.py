@@ -2,7 +2,9 @@
 
 import inspect
 from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -72,6 +74,43 @@ def test_what_was_changed_for_one_launch_stays_changed_for_the_next_inside(
             result(kernel)
             assert before == [one for one in before if one[4](one[1]) is one[3]]
     assert before
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("seen", [(), (tl,), (tl.core,), (tl, tl.core)], ids=len)
+def test_a_module_sees_the_language_by_any_of_its_names(
+    seen: tuple[Any, ...], place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patches, "_KNOWN", {})
+    monkeypatch.setattr(patches, "_found", lambda *_: [])
+    values = [torch, np]
+    values[place:place] = seen
+    names = {f"name{number}": value for number, value in enumerate(values)}
+    patches.patched(FunctionType(result.__code__, names), Mock())
+    assert list(patches._KNOWN) == [(tl in seen, tl.core in seen)]
+
+
+def test_each_change_that_was_made_stays_where_another_module_asks_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first of them, the one in the middle and the last, until all are put back."""
+    language = SimpleNamespace(a=1, b=2, c=3, d=4)
+    now, afters = vars(language), [{"a": 10, "b": 20, "c": 30}, {"d": 40}]
+    every = {name: value for after in afters for name, value in after.items()}
+
+    def found(*_: Any) -> list[patches.Change]:
+        after = afters.pop(0)
+        changes = [(language, name, now[name], value, now.get) for name, value in after.items()]
+        now.update(after)
+        return changes
+
+    monkeypatch.setattr(patches, "_KNOWN", {})
+    monkeypatch.setattr(patches, "_found", found)
+    with patches.put_back():
+        for names in ({"one": tl}, {"other": tl.core}):
+            patches.patched(FunctionType(result.__code__, names), Mock())
+        assert now == every
+    assert now == {"a": 1, "b": 2, "c": 3, "d": 4}
 
 
 def test_a_language_that_became_another_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
