@@ -2,7 +2,9 @@
 itself fails are not held against a kernel."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,6 +18,7 @@ from tinyllama.harness import Case, Tensor
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, configurations, run
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.declare.values import normal
+from tinyllama.harness.kernels import tuned
 from tinyllama.harness.kernels.tuned import AutoTuned
 from tinyllama.ops import OPS
 
@@ -154,6 +157,42 @@ def test_one_configuration_must_fit_a_chip(
 def test_a_kernel_of_one_configuration_has_none_to_compare(tmp_path: Path) -> None:
     finding = found(tmp_path, "((32, 4),)", "configurations")
     assert finding.outcome is Outcome.UNSUPPORTED
+
+
+def test_every_configuration_of_every_kernel_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several kernels, those of one configuration among them: the last as well as the first."""
+    forced: list[tuple[Any, ...]] = []
+
+    class Kernel(SimpleNamespace):
+        def forced(self, config: str, timed: bool = False) -> None:
+            forced.append((self.identity, config, timed))
+
+    def space(name: str, sizes: dict[int, list[str]]) -> Any:
+        return SimpleNamespace(
+            configs=lambda n: sizes[n], force=lambda config, n: forced.append((name, config, n))
+        )
+
+    kernels = [Kernel(identity=name, configs=list(name)) for name in ("ab", "c", "def")]
+    spaces = {
+        name: space(name, {1: ["x"], 2: [f"{name}y", f"{name}z"]}) for name in ("s", "t", "u")
+    }
+    keys = {(name, f"n={n}"): {"n": n} for name in spaces for n in (2, 1)}
+    named = nullcontext({one.identity: one for one in kernels})
+    monkeypatch.setattr(tuned, "tuned", lambda: named)
+    monkeypatch.setattr(tuned, "config_text", str)
+    monkeypatch.setattr(configurations, "SPACES", spaces)
+    monkeypatch.setattr(configurations, "asked", lambda: nullcontext(keys))
+    names = [name for name, _ in configurations._every(Mock(), Mock())]
+    of_kernels = [(one, config, False) for one in ("ab", "def") for config in one]
+    expected = [*of_kernels, ("ab", "a", True), ("def", "d", True)]
+    of_spaces = [(name, f"{name}{config}", 2) for name in spaces for config in "yz"]
+    assert sorted(map(str, forced)) == sorted(map(str, [*expected, *of_spaces]))
+    assert sorted(names) == sorted(
+        [
+            *(f"{one} [{config}]{configurations.TIMED * timed}" for one, config, timed in expected),
+            *(f"{name} n=2 [{config}]" for name, config, _ in of_spaces),
+        ]
+    )
 
 
 # -- extremes -------------------------------------------------------------------------------------
