@@ -257,3 +257,72 @@ def test_a_fault_of_an_extreme_alone_may_be_excused(
         assert set(asked) == set(SILU.extremes)
     else:
         assert (one.outcome, one.message) == (Outcome.FAILED, "outputs: wrong")
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16,)], ids=len)
+def test_the_case_that_is_made_longer_is_the_one_that_is_declared_first(
+    place: int, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """Wherever it is by its size: the smallest case, the one between, or the largest."""
+    cases = [Case(N=6, F=8), Case(N=6, F=16), Case(N=6, F=24)]
+    first = cases.pop(place)
+    op = narrowed(SILU, [first, *cases])
+    candidate = Candidate(op, Provider(op.name, "tried", EAGER, dtypes))
+    base = sizes.general(candidate)
+    assert (base.case, base.dtype, base.varied) == (op.cases[0], dtypes[0], False)
+    others = Provider(
+        op.name,
+        "tried",
+        EAGER,
+        dtypes,
+        supports=lambda dims: "not this" if dims["F"] == first.dims["F"] else None,
+    )
+    assert sizes.general(Candidate(op, others)).case is cases[0]
+
+
+def test_each_variation_of_each_size_is_tried_along_an_axis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last extreme, the last gradient and the last layout as well as the first, and a fault
+    of each of them is found; but for variations that are wrong at any size."""
+    every = (67, sizes.OF_EXTREMES, sizes.OF_LAYOUTS, 4099)
+    monkeypatch.setattr(sizes, "SIZES", every)
+    tried: list[tuple[Any, ...]] = []
+    wrong: tuple[Any, ...] = ()
+
+    def name(case: OpCase) -> tuple[Any, ...]:
+        return case.case.dims["N"], case.extreme, case.wanted, case.layout
+
+    def faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
+        tried.append(name(case))
+        if tried[-1] == wrong:
+            yield Finding("outputs", Outcome.FAILED, str(case), "wrong")
+
+    monkeypatch.setattr(sizes, "_faults", faults)
+    monkeypatch.setattr(sizes, "excused", lambda *_: False)
+    op = narrowed(SILU, [Case(N=5, F=8)])
+    op.extremes = {name: next(iter(SILU.extremes.values())) for name in ("one", "two", "three")}
+    candidate = Candidate(op, Provider(op.name, "tried", EAGER, (torch.float32,)))
+    base = sizes.general(candidate)
+    plain = base.wanted, base.layout
+    of_extremes = [(extreme, *plain) for extreme in op.extremes]
+    of_extremes += [(None, wanted, base.layout) for wanted in ((), ("gate",), ("up",))]
+    of_layouts = [(None, base.wanted, layout) for layout in sizes.LAYOUTS]
+    expected = [(size, None, *plain) for size in every]
+    expected += [(sizes.OF_EXTREMES, *one) for one in of_extremes]
+    expected += [(sizes.OF_LAYOUTS, *one) for one in of_layouts]
+    assert sizes._along(candidate, base, "N", []) == (4099, "")
+    assert sorted(map(str, tried)) == sorted(map(str, expected))
+    for wrong in expected:
+        assert isinstance(sizes._along(candidate, base, "N", []), Finding), wrong
+        left_out = sizes._along(candidate, base, "N", [wrong[2:]])
+        assert isinstance(left_out, Finding) is (wrong[2:] == plain), wrong
+
+
+def test_the_case_that_is_made_longer_tells_what_does_nothing() -> None:
+    """The one that is declared first, unless a result of the reference is an input there."""
+    x, y = {"x": Tensor("N D")}, {"y": "N D"}
+    cases = [Case(N=3, D=8), Case(N=4, D=8), Case(N=5, D=8)]
+    op = small("doubled", lambda x: x * (2 if len(x) > 3 else 1), x, y, cases)
+    assert sizes.general(Candidate(op, op["eager"])).case is cases[1]
