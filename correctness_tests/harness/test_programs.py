@@ -9,8 +9,11 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.saboteurs import EAGER
-from correctness_tests.support.tried import finding
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank
+from correctness_tests.support.tried import finding, small
+from tinyllama.harness import Case, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, large
+from tinyllama.harness.correct.checks.finding import Unsupported
+from tinyllama.harness.declare.specs import flat
 from tinyllama.harness.kernels import jit, processors_of, tl
 from tinyllama.harness.kernels.launch import processors
 from tinyllama.ops import OPS
@@ -163,3 +166,30 @@ def test_gains_have_their_gradient_on_many_processors(name: str, count: int) -> 
         assert kernels.partial_rows(16 * count + 5, torch.device("cpu")) == 2 * count
         wrong = candidate.wrong(case, candidate.results(inputs), inputs)
     assert not wrong, wrong
+
+
+@pytest.mark.parametrize("widths", [(15, 16, 17), (15, 16)], ids=len)
+def test_the_smallest_case_of_rows_that_are_not_trivial_gets_the_entries(
+    widths: tuple[int, ...],
+) -> None:
+    """Of 16 elements at least, in this dtype; widths: those that the provider covers, in up to 9
+    rows. The case may be the largest of all."""
+    cases = [Case(N=7, D=17), Case(N=3, D=15), Case(N=5, D=16), Case(N=(2, 2), D=16)]
+    op = small("doubled", lambda x: x * 2, {"x": Tensor("N D")}, {"y": "N D"}, cases)
+    op.dtypes = BF16, FP32 = torch.bfloat16, torch.float32
+
+    def supports(dims: Any) -> str | None:
+        return None if max(flat([dims["N"]])) <= 9 and dims["D"] in widths else "other sizes"
+
+    provider = Provider(op.name, "tried", op["eager"].call, op.dtypes, supports=supports)
+    candidate = Candidate(op, provider)
+    for dtype in (BF16, FP32):
+        found = large._with_entries(candidate, 9, dtype)
+        assert (dict(found.case.dims), found.dtype) == ({"N": 9, "D": 16}, dtype)
+    with pytest.raises(Unsupported, match="can have 10 entries along N"):
+        large._with_entries(candidate, 10, BF16)
+    with pytest.raises(Unsupported):
+        large._with_entries(candidate, 9, torch.float16)
+    op.inputs["x"] = Tensor("N D", mutated=True)
+    with pytest.raises(Unsupported):
+        large._with_entries(candidate, 9, BF16)
