@@ -25,7 +25,7 @@ def test_each_event_is_noted_by_its_kind(searches: bool) -> None:
         _foreign=lambda file, reason: noted.append((file, reason)),
         _by_itself=lambda reason: noted.append(("", reason)),
     )
-    for event, *args in (
+    given: tuple[tuple[Any, ...], ...] = (
         *(("open", name) for name in ("/a/one", b"/a/two", Path("/a/three"), 7)),
         ("sqlite3.connect", "/a/four"),
         *(("os.listdir", "/a/five"), ("os.scandir", None)),
@@ -34,7 +34,8 @@ def test_each_event_is_noted_by_its_kind(searches: bool) -> None:
         *(("ctypes.dlopen", name) for name in ("libc.so", "/own/lib.so")),
         *((one,) for one in sorted(opened._PROGRAMS)),
         ("os.putenv", "a", "b"),
-    ):
+    )
+    for event, *args in given:
         opened._Events._event(events, event, tuple(args))
     listed = set() if searches else {"/a/five", os.getcwd()}
     assert events.files == {"/a/one", "/a/two", "/a/three", "/a/four"} | listed

@@ -265,7 +265,7 @@ def test_each_op_that_a_file_gave_a_provider_is_found_once(monkeypatch: pytest.M
             if (name, module) not in (("other", "mine"), ("last", "after")):
                 one = Provider(name, module, torch.clone, (), module=module)
                 op.providers[f"{name}{number}"] = one
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "one": {"a": ops["first"], "b": 3, "c": ops["known"]},
         "two": {"a": ops["other"], "b": ops["middle"], "c": ops["first"]},
         "three": {"a": "first", "b": ops["middle"], "c": ops["last"]},

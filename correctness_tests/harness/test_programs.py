@@ -190,6 +190,6 @@ def test_the_smallest_case_of_rows_that_are_not_trivial_gets_the_entries(
         large._with_entries(candidate, 10, BF16)
     with pytest.raises(Unsupported):
         large._with_entries(candidate, 9, torch.float16)
-    op.inputs["x"] = Tensor("N D", mutated=True)
+    op.inputs = {"x": Tensor("N D", mutated=True)}
     with pytest.raises(Unsupported):
         large._with_entries(candidate, 9, BF16)

@@ -306,10 +306,10 @@ def test_each_variation_of_each_size_is_tried_along_an_axis(
     candidate = Candidate(op, Provider(op.name, "tried", EAGER, (torch.float32,)))
     base = sizes.general(candidate)
     plain = base.wanted, base.layout
-    of_extremes = [(extreme, *plain) for extreme in op.extremes]
+    of_extremes: list[tuple[Any, ...]] = [(extreme, *plain) for extreme in op.extremes]
     of_extremes += [(None, wanted, base.layout) for wanted in ((), ("gate",), ("up",))]
     of_layouts = [(None, base.wanted, layout) for layout in sizes.LAYOUTS]
-    expected = [(size, None, *plain) for size in every]
+    expected: list[tuple[Any, ...]] = [(size, None, *plain) for size in every]
     expected += [(sizes.OF_EXTREMES, *one) for one in of_extremes]
     expected += [(sizes.OF_LAYOUTS, *one) for one in of_layouts]
     assert sizes._along(candidate, base, "N", []) == (4099, "")
