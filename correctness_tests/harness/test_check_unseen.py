@@ -256,9 +256,14 @@ def wrong_if_deterministic(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x * w * (2 if torch.are_deterministic_algorithms_enabled() else 1)
 
 
+def wrong_if_wide(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * w * (2 if torch.get_default_dtype() is torch.float64 else 1)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (wrong_if_wide, "the default dtype is torch.float64"),
         (rounded_by_default, "the default dtype is torch.bfloat16"),
         (wrong_if_deterministic, "algorithms are deterministic"),
         (alone_without_gradients, "of which no gradient is wanted: y"),

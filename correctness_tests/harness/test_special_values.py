@@ -222,6 +222,18 @@ def test_a_parameter_is_given_the_first_other_value_that_is_taken_and_seen(
     assert list(special.settings(candidate, case)) == ([] if other is None else [("p", other)])
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_a_parameter_that_one_of_several_results_depends_on_is_seen(place: int) -> None:
+    def call(x: T, p: float) -> tuple[T, ...]:
+        return tuple(x + (p if number == place else 0) for number in range(3))
+
+    outputs = {name: "N D" for name in ("first", "middle", "last")}
+    op = small("several", call, {"x": Tensor("N D")}, outputs, params={"p": 1.0})
+    candidate = Candidate(op, op["eager"])
+    (case,) = candidate.plain()
+    assert [name for name, _ in special.settings(candidate, case)] == ["p"]
+
+
 SCALE = {"x": MATRIX, "by": Tensor("N", dtype=torch.int64, values=lambda dims: integers(6))}
 scale = small("scale", lambda x, by: x * by[:, None], SCALE, {"y": "N D"}, cases)
 
