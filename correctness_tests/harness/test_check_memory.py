@@ -44,7 +44,8 @@ def test_tensors_are_columns_of_one_buffer_the_last_one_first() -> None:
 
 def test_tensors_are_one_and_others_in_the_same_memory() -> None:
     before = args()
-    one = memory._one(before, ["a", "c"])
+    one = memory._one(before, ["a", "b", "c"])
+    assert list(one) == ["a", "b", "c"]
     assert {start(value) for value in one.values()} == {start(before["a"])}
     strided = {"x": before["a"].T[1:], "several": [before["b"], before["c"]]}
     other = memory.again(strided)

@@ -1,0 +1,89 @@
+"""A fault of one result of several is found by the checks of successive calls, whichever it is: the
+first, the one in the middle or the last."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.tried import MATRIX, finding, small
+from tinyllama.harness.correct.checks import Candidate, Rank, between, calls
+
+NAMES = ("a", "b", "c")
+FACTORS = (2.0, 3.0, 5.0)
+T = torch.Tensor
+three = small(
+    "three",
+    lambda a, b, c: tuple(x * f for x, f in zip((a, b, c), FACTORS, strict=True)),
+    dict.fromkeys(NAMES, MATRIX),
+    dict.fromkeys(("x", "y", "z"), "N D"),
+)
+total = small("total", lambda a, b, c: a * b * c, dict.fromkeys(NAMES, MATRIX), {"y": "N D"})
+of_each = pytest.mark.parametrize("place", range(3))
+
+
+@of_each
+def test_an_output_that_another_call_changes(place: int) -> None:
+    kept: list[T] = []
+
+    def call(*given: T) -> tuple[T, ...]:
+        outputs = [x * f for x, f in zip(given, FACTORS, strict=True)]
+        for one in kept:
+            one.add_(1)
+        kept[:] = [outputs[place].detach()]
+        return tuple(outputs)
+
+    found = finding(three, call, "backward twice")
+    assert found.rank is not None
+    assert f"changes outputs of the first: {'xyz'[place]}" in found.message
+
+
+def product(wrong: Callable[..., list[T]]) -> Callable[..., T]:
+    """a b c with a backward pass, of whose gradients some are wrong. wrong: is given the saved
+    tensors, the upstream gradient and the right gradients."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: T, b: T, c: T) -> T:
+            ctx.save_for_backward(a, b, c)
+            ctx.strides = a.stride()
+            return a * b * c
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            a, b, c = ctx.saved_tensors
+            g = upstream[0]
+            return tuple(wrong(ctx, g, [g * b * c, g * a * c, g * a * b]))
+
+    return Product.apply
+
+
+@of_each
+def test_a_gradient_that_is_not_in_proportion(place: int) -> None:
+    def wrong(ctx: Any, upstream: T, right: list[T]) -> list[T]:
+        if upstream.abs().max() > 100:
+            right[place] = right[place] * 1.5
+        return right
+
+    found = finding(total, product(wrong), "scaled upstream", double_backward=False)
+    assert (found.rank, found.message) == (Rank.WRONG, f"not in proportion: {NAMES[place]}")
+
+
+@of_each
+def test_a_gradient_that_depends_on_how_tensors_come_back(place: int) -> None:
+    def wrong(ctx: Any, upstream: T, right: list[T]) -> list[T]:
+        if ctx.saved_tensors[0].stride() != ctx.strides:
+            right[place] = right[place] * 1.5
+        return right
+
+    found = finding(total, product(wrong), "backward twice", double_backward=False)
+    assert found.rank is Rank.WRONG, found
+    assert f"save_on_cpu: grad {NAMES[place]}" in found.message
+
+
+def test_as_many_other_calls_are_tried_as_may_be_in_flight() -> None:
+    candidate = Candidate(total, total["eager"])
+    found = [what for what, _ in calls._other_calls(candidate, candidate.telling())]
+    assert found.count("one of several other calls") == between.IN_FLIGHT
+    assert found[0] == "another call"
