@@ -43,5 +43,6 @@ def test_a_digest_is_of_each_compilation_and_of_each_limit_that_speaks_of_one() 
             *compilations[place + 1 :],
         ]
         assert made_of(changed, limits) != usual
-        other = [*limits[:place], known("abc"[place], "other"), *limits[place + 1 :]]
+        other = list(limits)
+        other[place] = known("abc"[place], "other")
         assert made_of(compilations, other) != usual
