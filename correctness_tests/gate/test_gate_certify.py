@@ -89,6 +89,19 @@ def test_the_smallest_slowdown_is_the_first_of_which_99_of_100_are_found() -> No
     assert found.smallest is None
 
 
+@pytest.mark.parametrize("smallest", [*module.GRID, None])
+def test_the_smallest_slowdown_may_be_any_that_is_tried(smallest: float | None) -> None:
+    """The first and the last of the grid as well as the others, or none."""
+    rule = Rule(1, 0.005, 0.02)
+    values = normal(0.01, blocks=30)[:, 0]
+    tried = module._slowdowns(rule)
+    enough = [smallest is not None and one >= smallest for one in tried]
+    judged = values, rule, Spread.of(values[:, None])
+    found = module._found(("b0", DEVICE), judged, np.where(enough, 1.0, module.ENOUGH - 1e-3))
+    assert found.smallest == smallest
+    assert list(found.detected) == list(module.SLOWDOWNS)
+
+
 # -- merges ------------------------------------------------------------------------------------
 
 
@@ -261,6 +274,21 @@ def test_the_share_that_blocks_of_a_wave_have_in_common_is_found(share: float, l
     blocks = [replace(one, wave=f"wave {n // 4}") for n, one in enumerate(noise_of(table).blocks)]
     found = common_share(blocks[: len(blocks) - 4 + last])
     assert found == pytest.approx(share, abs=0.05)
+
+
+@pytest.mark.parametrize("place", [4, 9, 15])
+def test_a_figure_that_one_block_of_any_wave_lacks_has_no_share(place: int) -> None:
+    """place: of that block, in the second wave, in the third, or last of all."""
+    random = np.random.default_rng(7)
+    table = np.hstack([np.repeat(random.normal(size=4), 4)[:, None], random.normal(size=(16, 1))])
+    blocks = [replace(one, wave=f"wave {n // 4}") for n, one in enumerate(noise_of(table).blocks)]
+    apart = common_share([replace(one, statistics={"b1": one.statistics["b1"]}) for one in blocks])
+    both = common_share(blocks)
+    assert both is not None
+    assert apart is not None
+    assert both > apart + 0.1
+    blocks[place] = replace(blocks[place], statistics={"b1": blocks[place].statistics["b1"]})
+    assert common_share(blocks) == apart
 
 
 def test_every_slowdown_that_is_certified_is_one_that_is_tried() -> None:
