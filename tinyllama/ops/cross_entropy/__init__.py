@@ -50,12 +50,14 @@ def wrong_params(given: Mapping[str, Any]) -> str | None:
 
 
 def ignoring(classes: int, ignored: int) -> Values:
-    """Targets below ``classes``, of which about a third, the first one too, are ``ignored``."""
+    """Targets below ``classes``, of which about a third are ``ignored``: the first one of several,
+    and never the last one, so that the mean is one of something."""
 
     def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         targets = integers(classes).sample(shape, generator)
         targets[torch.rand(shape, generator=generator, device=generator.device) < 1 / 3] = ignored
-        targets[0] = ignored
+        targets[:1] = ignored
+        targets[-1:] = classes - 1
         return targets
 
     return Values(f"ignoring({ignored},{classes})", sample)
