@@ -190,6 +190,29 @@ def test_one_rounding_that_all_elements_share_is_one_draw(
     )
 
 
+@pytest.mark.parametrize(("factors", "alone", "shared"), [(1, 0, 1), (3, 0, 1), (320, 0, 0)])
+def test_changes_that_elements_share_are_few_draws(factors: int, alone: bool, shared: bool) -> None:
+    """So many independent factors, and a result five times as far off over the whole tensor as a
+    change is."""
+    generator = torch.Generator().manual_seed(0)
+    eps = torch.finfo(torch.float32).eps
+    oracle = torch.randn(40, 8, dtype=torch.float64, generator=generator)
+
+    def change() -> torch.Tensor:
+        drawn = torch.randn(factors, dtype=torch.float64, generator=generator)
+        return eps * oracle * drawn.repeat(320 // factors + 1)[:320].view(40, 8)
+
+    eager = oracle.float()
+    reference = Reference(eager, oracle, [oracle + change() for _ in range(8)])
+    typical = reference.moved.whole / oracle.norm()
+    off = oracle * (1 + 5 * typical)
+    for terms, passed in ((Terms(), alone), (Terms(None, True), shared)):
+        one = replace(reference, terms=terms)
+        whole, *_ = compare("y", off, one, gain=1.0).checks
+        assert whole.passed is bool(passed), (one.freedom, whole)
+    assert replace(reference, terms=Terms(None, True)).freedom <= (4 * factors)
+
+
 @pytest.mark.parametrize("shape", [(1, 64), (64,)], ids=str)
 def test_a_single_row_may_be_off_by_a_factor_that_its_elements_share(
     shape: tuple[int, ...],

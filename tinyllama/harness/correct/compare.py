@@ -20,8 +20,9 @@ above their root mean square with a chance below 1 in 10^4 (k is 1 for a row, wh
 share one rounded factor, and their number for a tensor; 1 where a tensor of several axes is a
 single row, since both norms are the same one then); ``unit`` = eps / sqrt(12) is the root
 mean square of one rounding, and m the magnitude of the terms of a sum that may cancel, where an
-op declares it: with the unit of the dtype in which they are held, and with k = 1 for a tensor too
-where all elements may share one rounded factor. Added to that is one subnormal number and, along
+op declares it: with the unit of the dtype in which they are held. Where an op declares that all
+elements may share one rounded factor, k of a tensor is 1 for m, and for d the number of independent
+elements that the changes d themselves show. Added to that is one subnormal number and, along
 the oracle, the bias of matrix units, which truncate the sums they accumulate in float32. No
 tolerance is a constant.
 
@@ -133,6 +134,20 @@ class Reference:
         return _Norms(*map(_rms, self.norms_of(every - self.exact, 1)))
 
     @cached_property
+    def freedom(self) -> float:
+        """How many independent elements a tensor's changes have. For n changes of k such elements,
+        (sum of l)^2 / sum of l^2 is about n k / (n + k), with l the eigenvalues of their products.
+        """
+        count, draws = self.exact.numel(), len(self.perturbed)
+        if not self.terms.shared or draws < 2:
+            return count
+        every = torch.stack([one.double().flatten() for one in self.perturbed])
+        changes = every - self.exact.flatten()
+        products = changes @ changes.T
+        ratio = (products.trace() ** 2 / products.square().sum()).item()  # NaN without any change
+        return min(count, draws * ratio / (draws - ratio)) if ratio < draws else count
+
+    @cached_property
     def sizes(self) -> list[_Norms]:
         """Of the oracle and of the terms, with what independent roundings of them are along it."""
         each = [self.exact] if self.magnitude is None else [self.exact, self.magnitude]
@@ -197,12 +212,14 @@ def compare(
         rounded = _Norms(*(map(torch.maximum, rounded, (of_terms * norm for norm in one))))
     subnormal = limits.tiny * limits.eps * math.sqrt(exact.numel())
 
-    def allowed(own: torch.Tensor, typical: torch.Tensor, rows: int, freedom: int) -> torch.Tensor:
+    def allowed(
+        own: torch.Tensor, typical: torch.Tensor, rows: int, freedom: float
+    ) -> torch.Tensor:
         spread = 1 + math.sqrt(2 * math.log(1e4 * rows) / freedom)
         return slack * torch.maximum(own, spread * typical) + subnormal
 
     usual = torch.maximum(gain * moved.whole, rounded.whole)
-    bound = allowed(of_eager.whole, usual, 1, exact.numel())
+    bound = allowed(of_eager.whole, usual, 1, reference.freedom)
     if reference.terms.shared:
         for one in terms:
             bound = torch.maximum(bound, allowed(of_eager.whole, of_terms * one.whole, 1, 1))
