@@ -130,8 +130,12 @@ class Reference:
     @cached_property
     def moved(self) -> _Norms:
         """Root mean squares over the changes of the oracle."""
+        return _Norms(*map(_rms, self.norms_of(self.changes(), 1)))
+
+    def changes(self) -> torch.Tensor:
+        """Of the oracle, by inputs that were perturbed."""
         every = torch.stack([torch.atleast_1d(one.double()) for one in self.perturbed])
-        return _Norms(*map(_rms, self.norms_of(every - self.exact, 1)))
+        return every - self.exact
 
     @cached_property
     def freedom(self) -> float:
@@ -141,8 +145,7 @@ class Reference:
         count, draws = self.exact.numel(), len(self.perturbed)
         if not self.terms.shared or draws < 2:
             return count
-        every = torch.stack([one.double().flatten() for one in self.perturbed])
-        changes = every - self.exact.flatten()
+        changes = self.changes().flatten(1)
         products = changes @ changes.T
         ratio = (products.trace() ** 2 / products.square().sum()).item()  # NaN without any change
         return min(count, draws * ratio / (draws - ratio)) if ratio < draws else count
