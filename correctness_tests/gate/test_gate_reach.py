@@ -248,13 +248,14 @@ def test_what_changes_torch_as_it_loads_modules_is_seen_again_with_these_loaded(
     each: list[Any] = [(list(first), loaded), ([Seen(files=["again"])], [set()])]
     observer = object.__new__(opened.Observer)
     groups = [opened.Group((f"{name}.py",)) for name in "abc"]
-    monkeypatch.setattr(opened, "_load", done.append)
+    monkeypatch.setattr(observer, "_load", done.extend)
 
     def observed(some: list[Any]) -> Any:
         done.append(list(some))
         return each.pop(0)
 
     monkeypatch.setattr(observer, "_each", observed)
+    monkeypatch.setattr(observer, "_replaced", lambda names: {})
     found = observer.seen(groups)
     if changes and news:
         assert done == [groups, "torch.b", "torch.z", [groups[place]]]

@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,6 @@ from tinyllama.harness.machine.device import cannot
 
 HARNESS = os.path.join("tinyllama", "harness", "")
 SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
-ENDED = f"ended the process, or took more than {SECONDS:.0f} s"
 _KERNELS = ("configs", "gluon", "interpreter", "libdevice", "programs", "shared_types")
 # What a first backward pass and a first interpreted kernel load, here for all forks. The latter
 # change triton: each fork that did that itself would be made again.
@@ -99,33 +98,37 @@ class Observer:
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
-        self.before = process_state.Code()  # of this process
-        for name in _LATE:
-            _load(name)
+        self.before: process_state.Code | None = None  # of this process, once it is listed
+        self._load(_LATE)
         torch.set_num_threads(1)  # a fork of a process with busy threads could hang
 
     def seen(self, groups: Sequence[Group]) -> list[Seen]:
         """What each group opens and changes."""
         if not all(name.endswith(".py") for one in groups for name in one.modules):
-            _load("scipy.stats")  # a training step's modules do; without bytecode that takes 4 s
+            self._load(["scipy.stats"])  # a step's modules do; without bytecode that takes 4 s
         found, news = self._each(groups)
         again = [place for place, one in enumerate(found) if one.changed and news[place]]
         if again:  # torch changes itself when some of its modules are loaded first
-            for name in sorted(set().union(*(news[place] for place in again))):
-                _load(name)
+            self._load(sorted(set().union(*(news[place] for place in again))))
             second, _ = self._each([groups[place] for place in again])
             for place, one in zip(again, second, strict=True):
                 found[place] = one
-        for changes in map(self._replaced, (groups, groups[::-1])):
+        for changes in map(self._replaced, _orders(groups)):
             for one, group in zip(found, groups, strict=True):
                 for name in group.modules:
                     one.changed |= changes.get(name, {})
         return found
 
-    def _replaced(self, groups: Sequence[Group]) -> Mapping[str, Mapping[str, str]]:
-        """By module, what its import changes of those before it, in this order. Where that
-        cannot be told, each module changes something."""
-        names = list(dict.fromkeys(name for group in groups for name in group.modules))
+    def _load(self, names: Iterable[str]) -> None:
+        """Load modules that are not there, for all forks."""
+        for name in names:
+            if name not in sys.modules:
+                self.before = None
+                with contextlib.suppress(Exception):  # whoever needs it sees the error
+                    importlib.import_module(name)
+
+    def _replaced(self, names: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        """By module, what its import changes of those before it, in this order."""
         with tempfile.TemporaryDirectory(prefix="observed-") as folder:
             report = Path(folder) / "replaced.json"
             pid, began = _forked(partial(_all_imported, names), report), time.monotonic()
@@ -134,7 +137,7 @@ class Observer:
             try:
                 found: dict[str, dict[str, str]] = json.loads(report.read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                return {name: {"import of all files": ENDED} for name in names}
+                found = {}
         return found
 
     def _each(self, groups: Sequence[Group]) -> tuple[list[Seen], list[set[str]]]:
@@ -142,7 +145,7 @@ class Observer:
         running: dict[int, tuple[int, float]] = {}  # of a fork: its group, when it began
         found: list[Seen] = [Seen() for _ in groups]
         news: list[set[str]] = [set() for _ in groups]
-        self.before = process_state.code()
+        self.before = self.before or process_state.code()
         with tempfile.TemporaryDirectory(prefix="observed-") as folder:
             while waiting or running:
                 while waiting and len(running) < max(1, len(os.sched_getaffinity(0)) // 2):
@@ -159,8 +162,17 @@ class Observer:
         return found, news
 
     def _said(self, group: Group) -> dict[str, Any]:
+        assert self.before is not None
         seen, news = _observed(group, self.device, self.before)
         return {"seen": asdict(seen), "news": sorted(news)}
+
+
+def _orders(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
+    """The names of the modules in the order of their groups, and in the other one."""
+    both = (groups, groups[::-1])
+    return dict.fromkeys(
+        tuple(dict.fromkeys(name for group in each for name in group.modules)) for each in both
+    )
 
 
 def _forked(say: Callable[[], Any], report: Path) -> int:
@@ -191,7 +203,8 @@ def _read(report: Path) -> tuple[Seen, set[str]]:
         content = json.loads(report.read_text(encoding="utf-8"))
         return Seen(**content["seen"]), set(content["news"])
     except (OSError, ValueError, KeyError, TypeError):
-        return Seen(unidentified=f"its import or a call {ENDED}"), set()
+        text = f"its import or a call ended the process, or took more than {SECONDS:.0f} s"
+        return Seen(unidentified=text), set()
 
 
 def _observed(
@@ -305,11 +318,6 @@ def _call(
         inputs, dtypes = case.inputs(on), provider.output_dtypes
         with contextlib.nullcontext() if executed is None else executed.noting():
             evaluate(op, provider.call, inputs, provider.overwrites, dtypes=dtypes)
-
-
-def _load(name: str) -> None:
-    with contextlib.suppress(Exception):  # whoever needs it sees the error
-        importlib.import_module(name)
 
 
 class _Events:

@@ -26,6 +26,7 @@ import torch
 
 # Modules whose functions and classes are compared, with all that is inside them.
 _WATCHED = ("torch", "triton", "numpy", "tinyllama.harness")
+_BELOW = tuple(f"{name}." for name in _WATCHED)
 _ATEN = ("aten", "prims")  # namespaces of torch's own operators
 GONE = "removed"
 GENERATOR = "state of the random generator"
@@ -74,7 +75,7 @@ def loaded() -> set[str]:
 
 
 def _watched(name: str) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in _WATCHED)
+    return name in _WATCHED or name.startswith(_BELOW)
 
 
 def _standard(name: str) -> bool:

@@ -18,8 +18,9 @@ def replaced(names: Iterable[str], load: Callable[[str], object]) -> dict[str, d
     """By module, what its import changes. ``load`` imports one; those that fail change nothing,
     and whoever observes them alone says so."""
     found = {}
+    others: dict[str, ModuleType] = {}
     for name in names:
-        before = _code()
+        before = _code(others)
         with suppress(Exception, SystemExit):
             load(name)
         if changes := before.changes():
@@ -27,11 +28,16 @@ def replaced(names: Iterable[str], load: Callable[[str], object]) -> dict[str, d
     return found
 
 
-def _code() -> Code:
-    """Of all loaded modules but the installed ones, Python's and the harness's."""
+def _code(others: dict[str, ModuleType]) -> Code:
+    """Of all loaded modules but the installed ones, Python's and the harness's. ``others``: these,
+    which are not looked at again; more of them are entered."""
     found, classes = Code(), set[int]()
     for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and not of_others(name, module):
+        if module is others.get(name) or not isinstance(module, ModuleType):
+            continue
+        if of_others(name, module):
+            others[name] = module
+        else:
             note_module(found, name, module, classes, name.__eq__)
             for value in list(vars(module).values()):
                 if type(value) is Op:
