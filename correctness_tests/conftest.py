@@ -15,7 +15,11 @@ from correctness_tests.support.gate_subjects import subject  # noqa: F401 (a fix
 from correctness_tests.support.gated_suite import gated, scipy_loaded  # noqa: F401 (fixtures)
 from correctness_tests.support.posed import posed  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, suite  # noqa: F401 (fixtures)
-from correctness_tests.support.two_trees import each_file_is_read_once  # noqa: F401 (a fixture)
+from correctness_tests.support.two_trees import (  # noqa: F401 (fixtures)
+    each_file_is_read_once,
+    observer,
+    seen,
+)
 from tinyllama.harness.declare.op import Provider
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.ops import OPS

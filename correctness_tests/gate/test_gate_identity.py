@@ -5,9 +5,7 @@ The observer is a real one, in a process of its own; the trees are folders of fi
 
 import py_compile
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,9 @@ from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources
-from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.measure.op_contender import Timed
 from tinyllama.harness.records.verdict import Outcome
 
-LOCK = threading.Lock()
 AT_IMPORT = {
     "json": "TABLE = json.loads((HERE / 'elsewhere/x.json').read_text())",
     "runpy": "FOUND = runpy.run_path(str(HERE / 'elsewhere/x.py'))",
@@ -107,34 +103,6 @@ PATCHES = {
     "c.pre_grad_fusion_options = {'x': {}}": "torch._inductor.config.pre_grad_fusion_options",
     "torch.compiler.set_stance('force_eager')": "stance of the compiler",
 }
-
-
-@pytest.fixture(scope="module")
-def observer() -> Iterator[Worker]:
-    with Worker("observer", cwd=ROOT, env={"OMP_NUM_THREADS": "1"}) as worker:
-        worker.make("observer", identity.FACTORY, device="cpu")
-        yield worker
-
-
-@pytest.fixture
-def seen(observer: Worker) -> Callable[[Tree, Sequence[Group]], list[Seen]]:
-    """In the place of `observed`: one process for all trees, which gets whole paths, and is not
-    asked again about a tree that did not change."""
-    known: dict[Any, list[Seen]] = {}
-
-    def observe(tree: Tree, groups: Sequence[Group]) -> list[Seen]:
-        whole = [
-            replace(one, modules=tuple(str(tree.root / name) for name in one.modules))
-            for one in groups
-        ]
-        files = sorted(path for path in tree.root.rglob("*") if path.is_file())
-        key = tuple(whole), tuple((path, path.read_bytes()) for path in files)
-        with LOCK:  # both sides ask at once
-            if key not in known:
-                known[key] = observer.call("observer", "seen", whole)
-        return known[key]
-
-    return observe
 
 
 def test_a_file_that_an_op_opens_anywhere_in_the_tree_is_its_own(

@@ -1,18 +1,14 @@
 """A file of ops that changes another op when it is imported leaves none IDENTICAL."""
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.commands import ROOT
 from correctness_tests.support.two_trees import judged, op_file, pair
-from tinyllama.harness.gate import identity
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import Tree
-from tinyllama.harness.machine.worker import Worker
 
 THEIRS = "import sys\nfor m in [m for n, m in sys.modules.items() if n.endswith('_victim')]:\n    "
 PATCHES = {
@@ -23,49 +19,34 @@ PATCHES = {
 }
 
 
-@pytest.fixture(scope="module")
-def observe() -> Callable[[Tree, Sequence[Group]], Sequence[Seen]]:
-    def observe(tree: Tree, groups: Sequence[Group]) -> Sequence[Seen]:
-        whole = [
-            replace(one, modules=tuple(str(tree.root / name) for name in one.modules))
-            for one in groups
-        ]
-        with Worker("observer", cwd=ROOT, env={"OMP_NUM_THREADS": "1"}) as worker:
-            worker.make("observer", identity.FACTORY, device="cpu")
-            found: Sequence[Seen] = worker.call("observer", "seen", whole)
-        return found
-
-    return observe
-
-
 @pytest.mark.parametrize("names", [("victim", "patch"), ("patch", "victim")], ids=str)
 def test_a_file_that_changes_another_op_is_named(
-    tmp_path: Path, observe: Callable[..., Sequence[Seen]], names: tuple[str, str]
+    tmp_path: Path, seen: Callable[..., list[Seen]], names: tuple[str, str]
 ) -> None:
     files = {f"kernels/{name}.py": op_file(name) for name in names}
     files["kernels/victim.py"] = op_file("victim", "def helper(x):\n    return x")
     lines = THEIRS + "; ".join(line for line, _ in PATCHES.values())
     pair(tmp_path, files, {"kernels/patch.py": op_file("patch", lines)})
-    found = judged(tmp_path, names, observe)
+    found = judged(tmp_path, names, seen)
     assert set(found) == {"victim-sum", "patch-sum"}
     assert "kernels/patch.py of the candidate changes for every op" in found["victim-sum"]
 
 
 @pytest.mark.parametrize("line", ["os._exit(0)", f"{THEIRS}os._exit(0)"], ids=["always", "beside"])
 def test_an_import_that_ends_the_process_hides_nothing(
-    tmp_path: Path, observe: Callable[..., Sequence[Seen]], line: str
+    tmp_path: Path, seen: Callable[..., list[Seen]], line: str
 ) -> None:
     """Nor does one that ends it only where the other op is there, and runs to its end alone."""
     files = {f"kernels/{name}.py": op_file(name) for name in ("victim", "patch")}
     pair(tmp_path, files, {"kernels/patch.py": op_file("patch", line)})
-    found = judged(tmp_path, ("victim", "patch"), observe)
+    found = judged(tmp_path, ("victim", "patch"), seen)
     assert set(found) == {"victim-sum", "patch-sum"}
     assert "import of all files (ended the process" in found["victim-sum"]
     assert "ended the process" in found["patch-sum"]
 
 
 def test_each_way_to_change_another_op_is_seen(
-    tmp_path: Path, observe: Callable[..., Sequence[Seen]]
+    tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
     names = [f"patch{number}" for number, _ in enumerate(PATCHES)]
     files = {"victim.py": op_file("victim", "def helper(x):\n    return x")}
@@ -74,8 +55,8 @@ def test_each_way_to_change_another_op_is_seen(
     files["right.py"] = op_file("right", "import tinyllama.ops.block")
     pair(tmp_path, files, {})
     tree = Tree("base", tmp_path / "base", sys.executable, "main", tmp_path)
-    found = observe(tree, [Group((name,)) for name in ("victim.py", *files)][1:])
+    found = seen(tree, [Group((name,)) for name in ("victim.py", *files)][1:])
     victim, *each, right = found
     assert victim.changed == right.changed == {}
-    for seen, (_, what) in zip(each, PATCHES.values(), strict=True):
-        assert any(what in name for name in seen.changed), (what, seen.changed)
+    for one, (_, what) in zip(each, PATCHES.values(), strict=True):
+        assert any(what in name for name in one.changed), (what, one.changed)

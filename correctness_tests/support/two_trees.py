@@ -1,12 +1,16 @@
 """Two trees of files of ops, and what the gate finds to differ between them."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from correctness_tests.support.commands import ROOT
 from correctness_tests.support.own_repository import OP
 from tinyllama import ops
 from tinyllama.harness.gate import identity, sources
@@ -15,6 +19,7 @@ from tinyllama.harness.gate.own import Own
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.measure.op_contender import Timed
 
 HEAD = "import importlib.util, json, os, pathlib, runpy, subprocess, torch\n"
@@ -83,3 +88,34 @@ def each_file_is_read_once() -> Iterator[None]:
         for plain in (sources.digest, sources.host_digest):
             patch.setattr(sources, plain.__name__, partial(once, plain))
         yield
+
+
+LOCK = threading.Lock()
+
+
+@pytest.fixture(scope="module")
+def observer() -> Iterator[Worker]:
+    with Worker("observer", cwd=ROOT, env={"OMP_NUM_THREADS": "1"}) as worker:
+        worker.make("observer", identity.FACTORY, device="cpu")
+        yield worker
+
+
+@pytest.fixture
+def seen(observer: Worker) -> Callable[[Tree, Sequence[Group]], list[Seen]]:
+    """In the place of `observed`: one process for all trees, which gets whole paths, and is not
+    asked again about a tree that did not change."""
+    known: dict[Any, list[Seen]] = {}
+
+    def observe(tree: Tree, groups: Sequence[Group]) -> list[Seen]:
+        whole = [
+            replace(one, modules=tuple(str(tree.root / name) for name in one.modules))
+            for one in groups
+        ]
+        files = sorted(path for path in tree.root.rglob("*") if path.is_file())
+        key = tuple(whole), tuple((path, path.read_bytes()) for path in files)
+        with LOCK:  # both sides ask at once
+            if key not in known:
+                known[key] = observer.call("observer", "seen", whole)
+        return known[key]
+
+    return observe
