@@ -34,16 +34,16 @@ def resolve(rev: str, repo: Path) -> str:
 
     Raises RevisionError for none, and for a name of several, of which git would take one.
     """
-    tree_of(repo)
     found = _commit(rev, repo)
     if _COMMIT.fullmatch(found):
         name = re.split(r"[~^]|@{", rev, maxsplit=1)[0]
-        named = {ref: _commit(ref + rev.removeprefix(name), repo) for ref in _refs(name)}
+        named = {ref: _commit(ref + rev.removeprefix(name), repo) for ref in _refs(name, repo)}
         named = {ref: commit for ref, commit in named.items() if commit}
         if len(set(named.values())) > 1:
             each = ", ".join(f"{ref} is {commit[:10]}" for ref, commit in named.items())
             raise RevisionError(f"{name!r} names several in {repo} ({each}): use a long name")
         return found
+    tree_of(repo)
     if _git(repo, "rev-parse", "--is-shallow-repository")[1].strip() == "true":
         fix = "this clone is shallow: git fetch --unshallow (in CI: fetch-depth: 0)"
     elif _git(repo, "rev-parse", "--verify", "--quiet", "HEAD^{commit}", fails=(1, 128))[0]:
@@ -61,9 +61,11 @@ def _commit(rev: str, repo: Path) -> str:
     return _git(repo, "rev-parse", "--verify", "--quiet", *named, fails=(1, 128))[1].strip()
 
 
-def _refs(name: str) -> list[str]:
-    """The long names that a short one may stand for, in git's order."""
-    return [f"refs/{kind}{name}" for kind in ("", "tags/", "heads/", "remotes/")] if name else []
+def _refs(name: str, repo: Path) -> list[str]:
+    """The long names that a short one stands for, in git's order."""
+    every = [f"refs/{kind}{name}" for kind in ("", "tags/", "heads/", "remotes/")] if name else []
+    listed = _git(repo, "for-each-ref", "--format=%(refname)", *every)[1] if every else ""
+    return [ref for ref in every if ref in listed.splitlines()]
 
 
 def has(rev: str, path: str, repo: Path) -> bool:

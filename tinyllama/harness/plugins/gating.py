@@ -57,8 +57,8 @@ class Gating:
         try:
             self.root = Path(tree_of(Path(option.tree or config.rootpath)))
             self.commits = {rev: resolve(rev, self.root) for rev in option.against}
-            for rev in self.commits:
-                if same_tree(rev, self.root):
+            for rev, commit in self.commits.items():
+                if same_tree(commit, self.root):
                     raise RevisionError(
                         f"--against {rev!r}: this tree is that revision, byte for byte: check out "
                         "the candidate"
