@@ -68,6 +68,14 @@ def _ops_as_declared(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, f"providers left registered or changed: {left}: use providers_restored"
 
 
+@pytest.fixture
+def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """pytest-benchmark starts seven processes for the default of an option, whenever pytest starts
+    in this process."""
+    monkeypatch.setattr("pytest_benchmark.plugin.get_tag", lambda: "a_tag")
+    return pytester
+
+
 def shared(device: torch.device, named: bool) -> bool:
     """Whether workers of xdist use the same GPU; named: all of them the one of ``--device``."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
