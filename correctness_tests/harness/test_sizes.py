@@ -61,8 +61,15 @@ def test_what_is_right_passes_and_says_how_far() -> None:
     assert one.message == "N up to 4,099; F up to 4,099"
 
 
-@pytest.mark.parametrize(("rows", "size"), [(4096, 4099), (65535, 65539)])
-@pytest.mark.parametrize("wrong", [torch.zeros_like, lambda y: y * 1.1], ids=["zeros", "factor"])
+@pytest.mark.parametrize(
+    ("rows", "size", "wrong"),
+    [
+        (4096, 4099, torch.zeros_like),
+        (4096, 4099, lambda y: y * 1.1),
+        (65535, 65539, lambda y: y * 1.1),
+    ],
+    ids=["zeros", "factor", "factor-of-many"],
+)
 def test_rows_beyond_a_limit_are_compared(rows: int, size: int, wrong: Call) -> None:
     one = found(beyond(rows, wrong))
     assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
