@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,20 +16,18 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness.declare.registry import providers_restored
-from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import dependent, recorded
 from tinyllama.harness.kernels.placed import rounded
 from tinyllama.harness.kernels.precision import narrowed
 from tinyllama.harness.kernels.streams import Side
 from tinyllama.harness.machine.device import cannot
-from tinyllama.model import llama
 from tinyllama.model.config import WORKLOADS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW, RoundedWeights, counted_apart
 from tinyllama.model.tiers import V3, V4, StepPlan
 from tinyllama.ops.stack import launches, receiving, stack
-from tinyllama.ops.stack.configs import BESIDE, FEW, PLAN, pays
+from tinyllama.ops.stack.configs import BESIDE, PLAN
 from tinyllama.training.step import TrainStep, products
 
 SHAPE = ModelConfig(
@@ -362,55 +359,6 @@ def test_repeated_a_captured_step_gives_equal_bits(
             first = first or found
             assert same(found, first), f"repeat {repeat} differs"
     assert not same(first[: len(before)], before)
-
-
-# -- the plan -------------------------------------------------------------------------------------
-
-
-def test_blocks_are_one_stack_where_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def fused(value: bool) -> Iterator[None]:
-        monkeypatch.setattr(llama, "pays", lambda x, dtype: value)
-        yield
-
-    model = TinyLlama(SHAPE, V4)
-    model.stack = stack = Mock(wraps=model.stack)
-    losses = []
-    for value in (True, False):
-        with fused(value):
-            losses.append(model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).item())
-    stack.assert_called_once()
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
-@pytest.mark.parametrize("tier", ["v1", "v2", "v3"])
-def test_a_tier_without_a_stack_asks_for_no_plan(
-    tier: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Looking one up reads a chip's table, which no compiler traces."""
-    monkeypatch.setattr(llama, "pays", lambda x, dtype: pytest.fail("a plan was looked up"))
-    with torch.no_grad():
-        TinyLlama(SHAPE, tier).loss(TOKENS[:, :-1], TOKENS[:, 1:])
-
-
-def test_the_plan_of_many_rows_is_the_vendors_products() -> None:
-    few, many = (torch.empty(1, rows, 8, device="meta") for rows in (FEW, FEW + 1))
-    assert pays(few, torch.bfloat16)
-    assert not pays(many, torch.bfloat16)
-    with products("fp32", torch.device("cpu")), recorded("sm_90"):
-        assert not pays(few, torch.float32)  # three products of tf32: measured to lose
-
-
-def test_parameters_of_the_layers_are_one_view() -> None:
-    model, before = TinyLlama(SHAPE, V4), layout.copies
-    for name, parameter in model.layers[1].named_parameters():
-        together = layout.stacked([getattr(layer, name) for layer in model.layers])
-        assert together.shape == (3, *parameter.shape)
-        assert together[1].data_ptr() == parameter.data_ptr()
-    assert layout.copies == before
-    apart = layout.stacked([torch.zeros(2), torch.ones(2), torch.full((2,), 2.0)])
-    assert apart.tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert layout.copies == before + 1
 
 
 def test_dependent_launch_is_asked_for_where_the_chip_has_it() -> None:

@@ -1,0 +1,245 @@
+"""A judge is run with its own settings, and its report is put with the base's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from correctness_tests.support.gate_fakes import SIDES, Script
+from correctness_tests.support.gated_suite import git
+from correctness_tests.support.judged import tree
+from tinyllama.harness.gate import judge
+from tinyllama.harness.gate.judged import changed_files, shadowing
+from tinyllama.harness.gate.pair import Tree
+from tinyllama.harness.gate.revision import RevisionError
+from tinyllama.harness.records.verdict import Outcome
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_judge_reports_when_its_command_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    begun, report = tmp_path / "begun", tmp_path / "report"
+    program = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"pathlib.Path({str(begun)!r}).touch()\n"
+        "try:\n    time.sleep(60)\n"
+        f"except KeyboardInterrupt:\n    pathlib.Path({str(report)!r}).touch()\n"
+    )
+    monkeypatch.setattr(judge, "_PYTEST", program)
+
+    def interrupt() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    by = judge.Judge("a judge", tmp_path, own=False)
+    assert judge._ended(by, tmp_path, [], [], tmp_path) == 2, (
+        "0 is no status of an interrupted gate"
+    )
+    other.join()
+    assert report.exists()
+
+
+@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_judge_is_run_with_its_own_settings_and_without_the_tree_that_it_judges(
+    own: bool, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """own: the tree has no harness, so pytest reads none of its settings either."""
+    begin = Mock(return_value=SimpleNamespace(wait=lambda: 7))
+    monkeypatch.setattr(judge.subprocess, "Popen", begin)
+    root, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([f"{root}/inside", str(elsewhere)]))
+    folder = judge.HARNESS if installed else tmp_path / "judge"
+    by = judge.Judge("a judge", folder, own=own)
+    assert judge._ended(by, root, ["--last"], ["perf", "more"], tmp_path) == 7
+    begin.assert_called_once()
+    (words,), env = begin.call_args.args, begin.call_args.kwargs["env"]
+    settings = tmp_path if own else folder
+    where = ["--noconftest", str(tmp_path)] if own else [f"{folder}/perf", f"{folder}/more"]
+    assert words[3:] == [
+        *(str(folder), str(root), "-c", f"{settings}/pytest.ini"),
+        *(f"--rootdir={settings}", f"--tree={root}", "--judge=a judge", *where, "--last"),
+    ]
+    assert (tmp_path / "pytest.ini").exists() is own
+    paths = [str(elsewhere)] if own and installed else [str(folder), str(elsewhere)]
+    assert env["PYTHONPATH"].split(os.pathsep) == paths
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status", "by"),
+    [(["JUDGE CHANGED", "SAME"], 19, ["new", "this tree"]), (["SAME"], 0, ["new"])],
+    ids=["changed", "readable"],
+)
+def test_a_second_verdict_is_put_into_the_report_where_the_first_cannot_be_relied_on(
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcomes: list[str],
+    status: int,
+    by: list[str],
+) -> None:
+    judges: list[str] = []
+
+    def ended(one: judge.Judge, root: Path, arguments: list[str], *more: object) -> int:
+        report = Path(arguments[-1].removeprefix("--gate-json="))
+        verdict = {"name": "candidate", "outcome": outcomes[len(judges)]}
+        report.write_text(json.dumps({"status": 0, "verdicts": [verdict]}))
+        judges.append(one.label)
+        return status if len(judges) == 1 else 0
+
+    monkeypatch.setattr(judge, "_ended", ended)
+    report = tmp_path / "out.json"
+    given = ["--junitxml=x.xml", f"--gate-json={report}"]
+    assert judge.run(repository, given, ["perf_tests"], ["new"], None, report) == status
+    assert judges == by
+    assert ('"by_the_candidate"' in report.read_text()) is (len(by) == 2)
+
+
+# -- trees that change meanwhile ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launch", [1, 3, 1000], ids=["first", "third", "last"])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_tree_that_is_written_to_is_tampered_with(side: str, launch: int) -> None:
+    script = Script("a", "b")
+    asked: list[str] = []
+
+    def contents(of: Tree) -> str:
+        asked.append(of.name)
+        late = launch == 1000 and script.launches > 3 and not script.session.undecided()
+        return str(of.name == side and (script.launches >= launch or late))
+
+    found = script.run(contents=contents)
+    assert found[side].outcome is Outcome.TAMPERED
+    assert script.status == 20
+    assert len(asked) >= 4
+
+
+def test_options_are_left_out_with_their_values() -> None:
+    given = ["-k", "one", "--gate-json", "x", "-x", "--junitxml=y", "--gate-json=z", "--junitxml2"]
+    kept = judge._without(given, ("--gate-json", "--junitxml"))
+    assert kept == ["-k", "one", "-x", "--junitxml2"]
+
+
+def test_what_is_inside_a_tree(tmp_path: Path) -> None:
+    assert judge._inside(tmp_path, tmp_path)
+    assert judge._inside(tmp_path / "a" / ".." / "b", tmp_path)
+    assert not judge._inside(tmp_path.parent, tmp_path)
+    assert not judge._inside(tmp_path / ".." / "other", tmp_path)
+
+
+# -- what could speak in the place of a judge ---------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ['{"status": 10, "verdicts": []}', "", None])
+def test_a_judge_that_ends_with_0_counts_by_its_report_alone(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    """As where a plugin of pytest, or a variable of Python, changes the status of a process."""
+    report = tmp_path / "out.json"
+
+    def ended(*more: object) -> int:
+        if text is not None:
+            report.write_text(text)
+        return 0
+
+    monkeypatch.setattr(judge, "_ended", ended)
+    given = [f"--gate-json={report}"]
+    assert judge.run(repository, given, ["perf_tests"], ["new"], None, report) == 15
+
+
+def test_a_plugin_of_pytest_that_the_tree_has_is_not_loaded_by_its_judge(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a package that is installed as a link to the tree."""
+    installed = tmp_path / "installed"
+    tree(
+        installed,
+        {
+            "one-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: one\nVersion: 1\n",
+            "one-1.dist-info/entry_points.txt": "[pytest11]\nsays-0 = zz_one.plugin\n"
+            "elsewhere = zz_other\n",
+            "zz_other.py": "",
+        },
+    )
+    tree(repository / "src", {"zz_one/__init__.py": "", "zz_one/plugin.py": ""})
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.syspath_prepend(str(repository / "src"))
+    given: list[str] = []
+
+    def ended(one: judge.Judge, root: Path, arguments: list[str], *more: object) -> int:
+        given[:] = arguments
+        return 2
+
+    monkeypatch.setattr(judge, "_ended", ended)
+    judge.run(repository, [], [], ["new"], None, tmp_path / "out.json")
+    assert given == ["-pno:says-0"]
+
+
+def test_variables_of_python_that_lose_a_status_are_not_a_judges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PYTHONINSPECT", "PYTHONOPTIMIZE", "PYTHONUTF8"):
+        monkeypatch.setenv(name, "1")
+    assert {n for n in judge._environment() if n.startswith("PYTHON")} & {
+        "PYTHONINSPECT",
+        "PYTHONOPTIMIZE",
+        "PYTHONUTF8",
+    } == {"PYTHONUTF8"}
+
+
+def test_a_folder_of_the_tree_that_is_judged_is_no_judge(repository: Path) -> None:
+    inside = {f"main/{judge.ABLE}": "# the candidate's\n"}
+    tree(repository, inside)
+    with judge.chosen(repository, ["new"], str(repository / "main")) as by:
+        assert by.folder == repository / "main", "a checkout beside, which git does not track"
+    git("add", "--all")
+    with (
+        pytest.raises(RevisionError, match="git tracks that folder in the judged tree"),
+        judge.chosen(repository, ["new"], "main"),
+    ):
+        pass
+
+
+def test_a_module_in_the_place_of_another_judges() -> None:
+    before = {"types.py": 0, "torchlike/__init__.py": 0, "kernels/one.py": 0}
+    after = (
+        "sitecustomize.py",
+        "src/usercustomize.py",
+        "secrets.py",
+        "types.py",
+        "torch/__init__.py",
+        "torch/inside/more.py",
+        "src/numpy/__init__.py",
+        "scipy.so",
+    )
+    not_so = (
+        "kernels/one.py",
+        "kernels/torch.py",
+        "json/data.txt",
+        "io.md",
+        "torchlike/__init__.py",
+        "own.py",
+        "src/own/secrets.py",
+    )
+    loaded = {"torch", "numpy", "scipy", "torchlike", "pytest"}
+    assert shadowing({*after, *not_so}, loaded, before) == {*after}
+
+
+def test_bytecode_that_git_tracks_judges(tmp_path: Path) -> None:
+    name = "kernels/__pycache__/one.cpython-311.pyc"
+    (change,) = changed_files({}, tree(tmp_path, {name: "1"}))
+    assert change.name == name
