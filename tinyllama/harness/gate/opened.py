@@ -42,6 +42,7 @@ from tinyllama.harness.machine.device import cannot
 
 HARNESS = os.path.join("tinyllama", "harness", "")
 SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
+ENDED = f"ended the process, or took more than {SECONDS:.0f} s"
 _KERNELS = ("configs", "gluon", "interpreter", "libdevice", "programs", "shared_types")
 # What a first backward pass and a first interpreted kernel load, here for all forks. The latter
 # change triton: each fork that did that itself would be made again.
@@ -128,7 +129,8 @@ class Observer:
                     importlib.import_module(name)
 
     def _replaced(self, names: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-        """By module, what its import changes of those before it, in this order."""
+        """By module, what its import changes of those before it, in this order. Where that
+        cannot be told, each module changes something."""
         with tempfile.TemporaryDirectory(prefix="observed-") as folder:
             report = Path(folder) / "replaced.json"
             pid, began = _forked(partial(_all_imported, names), report), time.monotonic()
@@ -137,7 +139,7 @@ class Observer:
             try:
                 found: dict[str, dict[str, str]] = json.loads(report.read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                found = {}
+                return {name: {"import of all files": ENDED} for name in names}
         return found
 
     def _each(self, groups: Sequence[Group]) -> tuple[list[Seen], list[set[str]]]:
@@ -203,8 +205,7 @@ def _read(report: Path) -> tuple[Seen, set[str]]:
         content = json.loads(report.read_text(encoding="utf-8"))
         return Seen(**content["seen"]), set(content["news"])
     except (OSError, ValueError, KeyError, TypeError):
-        text = f"its import or a call ended the process, or took more than {SECONDS:.0f} s"
-        return Seen(unidentified=text), set()
+        return Seen(unidentified=f"its import or a call {ENDED}"), set()
 
 
 def _observed(
