@@ -4,16 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from correctness_tests.support.judged import tree
 from tinyllama.harness.gate import comparison
 from tinyllama.harness.gate.pair import BASE, Tree
-
-
-def tree(folder: Path, files: dict[str, str]) -> dict[str, Path]:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return {name: folder / name for name in files}
 
 
 def test_the_state_of_a_tree_is_of_every_file_and_of_bytecode(tmp_path: Path) -> None:
