@@ -1,5 +1,6 @@
 """The gradient of a table: blocks that no case has, and tokens in any order."""
 
+import itertools
 from unittest.mock import MagicMock
 
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness import Case
 from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.declare.values import constant, integers, ranked
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops import embedding as file
@@ -41,14 +43,38 @@ TOKENS = {
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_tokens_are_sorted_by_row_and_keep_their_order(name: str, device: torch.device) -> None:
-    """So that a row's sum has one order: that of its tokens."""
+def test_tokens_are_sorted_by_row_and_lane(name: str, device: torch.device) -> None:
+    """So that a row's sum has one order: that of the lanes, and of the tokens in each."""
     tokens, weight = TOKENS[name].to(device), torch.zeros(9, 3, device=device)
     with ORDER.force(Config(ROWS=4, TOKENS=32, num_warps=1), N=128):
         _, order, starts = Triton.forward(weight, tokens)
-    assert torch.equal(order, tokens.argsort(stable=True).int())
+    numbers = torch.arange(len(tokens), device=device)
+    assert torch.equal(order, (tokens * 100 + numbers % 32).argsort(stable=True).int())
     counts = tokens.bincount(minlength=9)
     assert torch.equal(starts, torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int())
+
+
+COUNTS = list(itertools.product((0, 3, 4, 5), (3, 4, 12), (0, 4)))
+
+
+def test_rows_of_many_tokens_are_summed_in_parts(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of parts of four: rows with fewer tokens, as many, more and several parts, from each
+    position of a part. Tokens and dy are strided; small integers are summed exactly."""
+    monkeypatch.setattr(file, "PART", 4)
+    for counts in COUNTS:
+        tokens = torch.arange(3).repeat_interleave(torch.tensor(counts)).to(device)
+        weight = torch.zeros(3, 5, device=device, requires_grad=True)
+        whole = torch.randint(-8, 8, (len(tokens), 12), generator=torch.Generator().manual_seed(0))
+        dy = whole.float().to(device)[:, :10:2]
+        wanted = torch.zeros(3, 5, device=device).index_add_(0, tokens, dy)
+        strided = torch.stack([tokens, tokens - tokens], 1)[:, 0]
+        for several in (len(tokens), len(tokens) + 1):  # with parts, and without
+            monkeypatch.setattr(file, "SEVERAL", several)
+            rows = embedding["triton"](weight, strided)
+            (found,) = torch.autograd.grad(rows, weight, dy)
+            assert torch.equal(found, wanted), counts
 
 
 @pytest.mark.parametrize("tokens", [8, 9, 40])
@@ -73,24 +99,25 @@ def test_many_tokens_and_rows_are_torchs(
     limit: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where each token is no longer compared with each row, in both passes."""
-    kernels = {name: MagicMock() for name in ("order_kernel", "gradient_kernel")}
+    names = ("order_kernel", "parts_kernel", "gradient_kernel")
+    kernels = {name: MagicMock() for name in names}
     for name, kernel in kernels.items():
         kernel.__getitem__.side_effect = getattr(file, name).__getitem__
         monkeypatch.setattr(file, name, kernel)
     monkeypatch.setattr(file, "MOST", limit)
+    monkeypatch.setattr(file, "SEVERAL", 1)
     compared = CASE.compare(device)
     assert all(one.passed for one in compared), [str(one) for one in compared]
     assert {kernel.__getitem__.called for kernel in kernels.values()} == {bool(limit)}
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["mixed", "equal"])
+@pytest.mark.parametrize("name", ["uniform", "ranked", "equal"])
 def test_repeated_the_gradient_has_equal_bits(name: str, gpu: torch.device) -> None:
     """50 times, of 8,192 tokens, and near a sum in float64."""
     generator = torch.Generator(gpu).manual_seed(0)
-    tokens = torch.randint(1000, (8192,), generator=generator, device=gpu)
-    if name == "equal":
-        tokens.fill_(7)
+    drawn = {"uniform": integers(1000), "ranked": ranked(1000), "equal": constant(7)}[name]
+    tokens = drawn.sample((8192,), generator).long()
     weight = torch.zeros(1000, 1024, device=gpu, requires_grad=True)
     dy = torch.randn(8192, 1024, generator=generator, device=gpu)
     first = None

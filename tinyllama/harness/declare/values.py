@@ -7,6 +7,7 @@ Its name is part of a case's name, because the data alone can change what a kern
 fast.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,6 +54,19 @@ def integers(high: int) -> Values:
         return torch.randint(high, shape, generator=generator, device=generator.device)
 
     return Values(f"integers({high})", sample)
+
+
+def ranked(high: int) -> Values:
+    """Integers in [0, high), each as frequent as a word of text: in proportion to 1 / (1 + its
+    number), which is Zipf's law. Uniform integers hide what a few frequent ones cost."""
+
+    def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        device = generator.device
+        weights = 1 / torch.arange(1, high + 1, dtype=torch.float64, device=device)
+        drawn = torch.multinomial(weights, math.prod(shape), True, generator=generator)
+        return drawn.reshape(shape)
+
+    return Values(f"ranked({high})", sample)
 
 
 def constant(value: float) -> Values:
