@@ -1,7 +1,8 @@
 """The comparison itself: what it must refuse, and what it must let pass."""
 
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -243,3 +244,20 @@ def test_the_message_names_norm_error_and_bound() -> None:
     assert text.startswith("y: tensor error")
     assert "> allowed" in text
     assert "scale error 0.01" in text
+
+
+def test_changes_of_the_oracle_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the largest cases each takes 2 GiB, and eight of them at once do not fit on a GPU."""
+    reference, result = rounded()
+    made: list[weakref.ref[torch.Tensor]] = []
+    every = Reference.changes
+
+    def counted(self: Reference) -> Iterator[torch.Tensor]:
+        for change in every(self):
+            made.append(weakref.ref(change))
+            assert sum(one() is not None for one in made) <= 2  # this one and the one before
+            yield change
+
+    monkeypatch.setattr(Reference, "changes", counted)
+    assert compare("y", result, reference).passed
+    assert len(made) == len(reference.perturbed)

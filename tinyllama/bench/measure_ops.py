@@ -201,7 +201,7 @@ class Bench:
 
     def _layouts(self, run: OpCaseRun, name: str) -> None:
         last = cases_of(run.op, self.device)[-1]
-        if run.case == last and name not in PEERS and run.op.differentiable:
+        if run.case == last and bounded(run.op, name) and run.op.differentiable:
             names, rounds = tuple(run.op.layouts), self.effort.layout_rounds
             run.layouts[name] = self._worker(run, name).call("op", "layouts", names, rounds)
 
@@ -247,13 +247,18 @@ def bars(
     return said
 
 
+def bounded(op: Op, provider: str) -> bool:
+    """Whether `Op.layouts` bounds a provider: one with kernels."""
+    return provider in op.providers and op[provider].derived is not None
+
+
 def held_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Ratio]]]:
-    """The slowdowns on other layouts, by case, of the providers that `Op.layouts` bounds."""
+    """The slowdowns on other layouts, by case, of providers that have a bound."""
     return {
         f"{run.op.name}-{name}-{run.op.timed[run.case]}": (run.op, found)
         for run in runs
         for name, found in run.layouts.items()
-        if name in run.op.providers and run.op[name].derived is not None
+        if bounded(run.op, name)
     }
 
 

@@ -32,7 +32,7 @@ times as many as the reference is undecided about.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -130,12 +130,13 @@ class Reference:
     @cached_property
     def moved(self) -> _Norms:
         """Root mean squares over the changes of the oracle."""
-        return _Norms(*map(_rms, self.norms_of(self.changes(), 1)))
+        every = zip(*map(self.norms_of, self.changes()), strict=True)
+        return _Norms(*(_rms(torch.stack(one)) for one in every))
 
-    def changes(self) -> torch.Tensor:
-        """Of the oracle, by inputs that were perturbed."""
-        every = torch.stack([torch.atleast_1d(one.double()) for one in self.perturbed])
-        return every - self.exact
+    def changes(self) -> Iterator[torch.Tensor]:
+        """Of the oracle, by inputs that were perturbed; one at a time, since each may take GiB."""
+        for one in self.perturbed:
+            yield torch.atleast_1d(one.double()) - self.exact
 
     @cached_property
     def freedom(self) -> float:
@@ -145,7 +146,7 @@ class Reference:
         count, draws = self.exact.numel(), len(self.perturbed)
         if not self.terms.shared or draws < 2:
             return count
-        changes = self.changes().flatten(1)
+        changes = torch.stack([one.flatten() for one in self.changes()])
         products = changes @ changes.T
         ratio = (products.trace() ** 2 / products.square().sum()).item()  # NaN without any change
         return min(count, draws * ratio / (draws - ratio)) if ratio < draws else count
@@ -177,12 +178,10 @@ class Reference:
         least = torch.maximum(self.moved.whole, unit).clamp_min(1e-300)
         return max(1.0, (self.error.whole / least).item())
 
-    def norms_of(self, tensors: torch.Tensor, start: int = 0) -> _Norms:
-        """Of a tensor like the oracle, or of each of several where ``start`` is 1."""
-        flat = tensors.flatten(start)
-        along = (tensors * self.exact).flatten(start).sum(-1).abs() / self.sizes[0].whole ** 2
-        rows = tensors.norm(dim=-1).reshape(*tensors.shape[:start], -1)
-        return _Norms(flat.norm(dim=-1), rows, along)
+    def norms_of(self, tensor: torch.Tensor) -> _Norms:
+        """Of a tensor like the oracle."""
+        along = (tensor * self.exact).sum().abs() / self.sizes[0].whole ** 2
+        return _Norms(tensor.norm(), tensor.norm(dim=-1).flatten(), along)
 
 
 def compare(
