@@ -2,6 +2,7 @@
 
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -227,6 +228,29 @@ def test_much_memory_of_a_check_is_given_back(
     made._shrink()
     much = kind == "cuda" and reserved > 100
     assert (made.emptied, forgot) == (much, [True] * much)
+
+
+def test_results_of_the_first_check_are_freed_for_other_processes(
+    contender: Contender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64 they are the largest; what still holds them keeps them from other processes."""
+    made, evaluated = contender(weighed), op_contender.evaluate
+    results: list[weakref.ref[torch.Tensor]] = []
+    held: list[int] = []
+
+    def evaluate(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
+        found = evaluated(*args, **options)
+        results.extend(map(weakref.ref, found.values()))
+        return found
+
+    def forget() -> None:
+        held.append(sum(one() is not None for one in results))
+
+    monkeypatch.setattr(op_contender, "evaluate", evaluate)
+    monkeypatch.setattr(made, "_forget", forget)
+    made.check_first()
+    assert len(results) >= 6  # of the provider and of the reference: y and two gradients
+    assert held == [0]
 
 
 def size(tensor: torch.Tensor | None) -> int:

@@ -204,6 +204,10 @@ class OpContender:
 
         Raises WrongResultError.
         """
+        self._judge_first()
+        self._forget()  # here, where nothing holds the results in float64 any more
+
+    def _judge_first(self) -> None:
         inputs, provider = self._fresh(), self.case.provider
         slack = SLACK * provider.slack.get(self.case.dtype, 1.0)
         results = evaluate(self.op, provider.call, inputs, provider.overwrites)
@@ -216,7 +220,6 @@ class OpContender:
             one.name: _Bound(_size(exact[one.name]), one.checks[0].bound, one.widest_row)
             for one in comparisons
         }
-        self._forget()
 
     def warm_up(self, seconds: float) -> None:
         """Repeat the call for so many seconds, until clocks and compiler caches settle."""
