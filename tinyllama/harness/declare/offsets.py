@@ -50,9 +50,12 @@ class Ends(Protocol):
     def room(self, elements: int) -> torch.Tensor:
         """Zeros in bfloat16, of which only what is touched takes memory."""
 
-    def __call__(self, call: Callable[..., Results], programs: int, *far: torch.Tensor) -> Pairs:
+    def __call__(
+        self, call: Callable[..., Results], programs: int, *far: torch.Tensor, both: bool = False
+    ) -> Pairs:
         """The first and the last entries of what ``call`` gives for tensors of many entries, and
-        what it gives for those entries alone. programs: how many to run at each end."""
+        what it gives for those entries alone. programs: how many to run at each end. both: also for
+        those entries alone, since a grid does not grow with them and the results are of its ends."""
 
 
 RowsApart = Callable[[Put], Results]
