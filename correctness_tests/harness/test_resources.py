@@ -21,6 +21,7 @@ from tinyllama.harness.kernels.resources import (
     compilation,
     compile_launch,
     lacking,
+    remembered,
 )
 
 # -- the gate is seen to fail -----------------------------------------------------------------
@@ -263,6 +264,29 @@ def test_what_was_compiled_is_not_compiled_again_unless_something_changed(
     monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
     of_centred("gfx942", 512, 2).run()
     assert compiled.call_count == 4
+
+
+def test_a_digest_is_remembered_unless_something_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "_cache", lambda: tmp_path)
+    usual = of_centred("gfx942", 512, 2).digest
+    found = create_autospec(Compilation.digest.func, side_effect=lambda one: usual)
+    monkeypatch.setattr(Compilation, "digest", property(found))
+    assert [remembered(of_centred("gfx942", 512, 2)) for _ in range(2)] == [usual] * 2
+    assert found.call_count == 1
+    others = of_centred("gfx942", 512, 4), of_centred("gfx942", 256, 2), of_centred("sm_90", 512, 2)
+    for count, other in enumerate(others, 2):
+        remembered(other)
+        assert found.call_count == count
+    sources = "_triton", "_reader"
+    for count, source in enumerate(sources, 5):
+        monkeypatch.setattr(resources, source, lambda: "other")
+        remembered(of_centred("gfx942", 512, 2))
+        assert found.call_count == count
+    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
+    remembered(of_centred("gfx942", 512, 2))
+    assert found.call_count == 7
 
 
 # -- the list of known limits -----------------------------------------------------------------

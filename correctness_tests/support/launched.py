@@ -19,7 +19,7 @@ from tinyllama.harness.declare.specs import flat
 from tinyllama.harness.kernels import limits
 from tinyllama.harness.kernels.instruction_record import Key, Record, load_all, made_of
 from tinyllama.harness.kernels.launch import Launch
-from tinyllama.harness.kernels.resources import CHIPS, Compilation, lacking
+from tinyllama.harness.kernels.resources import CHIPS, Compilation, lacking, remembered
 from tinyllama.ops import OPS
 
 
@@ -154,4 +154,4 @@ def is_recorded_so(key: Key) -> bool:
     """Whether what would be compiled of a kernel is what was compiled when it was recorded. Then it
     is not compiled again by `make test`, but by `make test-slow`."""
     known = recorded_kernels().get(MINOR, {}).get(key)
-    return known is not None and known.made_of == made_of(held()[key], KNOWN)
+    return known is not None and known.made_of == made_of(held()[key], KNOWN, remembered)

@@ -11,8 +11,9 @@ what it was made of (`made_of`): where this is the same, the compiler would give
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,16 @@ def together(found: Iterable[Instructions]) -> Instructions:
     )
 
 
-def made_of(compilations: Iterable[Compilation], known: Iterable[Known]) -> str:
+def made_of(
+    compilations: Iterable[Compilation],
+    known: Iterable[Known],
+    digest: Callable[[Compilation], str] = attrgetter("digest"),
+) -> str:
     """A digest of all that decides whether these compilations keep within their limits and have the
-    recorded instructions. known: the limits that are listed."""
+    recorded instructions. known: the limits that are listed. digest: of a compilation."""
     each = list(compilations)
     entries = {repr(entry) for entry in known if any(map(entry.covers, each))}
-    whole = sorted({one.digest for one in each}) + sorted(entries)
+    whole = sorted(set(map(digest, each))) + sorted(entries)
     return hashlib.sha256(" ".join(whole).encode()).hexdigest()[:16]
 
 

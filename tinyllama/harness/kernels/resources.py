@@ -182,6 +182,32 @@ class Compilation:
         return numbers
 
 
+def remembered(compilation: Compilation) -> str:
+    """Its digest. That takes Triton's front end, so it is kept for whatever Triton's own cache
+    takes for the same: the source of the kernel and of what it calls, its arguments, the options,
+    Triton's files and switches; and the code that reads."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    switches = sorted(get_cache_invalidating_env_vars().items())
+    with _surroundings():
+        compiler = _backend(compilation.chip).hash()
+    whole = compilation.key, _triton(), compiler, switches, _reader()
+    stored = _cache() / f"of-{hashlib.sha256(repr(whole).encode()).hexdigest()}.txt"
+    if not stored.is_file():
+        _write(stored, compilation.digest)
+    return stored.read_text(encoding="utf-8")
+
+
+@functools.cache
+def _triton() -> str:
+    """A digest of Triton's files."""
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:  # triton before 3.5
+        from triton.compiler.compiler import triton_key
+    return str(triton_key())
+
+
 def compile_launch(launch: Launch, chip_name: str) -> Resources:
     """Compile a recorded launch for a chip, without one."""
     return compilation(launch, chip_name).run()
