@@ -107,13 +107,12 @@ def kept_alive(candidate: Candidate, case: OpCase) -> Problem:
     """Whether memory of a call is still there when all that was made of it is gone and others
     followed; or is there until Python looks for cycles, which is advice."""
     reference = _alive(replace(candidate, provider=candidate.op["eager"]), case)
+    found = _alive(candidate, case)
     for collected, what, rank in (
         (True, "is never released, in whatever many calls", Rank.UNSAFE),
         (False, "is released only when Python collects cycles: save it for backward", Rank.ADVICE),
     ):
-        own = [
-            name for name in _alive(candidate, case)[collected] if name not in reference[collected]
-        ]
+        own = [name for name in found[collected] if name not in reference[collected]]
         if own:
             return case, f"memory of {', '.join(own)} {what}", rank
     return None
