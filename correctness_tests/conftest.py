@@ -18,6 +18,7 @@ from correctness_tests.support.posed import posed  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, recorded, suite  # noqa: F401 (fixtures)
 from correctness_tests.support.two_trees import (  # noqa: F401 (fixtures)
     each_file_is_read_once,
+    observed_before,
     observer,
     seen,
 )

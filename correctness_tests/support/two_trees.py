@@ -1,9 +1,10 @@
 """Two trees of files of ops, and what the gate finds to differ between them."""
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def each_file_is_read_once() -> Iterator[None]:
 
 
 LOCK = threading.Lock()
+OTHER = "<root>"  # stands for the root of a tree
 
 
 @pytest.fixture(scope="module")
@@ -100,22 +102,34 @@ def observer() -> Iterator[Worker]:
         yield worker
 
 
+@pytest.fixture(scope="module")
+def observed_before() -> dict[Any, str]:
+    """What groups of a tree of some files do, with its root replaced."""
+    return {}
+
+
 @pytest.fixture
-def seen(observer: Worker) -> Callable[[Tree, Sequence[Group]], list[Seen]]:
+def seen(
+    observer: Worker, observed_before: dict[Any, str]
+) -> Callable[[Tree, Sequence[Group]], list[Seen]]:
     """In the place of `observed`: one process for all trees, which gets whole paths, and is not
-    asked again about a tree that did not change."""
-    known: dict[Any, list[Seen]] = {}
+    asked again about a tree that did not change, nor about an equal one elsewhere."""
 
     def observe(tree: Tree, groups: Sequence[Group]) -> list[Seen]:
+        root = str(tree.root)
         whole = [
             replace(one, modules=tuple(str(tree.root / name) for name in one.modules))
             for one in groups
         ]
         files = sorted(path for path in tree.root.rglob("*") if path.is_file())
-        key = tuple(whole), tuple((path, path.read_bytes()) for path in files)
+        texts = tuple((str(path.relative_to(root)), path.read_bytes()) for path in files)
+        key = tuple(groups), texts
         with LOCK:  # both sides ask at once
-            if key not in known:
-                known[key] = observer.call("observer", "seen", whole)
-        return known[key]
+            if key not in observed_before:
+                found = observer.call("observer", "seen", whole)
+                text = json.dumps([asdict(one) for one in found])
+                observed_before[key] = text.replace(root, OTHER)
+        text = observed_before[key].replace(OTHER, root)
+        return [Seen(**one) for one in json.loads(text)]
 
     return observe
