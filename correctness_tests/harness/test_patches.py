@@ -70,7 +70,7 @@ def test_what_was_changed_for_one_launch_stays_changed_for_the_next_inside(
     monkeypatch.setattr(patches, "_KNOWN", {})
     with patches.put_back():
         for kernel in kernels:
-            before = list(patches._MADE)
+            before = [change for made in patches._MADE for change in made.each]
             result(kernel)
             assert before == [one for one in before if one[4](one[1]) is one[3]]
     assert before

@@ -11,8 +11,10 @@ put back after a launch: the same process also compiles.
 import contextlib
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, SimpleNamespace
+from itertools import repeat
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import triton.language as tl
@@ -24,10 +26,10 @@ _OWNERS = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
 _OWNERS += [getattr(tl.core, name) for name in _LATER if hasattr(tl.core, name)]
 # An owner, a name, its member before and after; and what gives the owner's member by its name.
 Change = tuple[Any, str, Any, Any, Callable[..., Any]]
-_KNOWN: dict[tuple[bool, bool], list[Change]] = {}  # by the modules that are seen
+_KNOWN: "dict[tuple[bool, bool], _Changes]" = {}  # by the modules that are seen
 # By the ids of an owner and of its member, and the name: the member, and the first in its place.
 _INSTEAD: dict[tuple[int, str, int], tuple[Any, Any]] = {}
-_MADE: list[Change] = []
+_MADE: "list[_Changes]" = []
 _INSIDE: list[None] = []
 
 
@@ -52,28 +54,76 @@ class _Scope:
         pass
 
 
+class _Changes:
+    """Changes of different members, made and undone for each owner at once."""
+
+    def __init__(self, each: Iterable[Change]) -> None:
+        self.each = list(each)
+        by_owner: dict[int, list[Change]] = {}
+        for change in self.each:
+            by_owner.setdefault(id(change[0]), []).append(change)
+        self._owners = [_OfOwner(changes) for changes in by_owner.values()]
+
+    def make(self) -> None:
+        """Where every member is as it was found."""
+        for one in self._owners:
+            one.put(one.after)
+        _MADE.append(self)
+
+    def undo(self) -> None:
+        for one in self._owners:
+            one.put(one.before)
+
+    def untouched(self) -> bool:
+        """Whether every member is as it was found."""
+        return all(one.is_before() for one in self._owners)
+
+
+class _OfOwner:
+    """Changes of an owner: the members before and after them, by name."""
+
+    def __init__(self, changes: list[Change]) -> None:
+        self._owner = changes[0][0]
+        self._members = vars(self._owner)
+        self.before = {name: before for _, name, before, *_ in changes}
+        self.after = {name: after for _, name, _, after, _ in changes}
+
+    def is_before(self) -> bool:
+        now = map(self._members.get, self.before, repeat(_MISSING))
+        return all(map(operator.is_, now, self.before.values()))
+
+    def put(self, members: dict[str, Any]) -> None:
+        if isinstance(self._owner, ModuleType):
+            self._members.update(members)
+            for name in [name for name, member in members.items() if member is _MISSING]:
+                del self._members[name]
+            return
+        for name, member in members.items():
+            if member is _MISSING:
+                delattr(self._owner, name)
+            else:
+                setattr(self._owner, name, member)
+
+
 def _undo() -> None:
     while _MADE:
-        owner, name, before, *_ = _MADE.pop()
-        if before is _MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+        _MADE.pop().undo()
 
 
-def _do(changes: list[Change]) -> bool:
+def _do(changes: _Changes) -> bool:
     """Whether every member was as it was found, or is as it is wanted. If not, nothing is done."""
+    if changes.untouched():
+        changes.make()
+        return True
     wanted = []
-    for change in changes:
+    for change in changes.each:
         _, name, before, after, member = change
         now = member(name, _MISSING)
         if now is before:
             wanted.append(change)
         elif now is not after:
             return False
-    for owner, name, _, after, _ in wanted:
-        setattr(owner, name, after)
-    _MADE.extend(wanted)
+    _Changes(wanted).make()
     return True
 
 
@@ -101,11 +151,11 @@ def patched(function: Callable[..., Any], patch: Callable[..., Any]) -> _Scope:
     key = any(one is tl for one in seen), any(one is tl.core for one in seen)
     if key in _KNOWN and _do(_KNOWN[key]):
         return _Scope()
-    made = list(_MADE)
+    made = [change for changes in _MADE for change in changes.each]
     _undo()  # what is found is then all that has to be changed
-    _KNOWN[key] = changes = _found(patch, function)
-    _MADE.extend(changes)
-    _do([one for one in made if one[4](one[1], _MISSING) is one[2]])
+    _KNOWN[key] = changes = _Changes(_found(patch, function))
+    _MADE.append(changes)  # which Triton's own way has made
+    _do(_Changes(one for one in made if one[4](one[1], _MISSING) is one[2]))
     return _Scope()
 
 
