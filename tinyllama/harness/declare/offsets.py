@@ -54,8 +54,9 @@ class Ends(Protocol):
         self, call: Callable[..., Results], programs: int, *far: torch.Tensor, both: bool = False
     ) -> Pairs:
         """The first and the last entries of what ``call`` gives for tensors of many entries, and
-        what it gives for those entries alone. programs: how many to run at each end. both: also for
-        those entries alone, since a grid does not grow with them and the results are of its ends."""
+        what it gives for those entries alone. programs: how many to run at each end. both: no
+        others run for those entries alone either, where the grid does not grow with the entries,
+        and the results are of its ends."""
 
 
 RowsApart = Callable[[Put], Results]

@@ -84,7 +84,7 @@ class _OfOwner:
 
     def __init__(self, changes: list[Change]) -> None:
         self._owner = changes[0][0]
-        self._members = vars(self._owner)
+        self._members: Any = vars(self._owner)  # of a class they are read alone
         self.before = {name: before for _, name, before, *_ in changes}
         self.after = {name: after for _, name, _, after, _ in changes}
 
