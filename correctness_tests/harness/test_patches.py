@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -61,6 +61,23 @@ def test_what_is_changed_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert result(exponential) == pytest.approx(np.e)
     assert result(summed) == pytest.approx(1 + np.e)
     assert not patches._MADE
+
+
+@pytest.mark.parametrize(
+    "owner", [ModuleType("owner"), type("Owner", (), {})], ids=["module", "class"]
+)
+def test_changes_are_made_and_undone_and_what_was_added_is_removed(owner: Any) -> None:
+    owner.one = one = object()
+    before, member = dict(vars(owner)), vars(owner).get
+    changes = [(owner, "one", one, 2, member), (owner, "more", patches._MISSING, 3, member)]
+    for _ in range(2):
+        assert patches._do(patches._Changes(changes))
+        assert (owner.one, owner.more) == (2, 3)
+        patches._undo()
+        assert dict(vars(owner)) == before
+    owner.more = 4
+    assert not patches._do(patches._Changes(changes))
+    assert owner.one is one
 
 
 @pytest.mark.parametrize("kernels", [(exponential, summed), (summed, exponential)])
