@@ -123,3 +123,25 @@ def test_steps_and_ops_stand_in_one_file_and_are_read_apart(tmp_path: Path) -> N
     path.write_text(f"{path.read_text()}\n{steps}")
     assert [target.tier for target in load(path)] == ["v3"]
     assert [target.op for target in load_ops(path)] == [("rope",), ("qkv",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1 MiB", 1048576.0), ("522.5 MiB", 547880960.0), ("3 MiB", 3145728.0)],
+)
+@pytest.mark.parametrize("way", ["at_least", "at_most"])
+def test_a_bound_in_mebibytes_is_read_as_bytes(
+    tmp_path: Path, way: str, text: str, number: float
+) -> None:
+    keys = {"metric": '"peak_bytes"', "over": None, "at_least": None, way: f'"{text}"'}
+    found = [*load(written(tmp_path, keys)), *load_ops(written(tmp_path, keys, key="op"))]
+    assert [getattr(target, way) for target in found] == [number, number]
+
+
+def test_keys_of_several_names_are_read_as_tuples(tmp_path: Path) -> None:
+    keys = {name: '["a", "b"]' for name in ("op", "case", "dtype", "device", "over")}
+    [target] = load_ops(written(tmp_path, keys, key="op"))
+    assert {name: getattr(target, name) for name in keys} == dict.fromkeys(keys, ("a", "b"))
+    keys = {name: '"a"' for name in ("workload", "precision", "device")}
+    [step] = load(written(tmp_path, keys))
+    assert {name: getattr(step, name) for name in keys} == dict.fromkeys(keys, ("a",))

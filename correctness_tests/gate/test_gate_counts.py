@@ -14,6 +14,7 @@ from tinyllama.harness.gate.exact import (
     compile_figure,
     count_figures,
     layout_figures,
+    layouts_missed,
     new_figures,
 )
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -94,6 +95,7 @@ def test_a_side_without_launches_and_copies_was_not_profiled(
     text = "the profiler saw no launch and no copy of a side: may this device be profiled?"
     assert found["kernels"] == Figure("kernels", MISSING, text)
     assert found["peak_bytes"].outcome is SAME
+    assert [*found] == [*COUNTED_ON_GPU]
     asked = count_figures(*sides, nothing, ["peak_bytes"])
     assert all(one.text != text for one in asked), "where no launches are wanted"
 
@@ -109,6 +111,11 @@ def test_a_layout_is_held_to_its_bar_and_what_is_accepted() -> None:
     assert absent == Figure("layouts absent", MISSING, "layouts absent: not measured")
     (strict, _, _) = layout_figures(ratios, bars, 0.0)
     assert strict.outcome is SLOWER
+    assert layouts_missed(ratios, bars, 0.1) == ("above",)
+    assert layouts_missed(ratios, dict(reversed(bars.items())), 0.0) == ("above", "at")
+    exactly = {"at": Ratio(1.5, 1.5, 1.5)}
+    assert layouts_missed(exactly, bars, 0.0) == ()
+    assert layout_figures(exactly, {"at": 1.5}, 0.0)[0].outcome is SAME
 
 
 def test_what_is_new_is_shown_and_decides_nothing() -> None:

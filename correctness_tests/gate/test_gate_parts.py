@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tinyllama.harness.gate import (
+    blocks,
     pair,
     preparing,
     proof,
@@ -232,6 +233,37 @@ def test_only_times_that_are_slower_are_to_be_confirmed(
         again=again,
     )
     assert unconfirmed(one) is expected
+
+
+MEAN = [0.0, 0.04, 0.0, 0.04]  # of a block's statistics: 0.02
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize(
+    ("tolerance", "suspect", "settled", "shows"),
+    [
+        (0.039, False, False, True),
+        (0.04, False, False, False),
+        (0.041, False, False, False),
+        (0.041, True, False, True),
+        (0.039, False, True, False),
+        (0.041, True, True, False),
+    ],
+)
+def test_a_slowdown_shows_above_half_the_tolerance_or_in_a_share_of_turns(
+    tolerance: float, suspect: bool, settled: bool, shows: bool, last: bool
+) -> None:
+    def series(statistics: list[float], tolerance: float, suspect: bool) -> Any:
+        return SimpleNamespace(
+            statistics=statistics, rule=SimpleNamespace(tolerance=tolerance), suspect=suspect
+        )
+
+    each = [("other", series([0.0, 0.0], 0.05, False)), ("it", series(MEAN, tolerance, suspect))]
+    one: Any = SimpleNamespace(
+        series=dict(each if last else each[::-1]),
+        settled=lambda metric: "figure" if settled and metric == "it" else None,
+    )
+    assert blocks._shows_slowdown(one) is shows
 
 
 REPORT = {

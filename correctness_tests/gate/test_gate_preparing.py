@@ -43,30 +43,52 @@ def test_what_takes_longest_is_prepared_first_and_cases_of_a_provider_together()
 
 
 @pytest.mark.parametrize(
-    ("own", "flag", "first"),
+    ("own", "alike", "flag", "first"),
     [
-        ("ab", "", "ab"),
-        ("a", "", "a"),
-        ("abc", "", ""),  # more than half
-        ("ab", "all_verdicts", ""),
-        ("ab", "measure_all", ""),
-        ("ab", "toolchains", ""),
+        ("ab", "xye", "", "ab"),
+        ("ab", "xy", "", "ab"),
+        ("a", "xy", "", "a"),
+        ("e", "xy", "", "e"),
+        ("abc", "xye", "", ""),  # more than half
+        ("abc", "xy", "", ""),
+        ("ab", "xy", "all_verdicts", ""),
+        ("ab", "xy", "measure_all", ""),
+        ("ab", "xy", "toolchains", ""),
     ],
 )
 def test_what_differs_in_its_own_files_is_first_if_it_is_little(
-    own: str, flag: str, first: str, monkeypatch: pytest.MonkeyPatch
+    own: str, alike: str, flag: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = [SimpleNamespace(name=name) for name in "abcdxy"]
+    every = [SimpleNamespace(name=name) for name in "xyabcde"]
     flags = {name: name == flag for name in ("all_verdicts", "measure_all", "toolchains")}
     run: Any = SimpleNamespace(undecided=lambda: every, setting=SimpleNamespace(**flags))
 
-    def alike(run: Any, one: Any, *, whole: bool) -> bool:
+    def same(run: Any, one: Any, *, whole: bool) -> bool:
         assert whole
-        return one.name in "xy"
+        return one.name in alike
 
-    monkeypatch.setattr(preparing, "_alike", alike)
+    monkeypatch.setattr(preparing, "_alike", same)
     monkeypatch.setattr(preparing, "_own_differs", lambda run, one: one.name in own)
     assert [one.name for one in preparing.nearest(run)] == list(first)
+
+
+@pytest.mark.parametrize("moved", [BASE, CANDIDATE])
+def test_a_file_that_one_side_alone_has_is_the_ops_own(
+    moved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An op that was a file becomes a folder, or a folder a file."""
+    files = {
+        side: "ops/a/__init__.py" if side == moved else "ops/a.py" for side in (BASE, CANDIDATE)
+    }
+    trees = [SimpleNamespace(name=side, root=tmp_path / side) for side in (BASE, CANDIDATE)]
+    setting = SimpleNamespace(sources=lambda tree, benchmark: [{files[tree.name]: "1"}, {}])
+    monkeypatch.setattr(
+        preparing,
+        "module_file",
+        lambda root, module: root / files[root.name] if root.name == moved else None,
+    )
+    run: Any = SimpleNamespace(trees=trees, setting=setting)
+    assert preparing._own_differs(run, state("a"))
 
 
 @pytest.mark.parametrize("flag", ["", "measure_all", "toolchains"])

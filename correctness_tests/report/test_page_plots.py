@@ -255,6 +255,35 @@ def test_a_sweep_is_drawn_along_each_axis_in_its_units(drawn: list[Axes]) -> Non
     assert float(cells[column].note) == pytest.approx((entry.peak_bytes or 0) / 2**20, rel=5e-3)
 
 
+def placed(*sizes: tuple[int, int], **fields: Any) -> list[SweepEntry]:
+    """Points along the length: each batch and length."""
+    point = next(e for e in sweep("small-bf16") if e.axis == "seq_len" and e.who == "v3")
+    return [replace(point, batch_size=b, seq_len=t, **fields) for b, t in sizes]
+
+
+@pytest.mark.parametrize(
+    ("found", "tables", "plots", "notes"),
+    [
+        (placed((8, 128)), 0, 0, 0),
+        (placed((8, 128), (8, 256)), 1, 2, 0),
+        (placed((8, 128), (8, 128), (8, 256)), 1, 2, 0),
+        (placed((4, 512), (8, 128), (8, 256)), 1, 2, 0),
+        (placed((4, 512), (8, 128), (8, 128)), 0, 0, 0),
+        (placed((8, 128)) + placed((8, 256), seconds=None, cannot="no memory"), 1, 0, 1),
+        (placed((8, 128), (8, 256)) + placed((8, 512), peak_bytes=None), 1, 2, 0),
+        (placed((8, 128)) + placed((8, 256), peak_bytes=None), 1, 1, 0),
+        (placed((8, 128), (8, 256)) + placed((8, 512), seconds=None, cannot="no"), 1, 2, 1),
+    ],
+)
+def test_a_sweep_is_drawn_where_two_places_were_measured(
+    found: list[SweepEntry], tables: int, plots: int, notes: int
+) -> None:
+    of = record("sweep-small-bf16", found)
+    panel = sweeps.panel(context([of]), of, ("small", "bf16"), "i")
+    assert (len(panel.aside), len(panel.figures), len(panel.notes)) == (tables, plots, notes)
+    assert panel.tables[0].rows
+
+
 def test_a_row_says_who_and_what_in_words() -> None:
     """Layouts by the worst, the loss where it is known, a description with its software."""
     found, layouts = context(sample_records()), {"a": ratio(1.2), "b": ratio(3.4), "c": ratio(2.0)}
