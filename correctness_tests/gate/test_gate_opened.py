@@ -1,6 +1,8 @@
 """What a process opens, loads and starts, as Python's audit hooks tell it."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,8 @@ import numpy
 import pytest
 import torch
 
+from correctness_tests.support.tried import FP32, MATRIX, small
+from tinyllama.harness import Case, Provider
 from tinyllama.harness.gate import opened
 from tinyllama.ops import OPS
 
@@ -64,3 +68,54 @@ def test_what_is_called_of_a_provider_are_its_passes_or_itself() -> None:
     assert own is not None
     found = opened._called(op, derived)
     assert found[4:] == [own.forward, own.backward, dict(own.reads), own.saved]
+
+
+@pytest.mark.parametrize("smallest", [0, 1])
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_provider_is_called_once_forward_and_backward_on_its_smallest_case(
+    noted: bool, smallest: int
+) -> None:
+    calls: list[Any] = []
+    cases = [Case(N=2, D=3), Case(N=5, D=8)]
+    op = small("twice", lambda x: 2 * x, {"x": MATRIX}, {"y": "N D"}, cases[:: 1 - 2 * smallest])
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        calls.append(tuple(x.shape))
+        x.register_hook(lambda gradient: calls.append("backward"))
+        return 2 * x
+
+    @contextlib.contextmanager
+    def noting() -> Iterator[None]:
+        calls.append("noting")
+        yield
+        calls.append("noted")
+
+    executed: Any = SimpleNamespace(noting=noting) if noted else None
+    opened._call(op, Provider(op.name, "tried", call, dtypes=FP32), torch.device("cpu"), executed)
+    expected = [(2, 3), "backward"]
+    assert calls == (["noting", *expected, "noted"] if noted else expected)
+
+
+@pytest.mark.parametrize(
+    ("requires", "on"),
+    [((), "cpu"), (("fp32",), "cpu"), (("gpu",), "meta"), (("fp32", "gpu"), "meta")],
+)
+def test_a_provider_is_called_on_the_device_only_if_a_cpu_lacks_what_it_requires(
+    requires: tuple[str, ...], on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(
+        opened,
+        "evaluate",
+        lambda op, call, inputs, *_, **__: called.append(inputs.args["x"].device.type),
+    )
+    op = small("twice", lambda x: 2 * x, {"x": MATRIX}, {"y": "N D"})
+    provider = Provider(op.name, "tried", lambda x: 2 * x, dtypes=FP32, requires=requires)
+    opened._call(op, provider, torch.device("meta"))
+    assert called == [on]
+
+
+def test_a_provider_that_covers_no_case_is_not_called() -> None:
+    op = small("twice", lambda x: 2 * x, {"x": MATRIX}, {"y": "N D"})
+    nothing = Provider(op.name, "tried", pytest.fail, dtypes=(torch.float64,))
+    opened._call(op, nothing, torch.device("cpu"))

@@ -48,6 +48,19 @@ def test_a_wave_makes_room_once_nothing_is_left_in_it(
     assert wave._another_follows(batch) is expected
 
 
+def test_the_seconds_of_each_pair_and_part_add_up_by_stage() -> None:
+    wave: Any = object.__new__(waves._Wave)
+    wave.run = SimpleNamespace(stage="time", seconds={"time: turns": 1.0, "other: turns": 64.0})
+    pairs: list[Any] = [
+        SimpleNamespace(seconds={}),
+        SimpleNamespace(seconds={"start": 2.0, "turns": 4.0}),
+        SimpleNamespace(seconds={"turns": 8.0, "end": 16.0}),
+    ]
+    wave._add_seconds(pairs)
+    expected = {"time: turns": 13.0, "time: start": 2.0, "time: end": 16.0, "other: turns": 64.0}
+    assert wave.run.seconds == expected
+
+
 class Observing:
     """A run of three benchmarks before it is known what differs. sources: of each, whole and
     without the bodies of kernels, by side."""

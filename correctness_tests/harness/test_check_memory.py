@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tinyllama.harness.correct.checks import between, calls, memory, state
+from correctness_tests.support.tried import FP32, MATRIX, small, with_backward
+from tinyllama.harness import Provider
+from tinyllama.harness.correct.checks import Candidate, between, calls, memory, state
 from tinyllama.harness.correct.evaluate import GradientError, Inputs
 
 F32, F64 = torch.float32, torch.float64
@@ -57,6 +59,24 @@ def test_tensors_are_one_and_others_in_the_same_memory() -> None:
             mine.shape,
             mine.stride(),
         )
+
+
+def test_one_tensor_for_two_inputs_may_not_give_the_results_of_two() -> None:
+    """The first call's results are kept, and right for these values wherever they lie."""
+    kept: list[torch.Tensor] = []
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        kept.append(2 * x + y)
+        return kept[0].clone()
+
+    call = with_backward(forward, lambda gradient, x, y: (2 * gradient, gradient))
+    inputs = {"x": MATRIX, "y": MATRIX}
+    op = small("twice", lambda x, y: 2 * x + y, inputs, {"z": "N D"})
+    candidate = Candidate(op, Provider(op.name, "kept", call, dtypes=FP32))
+    problem = memory.neighbours(candidate)
+    assert len(kept) == 4, "as it is, behind each other, as columns, and as one"
+    assert problem is not None
+    assert problem[1].startswith("x, y one tensor: ")
 
 
 def test_outputs_in_the_memory_of_inputs_are_found() -> None:

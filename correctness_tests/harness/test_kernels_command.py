@@ -32,6 +32,25 @@ def test_waves_of_a_simd_by_registers(registers: int, waves: int) -> None:
         assert (found.warps, found.most) == (waves, 8)
 
 
+@pytest.mark.parametrize(
+    ("chips", "warps", "programs", "shared", "reserved"),
+    [
+        (["gfx90a", "gfx942"], 32, None, 65536, 0),
+        (["gfx950"], 32, None, 163840, 0),
+        (["sm_80"], 64, 32, 167936, 1024),
+        (["sm_90", "sm_100"], 64, 32, 233472, 1024),
+    ],
+)
+def test_units_hold_what_their_manuals_say(
+    chips: list[str], warps: int, programs: int | None, shared: int, reserved: int
+) -> None:
+    """Of a whole unit: warps, blocks, bytes of shared memory, and of these each block's own."""
+    for chip in chips:
+        unit = UNITS[chip]
+        assert (unit.warps * 4, unit.programs) == (warps, programs)
+        assert (unit.shared, unit.reserved) == (shared, reserved)
+
+
 def test_a_chip_that_is_not_described_has_none() -> None:
     assert set(CHIPS) - set(UNITS) == {"gfx908"}
     assert occupancy(taking("gfx908", 64)) is None

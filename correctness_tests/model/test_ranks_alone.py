@@ -183,8 +183,8 @@ def test_ranks_are_connected_once(
 
 
 def a_step(device: torch.device, memory_mode: str = "fast") -> Any:
-    parameters = [torch.zeros(3), torch.zeros(5)]
-    parameters[0].grad = torch.zeros(3)
+    parameters = [torch.zeros(3), torch.zeros(5), torch.zeros(2)]
+    parameters[0].grad, parameters[2].grad = torch.zeros(3), torch.zeros(2)
     moments = {"one": torch.zeros(7), "last": torch.zeros(11)}
     optimizer = SimpleNamespace(parameters=parameters, tensors=lambda: moments)
     plan = StepPlan(memory=memory_mode)
@@ -204,12 +204,12 @@ def test_on_a_cpu_tensors_are_counted(
 ) -> None:
     monkeypatch.setattr(memory, "resident_peak_bytes", lambda: 1234)
     meter = MemoryMeter(a_step(CPU, mode))
-    expected = 4 * (3 + 5 + 3 + 7 + 11)
+    expected = 4 * (3 + 5 + 2 + 3 + 2 + 7 + 11)
     assert meter.read() == Memory(expected, what, 1234, "resident set of the process")
 
 
 def test_on_a_gpu_what_is_paused_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = [100]
+    peaks = [-1]  # and one for the graph
     told: list[torch.device] = []
     monkeypatch.setattr(memory, "live_bytes", lambda device, graphs: 40 + len(graphs))
     monkeypatch.setattr(memory, "peak_bytes", lambda device, graphs: peaks[0] + len(graphs))
@@ -218,6 +218,8 @@ def test_on_a_gpu_what_is_paused_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> 
     meter.start()
     assert told == [GPU]
     on = "taken on the device"
+    assert meter.read() == Memory(41, on, 0, on)
+    peaks[0] = 100
     assert meter.read() == Memory(41, on, 101, on)
     with contextlib.suppress(KeyError), meter.paused():
         peaks[0] = 50  # the peak of before is forgotten, and kept by the meter
