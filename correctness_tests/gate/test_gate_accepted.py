@@ -38,6 +38,21 @@ def test_an_amount_of_one_metric_of_one_benchmark(path: Path) -> None:
     assert found.entries[0].reason == "sums are compensated now"
 
 
+@pytest.mark.parametrize(
+    ("metric", "amount", "more", "share"),
+    [
+        *((metric, 2, 2, 0.0) for metric in accepted.COUNTED),
+        *((metric, 0.25, 0, 0.25) for metric in accepted.COUNTED),
+        *((metric, 1, 0, 1) for metric in METRICS if metric not in accepted.COUNTED),
+    ],
+)
+def test_a_whole_number_of_what_is_counted_is_so_many_more(
+    metric: str, amount: float, more: int, share: float
+) -> None:
+    entry = accepted.Entry("norm", "why", "0.3.0", metric, amount)
+    assert (entry.more, entry.share) == (more, share)
+
+
 @pytest.mark.parametrize("text", [None, "", "# nothing\n", "accepted = []\n"])
 def test_without_an_entry_nothing_is_accepted(path: Path, text: str | None) -> None:
     if text is not None:
