@@ -34,6 +34,13 @@ def test_blocks_come_back_and_records_do_not_meet_them(tmp_path: Path) -> None:
     assert [*records(tmp_path), *records(tmp_path, CARD)] == []
 
 
+def test_a_block_of_one_pair_comes_back(tmp_path: Path) -> None:
+    noise = Noise(CARD)
+    noise.add(block(pairs=1))
+    noise.save(tmp_path)
+    assert Noise.load(tmp_path, CARD).blocks == [block(pairs=1)]
+
+
 def test_blocks_of_two_that_record_at_once_all_stay(tmp_path: Path) -> None:
     """As two GPUs of one machine are certified into one folder."""
     both = [Noise(CARD), Noise(CARD)]

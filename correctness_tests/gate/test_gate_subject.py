@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -280,6 +281,39 @@ def test_one_rounding_of_the_result_s_own_dtype_is_allowed() -> None:
     verified.proven(plain + eps, plain, oracle, 1.0)
     with pytest.raises(ValueError, match="error"):
         verified.proven(plain + 16 * eps, plain, oracle, 1.0)
+
+
+@pytest.mark.parametrize("slack", [1.0, 3.0])
+@pytest.mark.parametrize(
+    ("rows", "times", "wrong"),
+    [
+        (1, 0.9, None),
+        (1, 1.1, " in a row > "),
+        (4, 0.49, None),
+        (4, 0.55, r"error \S+ > "),  # of the whole alone: its norm is twice that of a row
+    ],
+)
+def test_an_error_is_held_to_its_bound_by_rows_and_as_a_whole(
+    rows: int, times: float, wrong: str | None, slack: float
+) -> None:
+    """Of results whose first row alone is not zero, so that both norms are the same."""
+    plain = torch.zeros(4, 8, dtype=torch.float64)
+    plain[0] = 1.0
+    bound = 4.0 * slack * torch.finfo(torch.float64).eps * math.sqrt(8)
+    value = plain.clone()
+    value[:rows, 0] -= times * bound  # below 1, numbers lie closer together
+    given = (value, plain, plain, slack)
+    if wrong:
+        with pytest.raises(ValueError, match=wrong):
+            verified.proven(*given)
+    else:
+        assert verified.proven(*given).allowed == pytest.approx(bound)
+
+
+def test_the_bound_that_is_kept_is_that_of_the_whole() -> None:
+    plain = torch.ones(4, 8)
+    off = plain.double() + 1e-3
+    assert verified.proven(plain, plain, off, 2.0).allowed == pytest.approx(8e-3 * math.sqrt(32))
 
 
 def test_what_was_verified_is_kept_with_twice_its_allowed_error(subject: Make) -> None:

@@ -344,3 +344,20 @@ def test_a_machine_that_does_not_say_its_processors_has_one(
     for load, busy in ((0.9, False), (1.5, True)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert (Watch(torch.device("cpu")).before() is not None) is busy
+
+
+@pytest.mark.parametrize(
+    ("pid", "ours"),
+    [(10, True), (30, True), (40, True), (50, False), (60, False), (1, False), (0, False)],
+)
+def test_a_process_is_ours_if_one_of_its_ancestors_is(
+    pid: int, ours: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the fourth field of its status; the second may hold anything."""
+    parents = {10: 1, 20: 10, 30: 20, 40: 30, 50: 1, 60: 999, 1: 0}
+    for one, parent in parents.items():
+        (tmp_path / str(one)).mkdir()
+        (tmp_path / f"{one}/stat").write_text(f"{one} (a) b (c) S {parent} 77 77 0")
+    monkeypatch.setattr(watch, "Path", lambda path: tmp_path / path.removeprefix("/proc/"))
+    monkeypatch.setattr(os, "getpid", lambda: 10)
+    assert watch._descends(pid) is ours

@@ -6,11 +6,15 @@ difference of tables.txt.
 
 import difflib
 import io
+import itertools
 import sys
+from dataclasses import replace
 
 import pytest
 
+from correctness_tests.support.sample_records import step
 from correctness_tests.support.told_tables import FILE, told
+from tinyllama.harness.records import report
 from tinyllama.harness.records.report import console
 
 
@@ -35,3 +39,24 @@ def test_a_pipe_has_120_columns_and_a_terminal_its_own(monkeypatch: pytest.Monke
         "x" * 120,
         "x" * 80,
     ]
+
+
+def test_steps_are_sorted_by_the_fastest_tier_of_their_workload() -> None:
+    """Of a workload, its slowest precision first; what a peer takes counts for neither."""
+    one = step("small-bf16", "v1")
+    places: list[tuple[str, str, str, float]] = [
+        ("short", "fp32", "tier", 3.0),
+        ("short", "bf16", "tier", 2.0),
+        ("long", "fp32", "tier", 9.0),
+        ("long", "bf16", "tier", 4.0),
+        ("long", "bf16", "peer", 1.0),
+    ]
+    for order in itertools.permutations(places):
+        found = report._by_size(
+            [
+                replace(one, workload=w, precision=p, role=role, seconds=seconds)
+                for w, p, role, seconds in order
+            ]
+        )
+        groups = list(dict.fromkeys((entry.workload, entry.precision) for entry in found))
+        assert groups == [(w, p) for w, p, *_ in places[:4]], order
