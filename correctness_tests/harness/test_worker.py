@@ -1,5 +1,6 @@
 """A process for each contender: what happens in one stays in it, and comes back as an answer."""
 
+import gc
 import os
 import threading
 import time
@@ -9,8 +10,10 @@ from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
+import torch
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT, python
+from tinyllama.harness.machine import worker as module
 from tinyllama.harness.machine.worker import Worker, WorkerError, all_ended, close_all, end_all
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.records.entries import Ratio
@@ -270,3 +273,33 @@ class Sleeper:
 
     def __init__(self) -> None:
         time.sleep(60)
+
+
+def test_what_a_worker_keeps_is_made_called_and_dropped_by_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_back: list[int] = []
+    kept: dict[str, Any] = {"drop": 1, "other": 2}
+    monkeypatch.setattr(module, "_give_back_memory", lambda: given_back.append(len(kept)))
+    assert module._answer(kept, "make", "one", "collections:Counter", {"x": 3, "y": 1}) is None
+    assert kept["one"] == {"x": 3, "y": 1}
+    assert module._answer(kept, "call", "one", "most_common", (1,)) == [("x", 3)]
+    assert not given_back
+    assert module._answer(kept, "drop", "one") is None
+    assert module._answer(kept, "drop", "never made") is None
+    assert kept == {"drop": 1, "other": 2}
+    assert given_back == [2, 2], "once it is dropped"
+
+
+@pytest.mark.parametrize("available", [True, False])
+@pytest.mark.parametrize("initialized", [True, False])
+def test_the_memory_of_a_gpu_is_given_back_where_one_was_used(
+    available: bool, initialized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: called.append("collect"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("empty"))
+    module._give_back_memory()
+    assert called == ["collect", *(["empty"] if available and initialized else [])]
