@@ -297,9 +297,10 @@ def test_the_memory_of_a_gpu_is_given_back_where_one_was_used(
     available: bool, initialized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
-    monkeypatch.setattr(gc, "collect", lambda: called.append("collect"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("empty"))
-    module._give_back_memory()
+    with monkeypatch.context() as patch:
+        patch.setattr(gc, "collect", lambda: called.append("collect"))
+        patch.setattr(torch.cuda, "is_available", lambda: available)
+        patch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+        patch.setattr(torch.cuda, "empty_cache", lambda: called.append("empty"))
+        module._give_back_memory()
     assert called == ["collect", *(["empty"] if available and initialized else [])]
