@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.support.tried import MATRIX, finding, small
-from tinyllama.harness.correct.checks import Candidate, Rank, between, calls
+from correctness_tests.support.tried import FP32, MATRIX, finding, small
+from tinyllama.harness import Provider
+from tinyllama.harness.correct.checks import Candidate, Rank, accuracy, between, calls, special
 
 NAMES = ("a", "b", "c")
 FACTORS = (2.0, 3.0, 5.0)
@@ -87,3 +88,43 @@ def test_as_many_other_calls_are_tried_as_may_be_in_flight() -> None:
     found = [what for what, _ in calls._other_calls(candidate, candidate.telling())]
     assert found.count("one of several other calls") == between.IN_FLIGHT
     assert found[0] == "another call"
+
+
+@of_each
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_nan_that_is_lost_or_spread(place: int, lost: bool) -> None:
+    """Each input has one at [1, 2]; a result has none, or one more."""
+
+    def call(*given: T) -> tuple[T, ...]:
+        found = [x * f for x, f in zip(given, FACTORS, strict=True)]
+        if lost:
+            found[place] = found[place].nan_to_num()
+        else:
+            found[place] = found[place].index_fill(0, torch.tensor([3]), float("nan"))
+        return tuple(found)
+
+    for provider, wrong in ((call, True), (three["eager"].call, False)):
+        candidate = Candidate(three, Provider("three", "tried", provider, dtypes=FP32))
+        inputs = candidate.inputs(case := candidate.smallest())
+        for value in inputs.args.values():
+            value[1, 2] = float("nan")
+        found = special._nan(candidate, case, inputs)
+        if not wrong:
+            assert found is None
+            continue
+        name = ("x", "y", "z")[place]
+        said = "does not reach 1 elements" if lost else "reaches 8 elements"
+        at = [1, 2] if lost else [3, 0]
+        assert found is not None
+        assert found.startswith(f"{said} of {name}, the first at {at}")
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, ""), (2, ", and 1 more"), (5, ", and 4 more")])
+def test_of_accesses_out_of_bounds_the_first_is_told_and_how_many_more(
+    count: int, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beyond = [f"beyond {n}" for n in range(count)]
+    monkeypatch.setattr(accuracy.GuardedMemory, "broken", lambda self: beyond)
+    candidate = Candidate(three, Provider("three", "tried", three["eager"].call, dtypes=FP32))
+    finding = next(accuracy.faults(candidate, candidate.smallest()))
+    assert (finding.rank, finding.message) == (Rank.UNSAFE, f"beyond 0{more}")

@@ -154,6 +154,22 @@ def test_the_device_is_waited_for_before_the_counter_is_read(
     assert found.joules == pytest.approx(WATTS * CALL, rel=0.02)
 
 
+def test_the_device_is_waited_for_after_each_eight_calls(
+    gpu: MadeUpSensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no more are queued: before any call, after 8 and 16 of 20, and at the end."""
+    calls: list[int] = []
+    monkeypatch.setattr(energy_module, "synchronize", lambda device: waits.append(len(calls)))
+    waits: list[int] = []
+
+    def call() -> None:
+        calls.append(1)
+        gpu.clock.call()
+
+    energy(call, GPU, gpu, seconds=20 * CALL)
+    assert waits == [0, 8, 16, 20]
+
+
 # -- what disturbs ----------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.correct.cases import OpCase, References, _subsets, full_cases, op_cases
 from tinyllama.harness.correct.evaluate import (
     ChangedInputError,
+    GradientError,
     Inputs,
     OutputError,
     _named_outputs,
@@ -139,6 +141,38 @@ def test_each_output_has_its_own_share_of_a_gradient() -> None:
     assert evaluate(op, op["eager"].call, inputs)["grad x"].tolist() == [32.0] * 3
     inputs = Inputs({"x": one}, {"y": one, "z": None}, {})
     assert evaluate(op, op["eager"].call, inputs)["grad x"].tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("wanted", [None, ("x",)])
+@pytest.mark.parametrize(
+    ("detached", "expected"),
+    [((), [32.0] * 3), (("y",), [30.0] * 3), (("z",), [2.0] * 3), (("y", "z"), None)],
+)
+def test_an_output_may_be_detached_only_where_some_gradients_are_wanted(
+    detached: tuple[str, ...], expected: list[float] | None, wanted: tuple[str, ...] | None
+) -> None:
+    op = Op(
+        "both",
+        inputs={"x": Tensor("N", grad=True)},
+        outputs={"y": "N", "z": "N"},
+        cases=[Case(N=3)],
+    )
+
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        each = {"y": 2 * x, "z": 3 * x}
+        return tuple(y.detach() if name in detached else y for name, y in each.items())
+
+    op.reference(call)
+    one = torch.ones(3)
+    inputs = Inputs({"x": one}, {"y": one, "z": 10 * one}, {}, wanted=wanted)
+    if detached and wanted is None:
+        with pytest.raises(GradientError, match=rf"outputs {re.escape(str([*detached]))} are det"):
+            evaluate(op, call, inputs)
+        return
+    found = evaluate(op, call, inputs)
+    assert {n: v.tolist() for n, v in found.items() if n == "grad x"} == (
+        {"grad x": expected} if expected else {}
+    )
 
 
 # -- what results are compared with -----------------------------------------------------------

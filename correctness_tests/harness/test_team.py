@@ -134,3 +134,34 @@ def test_a_base_of_another_version_may_have_other_keys(tmp_path: Path) -> None:
     write("groups = ['one'", tmp_path)
     with pytest.raises(ValueError, match=r"pyproject.toml cannot be read as TOML"):
         team.load(tmp_path, of_base=True)
+
+
+def test_what_is_asked_of_a_team_is_its_lanes_or_what_every_run_has() -> None:
+    lanes = {"nightly": ("a", "b"), "gpu": ("c",)}
+    for groups in (("one", "two"), None):
+        made = team.Team(groups=groups, lanes=lanes)
+        assert made.asked(None) == groups
+        assert [made.asked(name) for name in (*lanes, "none")] == [*lanes.values(), None]
+
+
+def test_what_a_team_sets_is_said_and_nothing_else() -> None:
+    every = {
+        "ops": (("a.py", "b/*.py"), ["ops a.py, b/*.py"]),
+        "groups": (("one", "two"), ["groups one, two"]),
+        "lanes": ({"l": ("a", "b"), "m": ("c",)}, ["lane l a, b", "lane m c"]),
+        "tolerances": (
+            {"seconds": 1.5, "kernels": 2.0},
+            ["seconds 1.5 times a baseline", "kernels 2 times a baseline"],
+        ),
+        "slowdowns": (
+            {DEVICE: 0.01, HOST: 0.125},
+            [f"{DEVICE} 1.00% in the gate", f"{HOST} 12.50% in the gate"],
+        ),
+    }
+    assert team.Team().lines() == []
+    for name, (given, texts) in every.items():
+        made = team.Team(**{name: given})  # type: ignore[arg-type]
+        assert made.lines() == [f"[tool.tinyllama] of pyproject.toml: {'; '.join(texts)}"]
+    whole = team.Team(**{name: given for name, (given, _) in every.items()})  # type: ignore[arg-type]
+    said = "; ".join(text for _, texts in every.values() for text in texts)
+    assert whole.lines() == [f"[tool.tinyllama] of pyproject.toml: {said}"]
