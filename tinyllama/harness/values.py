@@ -8,8 +8,9 @@ from tinyllama.harness.declare.values import (
     constant,
     integers,
     normal,
+    ranked,
     scaled_rows,
     uniform,
 )
 
-__all__ = ["Values", "constant", "integers", "normal", "scaled_rows", "uniform"]
+__all__ = ["Values", "constant", "integers", "normal", "ranked", "scaled_rows", "uniform"]
