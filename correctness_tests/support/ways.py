@@ -15,7 +15,7 @@ CASES = 3
 
 
 def ways(name: str, dtype: torch.dtype) -> Iterator[OpCase]:
-    """The first cases, each while short sequences count as short, and as long."""
+    """The first cases, each while few tokens count as few, and as many."""
     op = OPS[name]
     with providers_restored([op]):
         plans = [provider_of(plan) for plan in PLANS.get(name, ())]
@@ -24,5 +24,8 @@ def ways(name: str, dtype: torch.dtype) -> Iterator[OpCase]:
             for case in op.cases[:CASES]:
                 one = OpCase(op, op[provider], case, dtype)
                 for few in (256, 0) if one.unsupported() is None else ():
-                    with mock.patch("tinyllama.ops.attention.FEW_TOKENS", few):
+                    with (
+                        mock.patch("tinyllama.ops.attention.FEW_TOKENS", few),
+                        mock.patch("tinyllama.ops.embedding.FEW", few),
+                    ):
                         yield one
