@@ -57,8 +57,8 @@ def integers(high: int) -> Values:
 
 
 def ranked(high: int) -> Values:
-    """Integers in [0, high), each as frequent as a word of text: in proportion to 1 / (1 + its
-    number), which is Zipf's law. Uniform integers hide what a few frequent ones cost."""
+    """Integers k in [0, high), with probabilities in proportion to 1 / (1 + k), as words of text by
+    Zipf's law. Uniform integers hide what a few frequent ones cost."""
 
     def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         device = generator.device

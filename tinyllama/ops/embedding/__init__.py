@@ -78,9 +78,8 @@ def product(weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def order_kernel(
     tokens, order, starts, n_tokens, n_rows, ROWS: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """One program ROWS rows of a table of n_rows: the numbers of the tokens that take each row,
-    into order (N) from where starts (V + 1) says. A row's tokens come behind those of all rows
-    before it, which are counted first.
+    """Each program has ROWS rows of a table of n_rows. It writes the numbers of their tokens to
+    order (N), behind those of all rows before, and where a row's begin to starts (V + 1).
 
     Each of TOKENS lanes reads every TOKENS-th token. A row's tokens are ordered by lane, and by
     their number in a lane: nothing is reduced over lanes inside the loops."""
@@ -105,7 +104,7 @@ def order_kernel(
 
 @jit
 def rows_of(dy, order, first, stop, columns, within, dy_stride, AT_ONCE: tl.constexpr):
-    """The sum of the rows of dy that positions from first to before stop, at most AT_ONCE, name."""
+    """The sum of rows of dy whose numbers are order[first:stop], at most AT_ONCE of them."""
     k = first + tl.arange(0, AT_ONCE)
     n = tl.load(order + k, mask=k < stop, other=0)
     places = dy + n.to(tl.int64)[:, None] * dy_stride + columns[None, :]
@@ -118,9 +117,9 @@ def parts_kernel(
     dy, tokens, order, starts, parts, tokens_stride, width, dy_stride,
     PART: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """One program some columns of a row of parts (N / PART, D): a part of the sum of a row that
-    PART or more tokens take; other rows of parts are not written. Part p belongs to the row of
-    position PART p in order: it ends before the next part's position, or with the row. A row's
+    """Each program has some columns of a row of parts (N / PART rounded up, D): a part of the sum
+    of a row that PART or more tokens take; for other rows nothing is written. Part p belongs to the
+    row of token order[PART p], and ends before the next part's position, or with the row. A row's
     first part includes its tokens before that position, fewer than PART."""
     position = tl.program_id(0) * PART
     row = tl.load(tokens + tl.load(order + position).to(tl.int64) * tokens_stride)
@@ -142,8 +141,8 @@ def gradient_kernel(
     dy, order, starts, parts, dweight, width, dy_stride,
     PART: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """One program some columns of a row of dweight (V D): the sum of dy over the row's tokens,
-    in the order of `order_kernel`, ``AT_ONCE`` at a time; of PART or more tokens, the sum of what
+    """Each program has some columns of a row of dweight (V D): the sum of dy over the row's tokens,
+    in the order of `order_kernel`, AT_ONCE at a time; for PART or more tokens, the sum of what
     `parts_kernel` stored. PART is 0 where there are no parts."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -193,9 +192,9 @@ GRADIENT = Space(
         if columns <= max(128, D)
     ],
 )
-# Text takes few rows very often. Of more tokens than FEW, the sum of a row that PART or more take
-# is made of parts, by one more launch. On an H100, 8192 tokens of which each is as frequent as a
-# word take 23 us backward in float32 (90 without parts), uniform ones 18 (15 without).
+# Text takes few rows very often. With more than FEW tokens, the sum of a row that PART or more take
+# is made of parts, by one more launch. On an H100, the gradient of 8192 tokens with the frequencies
+# of words takes 23 us in float32 (90 without parts), of uniform ones 18 (15 without).
 PART, FEW = 32, 1024
 MOST = 2**23  # tokens times rows; for more, torch's kernels, which sort, are faster
 
@@ -236,8 +235,8 @@ class Triton:
             )
 
         rows = partial(torch.index_select, weight, 0, dense, out=y_ND)
-        # The sort first: behind the rows, its programs crowd on the few multiprocessors that are
-        # free, and 8192 tokens take 43 us instead of 16 on an H100.
+        # The sort first: launched after the rows, it takes 43 us instead of 16 for 8192 tokens on
+        # an H100, as if all its programs land on the few multiprocessors that are free.
         Side(weight.device).both(sort, rows)
         return y_ND, order, starts
 
