@@ -166,7 +166,7 @@ def test_an_interruption_handles_signals_in_the_main_thread_until_it_is_closed(
     there.join()
     made.close()
     assert (handled(), made.limit, timers) == ([], None, [])
-    made.open(None, None)
+    made.open(None, 8.0)
     assert (handled(), timers) == (numbers[:2], [])
     made.close()
     assert (handled(), timers) == ([], [])

@@ -267,3 +267,12 @@ def test_what_changes_torch_as_it_loads_modules_is_seen_again_with_these_loaded(
     done.clear()
     observer.seen([opened.Group(("a.package",))])
     assert done[0] == "scipy.stats", "a step's modules load it"
+
+
+def test_a_caller_that_only_returns_is_not_what_a_call_executed() -> None:
+    executed, here = Executed(Path(__file__).resolve().parent), sys._getframe()
+    executed._called(here, "return", None)
+    executed._called(here, "c_call", None)
+    assert not executed.places
+    executed._called(here, "call", None)
+    assert executed.places == {(here.f_code.co_filename, here.f_code.co_firstlineno)}

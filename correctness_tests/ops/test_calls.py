@@ -9,7 +9,7 @@ from correctness_tests.support.rounding import randn
 from tinyllama.harness import Op
 from tinyllama.harness.correct.cases import elements
 from tinyllama.harness.correct.evaluate import make_inputs
-from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.declare.autograd import apart, several
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops.add_rms_norm import add_rms_norm
@@ -97,3 +97,11 @@ def test_narrow_x_beside_a_wide_residual_gets_its_gradient_in_its_own_dtype(
     dx, dresidual = torch.autograd.grad((y.float().sin() + total.cos()).sum(), (x, residual))
     assert (dx.dtype, dresidual.dtype) == (BF16, FP32)
     assert torch.equal(dx, dresidual.to(BF16))
+
+
+def test_a_result_that_shares_memory_with_any_argument_is_copied() -> None:
+    first, last = torch.ones(2), torch.ones(2)
+    alone = torch.ones(2)
+    found = apart([first.view(2, 1), last.view(2, 1), alone, alone[:1]], [first, 3, last])
+    assert [one.data_ptr() for one in found[2:3]] == [alone.data_ptr()]
+    assert len({one.data_ptr() for one in (first, last, *found)}) == 6

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from correctness_tests.support.sample_records import bare_step, plain_record
-from tinyllama.harness.records import history
+from correctness_tests.support.sample_records import bare_step, plain_record, record
+from tinyllama.harness.records import history, verdict
 from tinyllama.harness.records.entries import (
     KINDS,
     CeilingEntry,
@@ -33,6 +33,7 @@ from tinyllama.harness.records.entries import (
     is_number,
 )
 from tinyllama.harness.records.history import Change, Reading, Series, told
+from tinyllama.harness.records.outcome import Outcome
 
 HUGE = sys.float_info.max
 STEP: dict[str, Any] = {
@@ -295,3 +296,11 @@ def test_each_metric_of_what_ran_is_a_series() -> None:
     assert [one.value for one in found["zero", "floor_share"].readings] == [0.5, 0.5]
     other = replace(records[0], versions={"torch": "3"})
     assert len(history.every_series([*records, other])) == 2 * len(found)
+
+
+def test_a_record_of_entries_that_tests_hold_lacks_nothing() -> None:
+    curve, other = entry_from_json("e", CURVE), bare_step("small-fp32", "v3")
+    for entries in ([curve], [curve, other], [other, curve]):
+        assert verdict._nothing(record("g", entries)).outcome is Outcome.SAME
+    for entries in ([], [other]):
+        assert verdict._nothing(record("g", entries)).outcome is Outcome.MISSING

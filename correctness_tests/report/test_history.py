@@ -248,3 +248,11 @@ def test_a_history_without_a_change_seldom_shows_one(noise: Noise, size: int, mo
         flat = Series("step/x", "seconds", tuple(Reading(template, v) for v in values))
         found += bool(changes(flat))
     assert found <= most, f"{found} of 3000"
+
+
+@pytest.mark.parametrize("name", history.MACHINE)
+def test_each_difference_of_the_machines_is_told(name: str) -> None:
+    lacking = {key: value for key, value in MACHINE.items() if key != name}
+    readings = (Reading(run(0, 1.0), 1.0), Reading(run(1, 1.0, machine=lacking), 2.0))
+    found = history.Change(Series("step/x", "seconds", readings), 1, 1.0, 2.0)
+    assert found.machine == f"{name} {MACHINE[name]} → unknown"
