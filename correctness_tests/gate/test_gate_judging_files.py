@@ -31,3 +31,8 @@ def test_what_judges_is_known_by_its_name(name: str, tmp_path: Path) -> None:
         assert [change.name for change in found] == ([name] if name in JUDGING else [])
     assert judged.changed_files({name: one}, {name: one}) == []
     assert [c.name for c in judged.changed_files({name: one}, {name: other}, [name])] == [name]
+
+
+def test_a_number_and_its_text_are_not_the_same_declaration() -> None:
+    values = (1, "1", [1], ["1"], "[1]", {1: 2}, {"1": 2}, {1: "2"})
+    assert len({judged._plain(value) for value in values}) == len(values)

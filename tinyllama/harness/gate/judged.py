@@ -180,7 +180,7 @@ def _plain(value: Any) -> str:
         return repr(sorted(map(_plain, value)))
     if isinstance(value, (list, tuple)):
         return repr([_plain(each) for each in value])
-    return value if isinstance(value, str) else repr(value)
+    return repr(value)
 
 
 def _hash(text: str) -> str:
