@@ -13,6 +13,8 @@ from tinyllama.harness.gate.proof import verify
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.plugins import gating as plugin
 
+pytest_plugins = ["pytester"]
+
 SLOWER = {"device_seconds": 1.5}
 
 

@@ -106,6 +106,15 @@ def test_nothing_imports_a_test() -> None:
         assert not tests, f"{name} imports {', '.join(tests)}: move what is shared into support"
 
 
+def test_a_file_of_tests_names_the_plugin_whose_fixture_it_uses() -> None:
+    """So that it runs alone; beside other files, one of those names it."""
+    for name, path in modules().items():
+        text = path.read_text(encoding="utf-8")
+        if name.startswith("correctness_tests.") and path.name.startswith("test_"):
+            taken = re.search(r"\b(pytester: pytest\.Pytester|gated: GatedSuite)\b", text)
+            assert not taken or 'pytest_plugins = ["pytester"]' in text, name
+
+
 def test_a_part_of_scipy_is_loaded_by_its_first_use() -> None:
     """Not by an import: `scipy.stats` takes half a second of every worker that starts."""
     at_once = re.compile(r"^\s*(from scipy\b|import scipy\.)", re.MULTILINE)

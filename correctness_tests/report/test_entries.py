@@ -300,7 +300,9 @@ def test_each_metric_of_what_ran_is_a_series() -> None:
 
 def test_a_record_of_entries_that_tests_hold_lacks_nothing() -> None:
     curve, other = entry_from_json("e", CURVE), bare_step("small-fp32", "v3")
-    for entries in ([curve], [curve, other], [other, curve]):
+    held: list[list[Entry]] = [[curve], [curve, other], [other, curve]]
+    for entries in held:
         assert verdict._nothing(record("g", entries)).outcome is Outcome.SAME
-    for entries in ([], [other]):
+    lacking: list[list[Entry]] = [[], [other]]
+    for entries in lacking:
         assert verdict._nothing(record("g", entries)).outcome is Outcome.MISSING
