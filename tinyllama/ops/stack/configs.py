@@ -15,6 +15,7 @@ from tinyllama.ops.attention import FARTHEST_ROW
 
 MOST_ROWS = 8192  # more rows share one choice
 FEW = 2048  # rows, up to which the stack is the default plan
+MOST_KEPT = 8192  # rows, up to which h is kept where the backward pass could compute it again
 
 
 def _plan(rows: int, width: int, kind: str) -> Config:

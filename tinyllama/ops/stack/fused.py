@@ -50,15 +50,22 @@ class InSeveral:
         self.options, self.width = dependent(x_BTD.device), x_BTD.shape[-1]
         self._scale: torch.Tensor | None = None
 
-    def _fused(self, space: Space, a_NI: torch.Tensor, columns: int) -> bool:
+    @classmethod
+    def _fused(cls, space: Space, a_NI: torch.Tensor, columns: int) -> bool:
         """Whether the product of a (N inner) with so many columns is a kernel of ours."""
-        if self.plan is None:
+        if cls.plan is None:
             return configs.is_fused(space, a_NI, columns)
-        return space.name.removeprefix("stack.") in self.plan
+        return space.name.removeprefix("stack.") in cls.plan
 
     @staticmethod
     def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
         return configs.turns(x, dtype)
+
+    @classmethod
+    def keeps_h(cls, low_ND: torch.Tensor, columns: int) -> bool:
+        """The vendor's products have a kernel of ours behind them, which can write h once more."""
+        few = len(low_ND) <= configs.MOST_KEPT
+        return few or cls._fused(HIDDEN_GRADIENT, low_ND, columns)
 
     # -- forward ------------------------------------------------------------------------------
 
@@ -254,7 +261,7 @@ class InSeveral:
             scale_N = rstd_N if folds else self._ones(rstd_N)
             return launches.hidden_gradient(block.dy_low, w, gate_up, scale_N, dgate_up, *turns)
         dh_NF = _multiply(block.dy_low, w, turns[0])
-        activate_backward(dh_NF, *gate_up.chunk(2, -1), *dgate_up.chunk(2, -1))
+        activate_backward(dh_NF, *gate_up.chunk(2, -1), *dgate_up.chunk(2, -1), block.h)
         if folds:
             dgate_up.mul_(rstd_N[:, None])
         if turned is not None:

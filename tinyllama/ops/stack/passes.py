@@ -143,6 +143,7 @@ class Backward(NamedTuple):
     dx: torch.Tensor  # (N D)
     dx_low: torch.Tensor | None  # (N D): dx in the products' dtype, where that is another tensor
     gains: tuple[torch.Tensor, torch.Tensor]  # (P D) float32 for the first norm and the second
+    h: torch.Tensor | None = None  # (N F): the memory for h, where it was not kept
     turned: TurnedGradients | None = None
 
     @property
@@ -162,6 +163,10 @@ class Way(Protocol):
     def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
         """Whether gradients of rows of x (... D), with products in ``dtype``, come from
         transposes; 2: attention's products as well."""
+
+    @classmethod
+    def keeps_h(cls, low_ND: torch.Tensor, columns: int) -> bool:
+        """Whether h (N columns) of each block is kept; else the backward pass computes it again."""
 
     def begin(self, x_ND: torch.Tensor, norm: Norm, columns: int) -> torch.Tensor | None:
         """Write what the norm ahead of the first product, with so many columns, writes; -> the
@@ -201,14 +206,18 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
 
     rows = B * T
     between, total = x.new_empty((max(layers - 1, 0), rows, D)), made(rows, D, of=x.dtype)
-    low_1, low_2, gate_up, h = made(rows, D), made(rows, D), made(rows, 2 * F), made(rows, F)
+    low_1, low_2, gate_up = made(rows, D), made(rows, D), made(rows, 2 * F)
     qkv, o = made(B, T, columns), made(B, T, given.w_q.shape[1])
     lse = made(B, given.w_q.shape[1] // width, T, of=lse_dtype(qkv))
     rstd, y = made(2, rows, of=torch.float32), x.new_empty(x.shape)
-    if not h.numel():
+    if not gate_up.numel():
         rstd.zero_()  # of the second norm, which no product reads
     empty = bool(not layers or not x.numel())
     turns = 0 if empty else way.turns(x, dtype)
+    if empty or turns or layers == 1 or way.keeps_h(low_2[0], F):
+        h = made(rows, F)
+    else:  # that of the last block: all have one memory, which says so to the backward pass
+        h = x.new_empty((rows, F), dtype=dtype).expand(layers, rows, F)
     # That it is no vector says to the backward pass that transposes were kept.
     o_turned = made(o.shape[3], rows) if turns else x.new_empty(0)
     qkv_turned = made(columns, rows) if turns > 1 else x.new_empty(0)
@@ -271,25 +280,26 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
     allocate = x.new_empty if tiles[0] == tiles[1] else x.new_zeros
     gains = allocate((2, layers, max(tiles), D), dtype=torch.float32)
     low = None if x.dtype is dtype else dtype
-    dlow = x.new_empty((layers, *x_ND.shape), dtype=dtype)  # of the output of each block
+    low_ND = x.new_empty(x_ND.shape, dtype=dtype)  # of the output of block i, as dx
     turns, rows = saved["o_turned"].dim() > 1, len(x_ND)
+    again = layers > 1 and not saved["h"].stride(0)
 
     def transpose_of(like: torch.Tensor) -> torch.Tensor:
         """The memory for the transpose of a tensor (... columns)."""
         return like.new_empty((like.shape[-1], rows))
 
-    dy_turned = transpose_of(dlow[-1]) if turns else None  # of the output of block i
-    ways.begin_backward(dx_ND, dlow[-1], dy_turned)
+    dy_turned = transpose_of(low_ND) if turns else None
+    ways.begin_backward(dx_ND, low_ND, dy_turned)
     transposes = transposes_of(matrices, saved["turned_weights"]) if turns else []
     dmatrices, dweights = views(weights, flat), split(weights, flat)
     for i in reversed(range(layers)):
         names = ("qkv", "o", "lse", "sum", "gate_up")
         qkv, o, lse, total, gate_up = (saved[name][i] for name in names)
-        dgate_up, dqkv, dout = (torch.empty_like(like) for like in (gate_up, qkv, dlow[i]))
+        dgate_up, dqkv, dout = (torch.empty_like(like) for like in (gate_up, qkv, low_ND))
         dsum_ND = dout if low is None else torch.empty_like(dx_ND)
-        below_ND = dlow[i - 1] if i else None
-        apart = low is not None or below_ND is None
-        dy_ND, dx_ND = dx_ND, torch.empty_like(dx_ND) if apart else dlow[i - 1]
+        dy_ND, dx_ND = dx_ND, torch.empty_like(dx_ND)
+        below_ND = dx_ND if low is None else torch.empty_like(low_ND) if i else None
+        h_NF = torch.empty_like(saved["h"][i]) if again else None
         turned = None
         if turns:
             of_qkv = saved["qkv_turned"][i] if saved["qkv_turned"].dim() > 1 else None
@@ -301,14 +311,16 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
         ways.backward(
             i,
             Backward(
-                *(matrices[i], dy_ND, dlow[i], saved["between"][i - 1] if i else x_ND, *tables),
+                *(matrices[i], dy_ND, low_ND, saved["between"][i - 1] if i else x_ND, *tables),
                 *(attention_norm[i], mlp_norm[i], qkv, o, lse, total, gate_up, saved["rstd"][i]),
                 *(dgate_up, dqkv, dsum_ND, dout, per_head),
-                *(dx_ND, None if low is None else below_ND, (gains[0][i], gains[1][i]), turned),
+                *(dx_ND, None if low is None else below_ND, (gains[0][i], gains[1][i])),
+                *(h_NF, turned),
             ),
         )
-        dys = [dqkv.flatten(0, 1), dout, dgate_up, dlow[i]]
-        xs = [saved["low_1"][i], o.flatten(0, 1), saved["low_2"][i], saved["h"][i]]
+        dys = [dqkv.flatten(0, 1), dout, dgate_up, low_ND]
+        h_NF = saved["h"][i] if h_NF is None else h_NF
+        xs = [saved["low_1"][i], o.flatten(0, 1), saved["low_2"][i], h_NF]
         if turned is not None and dy_turned is not None:
             dys = [turned.dqkv, turned.dout, turned.dgate_up, dy_turned]
             of_x = ("low_1", "o_turned", "low_2", "h")
@@ -321,6 +333,8 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
             _RECEIVERS[-1](i, make, {name: dweight[i] for name, dweight in dweights.items()})
         else:
             make()
+        if below_ND is not None:
+            low_ND = below_ND
     summed = sum_rows(gains.flatten(0, 1), given.mlp_norm.dtype).unflatten(0, (2, -1))
     return _named(dx_ND.view_as(x), list(summed), dweights)
 

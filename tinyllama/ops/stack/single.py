@@ -112,6 +112,10 @@ class InOne:
     def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
         return 0
 
+    @classmethod
+    def keeps_h(cls, low_ND: torch.Tensor, columns: int) -> bool:
+        return True
+
     def begin_backward(
         self, dy_ND: torch.Tensor, low_ND: torch.Tensor, low_DN: torch.Tensor | None
     ) -> None:
