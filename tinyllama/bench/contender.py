@@ -45,6 +45,6 @@ class Contender:
         """Why it does not run on a device; None when it does."""
         if self.only is not None and group not in self.only[0]:
             return self.only[1]
-        if reason := not_beside(self.name, group, device):
+        if reason := not_beside(self.name, group):
             return reason
         return next(filter(None, (cannot(need, device) for need in self.requires)), None)

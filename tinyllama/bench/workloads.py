@@ -1,24 +1,20 @@
 """What is timed here: groups of a workload and a precision, for the device at hand."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from tinyllama.harness.machine.device import cannot, memory_bytes
+from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import WORKLOADS, Workload
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 ON_GPU, ON_CPU = ("small", "medium"), ("tiny",)
 LARGE = "large-bf16"  # in the precision in which models of its size are trained
 
-# Of the workloads whose contenders do not all fit on one GPU at once: those that are compared, and
-# the GiB of a GPU on which each fits beside those before it. The scores of materialised attention
-# alone would not fit.
-TOGETHER: Mapping[str, Mapping[str, int]] = {
-    "large": {"v3": 0, "hf-compile": 0, "floor": 0, "v4": 128}
-}
+# Of the workloads whose contenders do not all fit on one GPU at once: those that are compared.
+# The scores of materialised attention alone would not fit.
+TOGETHER: dict[str, tuple[str, ...]] = {"large": ("v4", "hf-compile", "floor")}
 SHORT = ("small-bf16", "medium-bf16")  # on a GPU, of the groups of every kind
 PROCESSORS = 4  # for each contender that is being made: compilers start processes
 
@@ -45,20 +41,13 @@ class Group:
 ALL = [*(Group(w, p) for w in (*ON_CPU, *ON_GPU) for p in PRECISIONS), Group.parse(LARGE)]
 
 
-def not_beside(contender: str, group: str, device: torch.device) -> str | None:
-    """Why a contender is left out of a group by name on a device; None when it is not."""
+def not_beside(contender: str, group: str) -> str | None:
+    """Why a contender is left out of a group by name; None when it is not."""
     workload = group.partition("-")[0]
-    needs = TOGETHER.get(workload)
-    if needs is None:
+    if contender in TOGETHER.get(workload, (contender,)):
         return None
-    size = memory_bytes(device) / 2**30
-    fitting = [name for name, least in needs.items() if least <= size]
-    if contender in fitting:
-        return None
-    return (
-        f"a GPU of {size:.0f} GiB does not hold every contender of {workload}: "
-        f"{', '.join(fitting)} are compared"
-    )
+    together = ", ".join(TOGETHER[workload])
+    return f"one GPU does not hold every contender of {workload}: {together} are compared"
 
 
 def at_once(group: Group) -> int:
