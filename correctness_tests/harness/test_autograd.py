@@ -11,6 +11,7 @@ from tinyllama.harness import Case, DeclarationError, Op, Tensor
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.declare.autograd import shapes_are_fixed
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.ops import OPS
@@ -131,6 +132,35 @@ def test_the_custom_op_is_sound_for_the_compiler() -> None:
     weight = torch.randn(8, requires_grad=True)
     custom_op: Any = derived.custom_op
     torch.library.opcheck(custom_op, (x, weight, 3.0))
+
+
+def test_results_in_other_layouts_are_contiguous_for_the_compiler() -> None:
+    """An output, a saved tensor and a gradient, the first of views of one memory among them: code
+    of the compiler refuses other strides than those that it was told."""
+
+    def wide(like: torch.Tensor) -> torch.Tensor:
+        return like.new_zeros(len(like), 2 * like.shape[1])[:, : like.shape[1]].copy_(like)
+
+    op, told = twice("strided"), []
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        told.append(shapes_are_fixed())
+        return wide(2 * x), wide(x)
+
+    one = derived(forward, lambda grads, kept, saved, needs: {"x": wide(2 * grads[0])})
+    op.provider("views", saved={"x_again": Tensor("B D")})(one)
+    call, custom = op["views"].call, op["views"].derived
+    assert custom is not None
+    run: Any = custom.custom_op
+    assert all(result.is_contiguous() for result in run(torch.ones(3, 8)))
+    x = torch.ones(3, 8, requires_grad=True)
+    y = torch.compile(call, backend="aot_eager", fullgraph=True)(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones(3, 8))
+    assert dx.is_contiguous()
+    assert torch.equal(dx, torch.full_like(x, 2))
+    assert told == [True, True]
+    assert not call(x).is_contiguous()
+    assert told[2:] == [False]
 
 
 def test_compiled_and_eager_agree() -> None:

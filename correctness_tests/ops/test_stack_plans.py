@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.stacks import (
     EPS,
+    LAYERS,
     forced,
     gradients,
     inputs,
@@ -21,11 +22,11 @@ from tinyllama.cli import main
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.kernels.configs import SPACES, Config
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.model.config import ConfigError, ModelConfig
+from tinyllama.model.config import WORKLOADS, ConfigError, ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
 from tinyllama.ops.attention import attend_backward
-from tinyllama.ops.stack import Inputs, fused, provider_of, stack
+from tinyllama.ops.stack import Inputs, configs, fused, passes, provider_of, stack
 from tinyllama.ops.stack.configs import FEW, PRODUCTS, pays
 from tinyllama.suites.accuracy import assert_accurate
 
@@ -95,6 +96,45 @@ def test_by_the_table_or_by_name_it_is_the_same_plan(device: torch.device) -> No
     assert not all(map(torch.equal, by_table, gradients(given)))
 
 
+def test_with_many_rows_h_is_computed_again(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a kernel of ours is behind the vendor's product, and nothing else changes: it takes the
+    memory of one block."""
+    saved = Mock(wraps=passes.backward)
+    monkeypatch.setattr(passes, "backward", saved)
+    given, sizes = inputs(16, 2, 1, 64, device), {}
+    kept: dict[str, list[torch.Tensor]] = {}
+    for most in (3 * 16, 3 * 16 - 1):  # the rows of these inputs
+        monkeypatch.setattr(configs, "MOST_KEPT", most)
+        for plan in ("none", "hidden_gradient"):
+            found = gradients(given, provider_of(plan))
+            h = saved.call_args.args[2]["h"]
+            sizes[plan, most] = h.untyped_storage().nbytes() / h[0].nbytes
+            assert all(map(torch.equal, found, kept.setdefault(plan, found)))
+    assert sizes == {
+        ("none", 48): LAYERS,
+        ("hidden_gradient", 48): LAYERS,
+        ("none", 47): 1,
+        ("hidden_gradient", 47): LAYERS,
+    }
+
+
+def test_a_compiled_call_saves_what_is_declared(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither transposes nor one h for all blocks: the compiler reads memory by declared shapes."""
+    monkeypatch.setattr(configs, "MOST_KEPT", 0)
+    monkeypatch.setattr(fused.InSeveral, "turns", lambda x, dtype: 2)
+    given = [t.float() if t.is_floating_point() else t for t in inputs(16, 2, 1, 64, device)]
+    custom = stack[provider_of("none")].derived
+    assert custom is not None
+    run: Any = custom.custom_op
+    found, told = run(*given, EPS), custom.fake_forward(*given, EPS)
+    for name, one, other in zip(("y", *custom.saved), found, told, strict=True):
+        assert (one.shape, one.stride()) == (other.shape, other.stride()), name
+
+
 def test_a_sum_and_the_norm_behind_it_are_one_launch() -> None:
     """Of the vendor's products, as in V3."""
     cpu = inputs(16, 2, 1, 64, torch.device("cpu"))
@@ -162,17 +202,23 @@ def test_the_plan_of_a_chip_is_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert "(default)" in found
 
 
-def test_where_medium_is_a_stack_its_products_were_chosen(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("name", ["medium", "large"])
+def test_where_a_workload_is_a_stack_its_products_were_chosen(
+    name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Defaults are for few rows: with many, a product without an entry would be a slow kernel."""
     how = ["tune", "--show", "--op", "stack", "--dtype", "bf16", "--chip", "sm_90"]
-    key: dict[str, Any] = {"rows": 8192, "width": 1024, "kind": "16bit"}
+    shape = WORKLOADS[name]
+    model, pairs = shape.model, shape.model.head_dim // 2
+    key: dict[str, Any] = {"rows": 8192, "width": model.hidden_dim, "kind": "16bit"}
     assert SPACES["stack.plan"].on("sm_90", **key) == (Config(FUSED=1), True)
-    assert main([*how, "--sizes", "L=1,B=16,T=512,D=1024,Q=1024,R=512,F=4096,C=32"]) == 0
+    assert SPACES["stack.beside"].on("sm_90", **key) == (Config(ON=0), True)
+    heads = f"Q={model.num_heads * 2 * pairs},R={model.num_kv_heads * 2 * pairs},C={pairs}"
+    size = f"L=1,B={shape.batch_size},T={shape.seq_len},D={model.hidden_dim},F={model.ffn_dim}"
+    assert main([*how, "--sizes", f"{size},{heads}"]) == 0
     shown = capsys.readouterr().out.partition("stack-single")[0].splitlines()
-    for name in PRODUCTS:
-        (line,) = (one for one in shown if one.strip().startswith(f"stack.{name},"))
+    for product in PRODUCTS:
+        (line,) = (one for one in shown if one.strip().startswith(f"stack.{product},"))
         assert line.endswith("the vendor's BLAS, and kernels behind it (table)")
 
 

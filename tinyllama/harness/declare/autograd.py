@@ -34,6 +34,7 @@ that is silently detached would be wrong and nobody would notice.
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -51,6 +52,15 @@ Grads = Sequence[torch.Tensor]
 SomeGrads = Sequence[torch.Tensor | None]
 Named = Mapping[str, torch.Tensor]
 Needs = set[str]
+
+
+_COMPILED: ContextVar[bool] = ContextVar("compiled", default=False)
+
+
+def shapes_are_fixed() -> bool:
+    """Whether the forward pass that runs must save exactly the declared shapes: the compiler reads
+    memory by them. In eager mode a provider may save a tensor in another one."""
+    return _COMPILED.get()
 
 
 @dataclass(frozen=True)
@@ -266,7 +276,11 @@ class Derived:
         return [declared.dtype_beside(inputs[0]) for declared in self.op.outputs.values()]
 
     def compiled_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
-        results = self.run_forward(*self.as_read(args))
+        before = _COMPILED.set(True)
+        try:
+            results = self.run_forward(*self.as_read(args))
+        finally:
+            _COMPILED.reset(before)
         for name, result, dtype in zip(
             self.op.outputs, results, self.output_dtypes(args), strict=False
         ):
@@ -348,12 +362,15 @@ def cast_by_autocast(args: Sequence[Any]) -> list[Any]:
 
 
 def apart(results: Sequence[torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:
-    """The results of an operator that the compiler sees: none may share memory with another one
-    or with an argument, so one that does is copied. Uncompiled, such results stay views."""
+    """The results of an operator that the compiler sees: it reads them as contiguous ones, and none
+    may share memory with another one or with an argument, so one that is not so, or does, is
+    copied. Uncompiled, such results stay views."""
     taken = {_memory(arg) for arg in args if isinstance(arg, torch.Tensor)}
     found = []
     for result in results:
-        own = result.clone() if _memory(result) in taken else result
+        own = result.contiguous()
+        if _memory(own) in taken:
+            own = own.clone()
         taken.add(_memory(own))
         found.append(own)
     return found

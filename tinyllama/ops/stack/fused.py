@@ -261,7 +261,8 @@ class InSeveral:
             scale_N = rstd_N if folds else self._ones(rstd_N)
             return launches.hidden_gradient(block.dy_low, w, gate_up, scale_N, dgate_up, *turns)
         dh_NF = _multiply(block.dy_low, w, turns[0])
-        activate_backward(dh_NF, *gate_up.chunk(2, -1), *dgate_up.chunk(2, -1), block.h)
+        (gate, up), (dgate, dup) = gate_up.chunk(2, -1), dgate_up.chunk(2, -1)
+        activate_backward(dh_NF, gate, up, dgate, dup, block.h)
         if folds:
             dgate_up.mul_(rstd_N[:, None])
         if turned is not None:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tinyllama.harness.declare.autograd import Grads, Named
+from tinyllama.harness.declare.autograd import Grads, Named, shapes_are_fixed
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.attention import lse_dtype
@@ -213,8 +213,9 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
     if not gate_up.numel():
         rstd.zero_()  # of the second norm, which no product reads
     empty = bool(not layers or not x.numel())
-    turns = 0 if empty else way.turns(x, dtype)
-    if empty or turns or layers == 1 or way.keeps_h(low_2[0], F):
+    fixed = empty or shapes_are_fixed()
+    turns = 0 if fixed else way.turns(x, dtype)
+    if fixed or turns or layers == 1 or way.keeps_h(low_2[0], F):
         h = made(rows, F)
     else:  # that of the last block: all have one memory, which says so to the backward pass
         h = x.new_empty((rows, F), dtype=dtype).expand(layers, rows, F)
