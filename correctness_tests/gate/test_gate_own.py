@@ -28,6 +28,7 @@ from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure import op_contender
 from tinyllama.harness.plugins.gating import Gating
+from tinyllama.suites.entry import expanded
 
 PACKAGE = "tinyllama.ops"
 PATTERN = "kernels/*.py"
@@ -64,6 +65,21 @@ def test_the_benchmarks_are_those_of_the_files_of_a_tree(tree: Path) -> None:
     assert side.left_out() == {}
     only = Side("cpu", PACKAGE, own=Own((PATTERN,), names=("once",)))
     assert {one.timed.op for one in only.benchmarks()} == {"once"}
+
+
+def test_the_gate_takes_the_files_that_pytest_takes(tmp_path: Path) -> None:
+    """In a folder of any name, at any depth: what pytest tests and the gate leaves out would be
+    green whatever it costs."""
+    root = tmp_path / "[ab] *"
+    for name in ("one.py", "in/two.py", "in/in/three.py", "in/note.txt", "[ab].py"):
+        (root / "kernels" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "kernels" / name).touch()
+    patterns = ("kernels/**/t*.py", "kernels/*.py", "kernels/in/../one.py", "kernels/[ab].py")
+    found = Own(patterns).found(root)
+    names = ["in/in/three.py", "in/two.py", "[ab].py", "one.py"]
+    paths = [str(root / "kernels" / name) for name in names]
+    assert list(dict.fromkeys(str(Path(one).resolve()) for one in found)) == paths
+    assert expanded("ops", patterns, root) == paths
 
 
 def test_a_side_that_runs_code_from_elsewhere_says_which(

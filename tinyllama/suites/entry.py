@@ -157,7 +157,8 @@ def expanded(where: str, patterns: Iterable[str], folder: Path) -> list[str]:
     found: list[str] = []
     for pattern in patterns:
         path = folder / pattern
-        paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+        names = [] if path.exists() else glob.glob(pattern, root_dir=folder, recursive=True)
+        paths = [path] if path.exists() else [folder / name for name in sorted(names)]
         if not paths:
             raise pytest.UsageError(f"{where} {pattern}: no such file; name a Python file of ops")
         for one in paths:

@@ -20,7 +20,8 @@ from tinyllama.harness.measure.op_contender import declared_by
 class Own:
     """Which ops are benchmarks.
 
-    files: paths and patterns, relative to the root of a tree; each side has its own files of these.
+    files: paths and patterns, relative to the root of a tree, as pytest expands them
+    (`tinyllama.suites.entry.expanded`); each side has its own files of these.
     modules: of entry points. names: of the only ops that are compared; empty: of all. version: of
     the project; accepted entries expire by it.
     """
@@ -32,7 +33,8 @@ class Own:
 
     def found(self, root: Path) -> tuple[str, ...]:
         """The files that a tree has, whole."""
-        paths = [path for name in self.files for path in sorted(glob.glob(str(root / name)))]
+        each = (glob.glob(one, root_dir=root, recursive=True) for one in self.files)
+        paths = (str(root / name) for names in each for name in sorted(names))
         return tuple(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
     def providers(self, registry: Registry, named: Mapping[str, str]) -> dict[str, list[Provider]]:
