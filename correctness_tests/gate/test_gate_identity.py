@@ -102,6 +102,16 @@ PATCHES = {
     "import torch._inductor.config as c\n"
     "c.pre_grad_fusion_options = {'x': {}}": "torch._inductor.config.pre_grad_fusion_options",
     "torch.compiler.set_stance('force_eager')": "stance of the compiler",
+    "sys.addaudithook(lambda *of: None)": "audit hooks",
+    "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))": "priority",
+    "KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Negative)\n"
+    "KEPT = torch._C._ExcludeDispatchKeyGuard(KEYS)\n"
+    "KEPT.__enter__()": "_dispatch_tls_local_exclude_set",
+    "from tinyllama.harness.kernels import known\n"
+    "known.MOST_KNOWN = 0": "tinyllama.harness.kernels.known.MOST_KNOWN",
+    "from tinyllama.harness.gate import side\n"
+    "side.ON_CPU['device_seconds'] = 9.0": "tinyllama.harness.gate.side.ON_CPU",
+    "os.chdir('..')": "folder",
 }
 
 

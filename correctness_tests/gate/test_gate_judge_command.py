@@ -215,7 +215,8 @@ def test_a_folder_of_the_tree_that_is_judged_is_no_judge(repository: Path) -> No
 
 
 def test_a_module_in_the_place_of_another_judges() -> None:
-    before = {"types.py": 0, "torchlike/__init__.py": 0, "kernels/one.py": 0}
+    before = ["types.py", "torchlike/__init__.py", "kernels/one.py", "triton/notes.md"]
+    before += ["triton/__init__.pyi"]  # neither of these is a package
     after = (
         "sitecustomize.py",
         "src/usercustomize.py",
@@ -225,6 +226,9 @@ def test_a_module_in_the_place_of_another_judges() -> None:
         "torch/inside/more.py",
         "src/numpy/__init__.py",
         "scipy.so",
+        "triton/__init__.py",
+        "sympy/__init__.abi3.so",
+        "sympy/more.py",
     )
     not_so = (
         "kernels/one.py",
@@ -234,8 +238,9 @@ def test_a_module_in_the_place_of_another_judges() -> None:
         "torchlike/__init__.py",
         "own.py",
         "src/own/secrets.py",
+        "pytest/__init__.pyi",
     )
-    loaded = {"torch", "numpy", "scipy", "torchlike", "pytest"}
+    loaded = {"torch", "numpy", "scipy", "torchlike", "pytest", "triton", "sympy"}
     assert shadowing({*after, *not_so}, loaded, before) == {*after}
 
 

@@ -256,6 +256,7 @@ def test_what_changes_torch_as_it_loads_modules_is_seen_again_with_these_loaded(
 
     monkeypatch.setattr(observer, "_each", observed)
     monkeypatch.setattr(observer, "_replaced", lambda names: {})
+    monkeypatch.setattr(opened, "_of_tree", lambda: {})
     found = observer.seen(groups)
     if changes and news:
         assert done == [groups, "torch.b", "torch.z", [groups[place]]]
@@ -276,3 +277,27 @@ def test_a_caller_that_only_returns_is_not_what_a_call_executed() -> None:
     assert not executed.places
     executed._called(here, "call", None)
     assert executed.places == {(here.f_code.co_filename, here.f_code.co_firstlineno)}
+
+
+def test_what_is_loaded_from_a_tree_before_its_ops_is_seen_for_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch loads sympy: what its import changed is there before an op is observed."""
+    file = tmp_path / "zz_in_the_place_of_another.py"
+    file.touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert list(opened._of_tree()) == []
+    importlib.import_module(file.stem)
+    try:
+        observer = object.__new__(opened.Observer)
+        monkeypatch.setattr(observer, "_each", lambda groups: ([Seen(), Seen()], [set(), set()]))
+        monkeypatch.setattr(observer, "_replaced", lambda names: {})
+        changed = {f"module {file.stem}": "loaded by the harness"}
+        groups = [opened.Group((f"{name}.py",)) for name in "ab"]
+        assert observer.seen(groups) == [Seen([str(file)], changed)] * 2
+        monkeypatch.chdir("/")
+        monkeypatch.setattr(sys, "prefix", "/")  # an environment
+        assert list(opened._of_tree()) == []
+    finally:
+        del sys.modules[file.stem]

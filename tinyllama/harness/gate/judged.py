@@ -71,27 +71,31 @@ def shadowing(names: Collection[str], loaded: Collection[str], base: Iterable[st
     loaded: the first parts of module names. base: the base's files by name; the modules at its
     top hide nothing.
     """
-    own = {_top(name) for name in base} - {*sys.stdlib_module_names, *_OF_SITE}
-    known = {*sys.stdlib_module_names, *_OF_SITE, *loaded} - own
-    return {name for name in names if (top := _top(name)) in known and _is_of(name, top, names)}
+    own = _modules(base) - {*sys.stdlib_module_names, *_OF_SITE}
+    hidden = _modules(names) & ({*sys.stdlib_module_names, *_OF_SITE, *loaded} - own)
+    return {name for name in names if _top(name) in hidden}
 
 
 _OF_SITE = ("sitecustomize", "usercustomize")
+_CODE = (".py", ".pyc", ".so", ".pyd")
 
 
 def _top(name: str) -> str:
     """The module or package at the top of a tree, or of its ``src``, that a file is or is in."""
     path = name.removeprefix("src/")
     first, inside, _ = path.partition("/")
-    code = path.endswith((".py", ".pyc", ".so", ".pyd"))
+    code = path.endswith(_CODE)
     return first if inside else first.partition(".")[0] if code else ""
 
 
-def _is_of(name: str, top: str, names: Collection[str]) -> bool:
-    """Whether a file is that module, or is in that package; a folder without ``__init__`` hides
-    nothing."""
-    alone = "/" not in name.removeprefix("src/")
-    return alone or any(f"{where}{top}/__init__.py" in names for where in ("", "src/"))
+def _modules(names: Iterable[str]) -> set[str]:
+    """The modules and packages at the top of a tree; a folder without ``__init__`` is neither."""
+    found = set()
+    for name in names:
+        inside = name.removeprefix("src/").partition("/")[2]
+        if not inside or (inside.startswith("__init__.") and inside.endswith(_CODE)):
+            found.add(_top(name))
+    return found - {""}
 
 
 def _same_bytes(one: Path | None, other: Path | None) -> bool:

@@ -35,7 +35,7 @@ from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, load_file
 from tinyllama.harness.gate import process_state
-from tinyllama.harness.gate.reach import Executed, Place, Reached, UnboundedError
+from tinyllama.harness.gate.reach import Executed, Place, Reached, UnboundedError, below
 from tinyllama.harness.gate.replaced import replaced
 from tinyllama.harness.kernels.tuned import adopted
 from tinyllama.harness.machine.device import cannot
@@ -118,6 +118,10 @@ class Observer:
             for one, group in zip(found, groups, strict=True):
                 for name in group.modules:
                     one.changed |= changes.get(name, {})
+        for name, file in _of_tree():
+            for one in found:
+                one.changed[f"module {name}"] = "loaded by the harness"
+                one.files.append(file)
         return found
 
     def _load(self, names: Iterable[str]) -> None:
@@ -167,6 +171,17 @@ class Observer:
         assert self.before is not None
         seen, news = _observed(group, self.device, self.before)
         return {"seen": asdict(seen), "news": sorted(news)}
+
+
+def _of_tree() -> Iterator[tuple[str, str]]:
+    """The modules of a tree beside the harness that are loaded before any op is: they are in the
+    place of installed ones, and what their import changed was not seen."""
+    root = f"{Path.cwd().resolve()}{os.sep}"
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        ours = name.partition(".")[0] in ("tinyllama", "__main__")
+        if not ours and spec and spec.has_location and below(spec.origin, root):
+            yield name, spec.origin
 
 
 def _orders(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
@@ -236,6 +251,8 @@ def _observed(
             before.pop(name)
         seen.changed |= process_state.changes(before, after)
         seen.changed |= code.changes()
+        if events.hooks:
+            seen.changed["audit hooks"] = str(events.hooks)
         seen.files = sorted(events.files)
         seen.unidentified = seen.unidentified or events.unidentified() or ""
         return seen, process_state.loaded() - known
@@ -330,6 +347,7 @@ class _Events:
         self.known = set(sys.modules)
         self.trusted = tuple(_folders())
         self.standard = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+        self.hooks = 0  # of others, which run at every event and cannot be listed
         sys.addaudithook(self._event)
 
     def _event(self, event: str, args: tuple[Any, ...]) -> None:
@@ -346,6 +364,8 @@ class _Events:
             self._by_itself(reason)
         elif event in _PROGRAMS:
             self._by_itself(f"it starts a process ({event})")
+        elif event == "sys.addaudithook":
+            self.hooks += 1
 
     def _is_search(self) -> bool:
         """Whether a folder is listed for the modules in it."""

@@ -24,8 +24,10 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
+from tinyllama.harness import __name__ as HARNESS
+
 # Modules whose functions and classes are compared, with all that is inside them.
-_WATCHED = ("torch", "triton", "numpy", "tinyllama.harness")
+_WATCHED = ("torch", "triton", "numpy", HARNESS)
 _BELOW = tuple(f"{name}." for name in _WATCHED)
 _ATEN = ("aten", "prims")  # namespaces of torch's own operators
 GONE = "removed"
@@ -222,12 +224,33 @@ def settings() -> dict[str, str]:
     found[GENERATOR] = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
     modes = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
     found |= {name: _told(getattr(torch._C, name, None)) for name in modes}
+    keys = ("_dispatch_tls_local_exclude_set", "_dispatch_tls_local_include_set")
+    found |= {name: _told(getattr(torch._C, name, None)) for name in keys}
+    found["folder"] = os.getcwd()
+    found |= dict(_constants())
     found |= dict(_backends())
     found |= dict(_configurations())
     overridden = getattr(torch.library, "_impls", ())
     found |= {f"operator {name}": "replaced" for name in overridden if name.startswith(_ATEN)}
     found |= {f"environment {name}": value for name, value in os.environ.items()}
     return found | process() | dict(_hooks())
+
+
+def _constants() -> Iterator[tuple[str, str]]:
+    """The constants of the harness: numbers, texts, and containers of these. What is empty is a
+    cache, which may be filled."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{HARNESS}."):
+            for key, value in list(vars(module).items()):
+                if key.isupper() and _is_constant(value):
+                    yield f"{name}.{key}", _plain(value)
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, (dict, list, tuple, set, frozenset)):
+        inside = (*value, *value.values()) if isinstance(value, dict) else value
+        return bool(value) and all(map(_is_constant, inside))
+    return isinstance(value, (bool, int, float, str, torch.dtype))
 
 
 def process() -> dict[str, str]:
@@ -244,7 +267,7 @@ def process() -> dict[str, str]:
         "traced memory": str(tracemalloc.is_tracing()),
         THREADS: str(len(threading.enumerate())),
         "processors": str(sorted(os.sched_getaffinity(0))),
-        "priority": str(os.getpriority(os.PRIO_PROCESS, 0)),
+        "priority": str((os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0))),
         "signals": str([(one, _shown(signal.getsignal(one))) for one in signal.valid_signals()]),
         "timers": str([signal.getitimer(one)[1] for one in range(3)]),
         "limits": str([resource.getrlimit(one) for one in _LIMITS]),

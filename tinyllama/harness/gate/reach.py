@@ -225,10 +225,10 @@ class Reached:
     def _inside(self, file: str | None) -> bool:
         if not file or file.startswith("<"):  # generated code: a dataclass's, a named tuple's
             return bool(file)
-        return _below(file, self.root)
+        return below(file, self.root)
 
 
-def _below(file: str, root: str) -> bool:
+def below(file: str, root: str) -> bool:
     """Whether a file is of the tree: below its root, and not of an environment that lies there."""
     path, environment = os.path.realpath(file), f"{os.path.realpath(sys.prefix)}{os.sep}"
     installed = environment.startswith(root) and path.startswith(environment)
@@ -289,7 +289,7 @@ class Executed:
         inside = self._known.get(code)
         if inside is None:
             file = code.co_filename
-            inside = not file.startswith("<") and _below(file, self.root)
+            inside = not file.startswith("<") and below(file, self.root)
             self._known[code] = inside
         if inside and code.co_name != "<module>":
             self.places.add((code.co_filename, code.co_firstlineno))
