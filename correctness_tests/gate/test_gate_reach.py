@@ -283,10 +283,17 @@ def test_what_is_loaded_from_a_tree_before_its_ops_is_seen_for_each_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As torch loads sympy: what its import changed is there before an op is observed."""
-    file = tmp_path / "zz_in_the_place_of_another.py"
-    file.touch()
+    file, ours = (
+        tmp_path / "zz_in_the_place_of_another.py",
+        tmp_path / "tinyllama/zz_of_a_harness.py",
+    )
+    ours.parent.mkdir()
+    for one in (file, ours):
+        one.touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(ours.parent))
+    importlib.import_module(ours.stem)  # under any name, as that of the main module
     assert list(opened._of_tree()) == []
     importlib.import_module(file.stem)
     try:
@@ -300,4 +307,4 @@ def test_what_is_loaded_from_a_tree_before_its_ops_is_seen_for_each_of_them(
         monkeypatch.setattr(sys, "prefix", "/")  # an environment
         assert list(opened._of_tree()) == []
     finally:
-        del sys.modules[file.stem]
+        del sys.modules[file.stem], sys.modules[ours.stem]

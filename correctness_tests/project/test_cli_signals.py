@@ -29,6 +29,16 @@ def test_output_that_nobody_reads_or_that_has_no_place_is_no_traceback() -> None
         assert done.stderr.endswith(said)
 
 
+def test_no_file_takes_the_place_of_a_stream_that_is_closed(tmp_path: Path) -> None:
+    """A shell closes them with ``>&-``; Python then has none, and the next file has its number."""
+    code = "import os, sys; from tinyllama import cli; cli.main(['how', 'get_trace.sh']); "
+    code += "file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY); print('lost', flush=True); "
+    code += "os.system('echo lost'); sys.exit(7 if sys.stdout.isatty() or file < 3 else 0)"
+    file = tmp_path / "file"
+    done = ran("bash", "-c", f"{shlex.join([sys.executable, '-c', code, str(file)])} >&-")
+    assert (done.returncode, done.stderr, file.read_text()) == (0, "", "")
+
+
 def test_ctrl_c_before_there_is_a_run_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

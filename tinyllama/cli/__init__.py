@@ -35,6 +35,7 @@ _ALLOCATION_FAILED = re.compile("out of memory|can('t|not) allocate memory", re.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name need not be UTF-8
@@ -57,6 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, MemoryError) or _ALLOCATION_FAILED.search(str(error)):
             return _say(f"error: {error}: use a smaller model or batch", BAD_VALUE)
         raise
+
+
+def _open_what_is_closed() -> None:
+    """Give a process that was started without stdin, stdout or stderr (``>&-``) an empty one: else
+    the next file that it opens has that number, and gets what is printed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+        name = ("stdin", "stdout", "stderr")[number]
+        setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+    os.close(number)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -177,11 +177,12 @@ def _of_tree() -> Iterator[tuple[str, str]]:
     """The modules of a tree beside the harness that are loaded before any op is: they are in the
     place of installed ones, and what their import changed was not seen."""
     root = f"{Path.cwd().resolve()}{os.sep}"
+    ours = os.path.join(root, "tinyllama", "")
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
-        ours = name.partition(".")[0] in ("tinyllama", "__main__")
-        if not ours and spec and spec.has_location and below(spec.origin, root):
-            yield name, spec.origin
+        file = spec.origin if spec and spec.has_location else None
+        if file and below(file, root) and not os.path.realpath(file).startswith(ours):
+            yield name, file
 
 
 def _orders(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
