@@ -1,5 +1,6 @@
 """Two processes, one of each side: what a block measures in them, and how they fail."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -387,10 +388,31 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
 
 
 def test_the_sides_take_turns_as_a_b_b_a() -> None:
-    turned: Any = SimpleNamespace(order=(BASE, CANDIDATE), _turn=Mock(return_value={}))
+    idle = {side: SimpleNamespace(worked=lambda: 1.0) for side in SIDES}
+    turned: Any = SimpleNamespace(order=(*SIDES,), _turn=Mock(return_value={}), workers=idle)
     taken = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
     warm = [CANDIDATE, BASE]
     took = [one.args[0] for one in turned._turn.call_args_list]
     assert took == [*warm, *(BASE, CANDIDATE, CANDIDATE, BASE) * 2]
     assert len(set(taken.seeds)) == 4
     assert [len(each) for each in taken.took.values()] == [4, 4]
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_side_that_works_while_the_other_is_timed_gives_no_time(side: str, own: bool) -> None:
+    """In a thread: it makes the other one slower, or does what its own calls had left."""
+    clock = dict.fromkeys(SIDES, 5.0)
+
+    def turn(name: str, *_: object) -> dict[str, float]:
+        clock[side] += 0.003 * ((name == side) == own)
+        return {}
+
+    workers = {name: SimpleNamespace(worked=lambda name=name: clock[name]) for name in SIDES}
+    turned: Any = SimpleNamespace(order=(*SIDES,), _turn=turn, workers=workers)
+    with (
+        contextlib.nullcontext()
+        if own
+        else pytest.raises(ValueError, match=f"the {side} worked for 0.012 s of the .* in which")
+    ):
+        Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]

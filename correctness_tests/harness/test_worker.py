@@ -175,6 +175,18 @@ def test_a_call_that_does_not_end_is_ended(shared: Worker) -> None:
     assert isinstance(shared.call("thing", "pid"), int)
 
 
+def test_the_system_says_how_long_a_process_worked_in_all_its_threads(shared: Worker) -> None:
+    before, began = shared.worked(), time.monotonic()
+    shared.call("thing", "works", 0.05)
+    while shared.worked() < before + 0.05 and time.monotonic() < began + 30:
+        time.sleep(0.001)
+    assert before + 0.05 <= shared.worked() < before + 1
+    ended = object.__new__(Worker)
+    ended.name, ended._process = "it", Mock(pid=2**22 + 1)  # more than there may be
+    with pytest.raises(WorkerError, match="the clock of it cannot be read"):
+        ended.worked()
+
+
 def test_a_process_that_is_killed_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(60)")
     began = time.monotonic()

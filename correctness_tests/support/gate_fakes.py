@@ -306,6 +306,9 @@ class ScriptedWorker:
     def call(self, key: str, method: str, *args: Any, timeout: float) -> Any:
         return self.script.answer(self, method, args)
 
+    def worked(self) -> float:
+        return 0.0
+
     def hang_up(self) -> None:
         pass
 

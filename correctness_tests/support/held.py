@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -41,6 +42,16 @@ class Thing:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def works(self, seconds: float) -> None:
+        """In a thread, which goes on when the call is over."""
+        end = time.process_time() + seconds
+
+        def work() -> None:
+            while time.process_time() < end:
+                pass
+
+        threading.Thread(target=work).start()
 
     def raises(self, message: str) -> None:
         raise ValueError(message)

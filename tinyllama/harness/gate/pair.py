@@ -349,6 +349,7 @@ class Pair:
 
     def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:
         found: dict[str, list[dict[str, float]]] = {BASE: [], CANDIDATE: []}
+        worked, passed = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0.0)  # while one waits
         first, seeds = turns.new_seed(), list[int]()
         for name in reversed(self.order):  # a process's first turn is colder and does not count
             self._turn(name, benchmark, first)
@@ -357,9 +358,14 @@ class Pair:
             if index >= FEWEST and index % 2 == 0 and time.monotonic() - began > LONGEST:
                 break
             seeds.append(turns.new_seed())
-            for name in self.order[:: 1 if index % 2 == 0 else -1]:
+            order = self.order[:: 1 if index % 2 == 0 else -1]
+            for name, idle in zip(order, reversed(order), strict=True):
+                start, before = time.monotonic(), self.workers[idle].worked()
                 took = self._turn(name, benchmark, seeds[-1], paces.get(name, 0.0))
                 found[name].append(took)
+                worked[idle] += self.workers[idle].worked() - before
+                passed[idle] += time.monotonic() - start
+        turns.check_idle(worked, passed)
         return Taken(seeds, found)
 
     def _turn(

@@ -30,6 +30,7 @@ LEAST_SPREAD = 0.005  # of an excess between blocks
 SUSPECT, ERRORS = 0.04, 2.0  # an excess, and how many standard errors: more blocks are taken
 MOST_HELD = 2  # of calls in which the sides differ
 TURN_RATIO = 4.0  # the fastest call of a turn, and the mean of calls in a row
+IDLE_SHARE, IDLE_SECONDS = 0.02, 0.01  # that a side may work in the turns of the other
 MEAN = "mean "  # before a metric: the mean of a turn's calls
 CALL = "a call"  # the longer of its times on both clocks, to which the judge's clock is held
 
@@ -74,6 +75,18 @@ def check_times(turn: Turn, name: str, metrics: Collection[str], pace: float) ->
             f"a turn of the {name} says {longest:.3g} s for a call, which took {pace:.3g} s by the "
             "judge's clock: its clock is wrong"
         )
+
+
+def check_idle(worked: Mapping[str, float], passed: Mapping[str, float]) -> None:
+    """Raise ValueError if a side worked while the other one was timed: it made that one slower, or
+    did later what its own calls had left. worked, passed: by side, seconds of its processors, and
+    seconds, in the turns of the other."""
+    for side, seconds in worked.items():
+        if seconds > IDLE_SHARE * passed[side] + IDLE_SECONDS:
+            raise ValueError(
+                f"the {side} worked for {seconds:.3g} s of the {passed[side]:.3g} s in which the "
+                "other side was timed: end its threads, and what they do, in the call"
+            )
 
 
 def mean_call(seconds: Sequence[float]) -> float:

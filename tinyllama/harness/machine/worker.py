@@ -122,6 +122,14 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
+    def worked(self) -> float:
+        """The seconds that processors have spent on the threads of this process, by the system's
+        account. Raises WorkerError for a process that ended."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | 2)  # the clock of a process, Linux's
+        except OSError as error:
+            raise WorkerError(f"the clock of {self.name} cannot be read: {error}") from error
+
     def make(self, key: str, factory: str, *, timeout: float = TIMEOUT, **arguments: Any) -> None:
         """Make an object by ``module:name`` and keep it under a key."""
         self._request("make", key, factory, arguments, timeout=timeout)
