@@ -101,6 +101,28 @@ def test_a_rehearsal_makes_what_turns_need(subject: Make) -> None:
     assert {place: id(one) for place, one in made.places.items()} == places
 
 
+class Late(torch.Tensor):
+    """It is computed when it is read."""
+
+
+@pytest.mark.parametrize("late", ["y", "gradient"])
+def test_a_result_that_is_computed_when_it_is_read_gives_no_time(subject: Make, late: str) -> None:
+    """Its calls would take no time, and its results would be right."""
+
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        if late == "gradient":
+            x.register_hook(lambda gradient: gradient.as_subclass(Late))
+        y = weighed(x, w)
+        return y.as_subclass(Late) if late == "y" else y
+
+    turning = Turning(call)
+    made = ready(subject(turning))
+    turn(made)
+    turning.turned = True
+    with pytest.raises(WrongResultError, match="is a Late, not a torch.Tensor"):
+        turn(made)
+
+
 @reads_device_time
 @pytest.mark.parametrize("fault", WRONG)
 @pytest.mark.parametrize(("metric", "right"), [(DEVICE, 0), (DEVICE, 3), (HOST, 3)])

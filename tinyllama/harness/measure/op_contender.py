@@ -372,14 +372,20 @@ class OpContender:
                 )
 
     def _collected(self) -> dict[str, torch.Tensor]:
+        """Results by name. A tensor of a subclass is none: it could be computed when it is read."""
         if self.op.mutated:
             return mutated_results(self.op, self.args)
-        found = {n: o.detach() for n, o in zip(self.op.outputs, self.outputs, strict=True)}
+        found = dict(zip(self.op.outputs, self.outputs, strict=True))
         for leaf, gradient in zip(self.op.differentiable, self.gradients, strict=False):
             if gradient is None:
                 raise WrongResultError(f"{self.case}: no gradient of {leaf}")
             found[f"grad {leaf}"] = gradient
-        return found
+        for name, value in found.items():
+            if type(value) is not torch.Tensor:
+                raise WrongResultError(
+                    f"{self.case}: {name} is a {type(value).__name__}, not a torch.Tensor"
+                )
+        return {name: value.detach() for name, value in found.items()}
 
     def _oracle(self) -> dict[str, torch.Tensor]:
         reference = self.op["eager"].call
