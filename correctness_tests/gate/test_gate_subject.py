@@ -119,7 +119,7 @@ def test_a_result_that_is_computed_when_it_is_read_gives_no_time(subject: Make, 
     made = ready(subject(turning))
     turn(made)
     turning.turned = True
-    with pytest.raises(WrongResultError, match="is a Late, not a torch.Tensor"):
+    with pytest.raises(WrongResultError, match="is a Late, not a torch"):
         turn(made)
 
 

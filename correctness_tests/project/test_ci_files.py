@@ -45,6 +45,24 @@ def test_a_workflow_lets_nothing_pass(name: str) -> None:
     assert not faults(TEXTS[name])
 
 
+EXAMPLE = ROOT / "docs/examples/repository/.github/workflows/ci.yml"
+WRITES = re.compile(r"(?:--gate-json[ =]|--json[ =]|--junitxml=|> |tee )\"?(?:\$here/)?build/")
+SCRIPTS = [text for kind, text in BLOCK.findall(PAGE) if kind == "bash"]
+
+
+@pytest.mark.parametrize("text", [*TEXTS.values(), EXAMPLE.read_text(), *SCRIPTS])
+def test_a_folder_that_is_written_to_is_made_before(text: str) -> None:
+    """No command makes the folder of a file that it writes, and a fresh clone has no ``build``."""
+    if written := WRITES.search(text):
+        assert re.search(r"mkdir -p .*\bbuild\b", text[: written.start()])
+
+
+def test_some_scripts_write_to_a_folder() -> None:
+    writing = [text for text in (*TEXTS.values(), EXAMPLE.read_text()) if WRITES.search(text)]
+    assert len(writing) == 3
+    assert len(list(filter(WRITES.search, SCRIPTS))) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "worse"),
     [
