@@ -18,10 +18,11 @@ from correctness_tests.support.gated_suite import git, plain_git
 from correctness_tests.support.own_repository import OP
 from tinyllama import ops
 from tinyllama.cli import gate as command
-from tinyllama.cli import parser
+from tinyllama.cli import main, parser
 from tinyllama.harness.gate import comparison, judge
 from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.pair import Tree
+from tinyllama.harness.gate.proof import check_report, tree_digest
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.stages import Stages
@@ -192,6 +193,22 @@ def test_a_module_in_the_place_of_another_is_named(
         (tree / name).touch()
     with prepared(tree, "main", PATTERN, monkeypatch) as setting:
         assert {one.name for one in setting.changed} == {"sitecustomize.py", "torch.py"}
+
+
+def test_a_link_to_itself_is_a_file_as_others(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Path.resolve` raises RuntimeError there."""
+    (tree / "loop").symlink_to("loop")
+    git("add", "--all")
+    git("commit", "--quiet", "--message=loop")
+    (tree / "new.py").touch()
+    with prepared(tree, "main", PATTERN, monkeypatch) as setting:
+        for side in (setting.base, setting.candidate):
+            assert os.readlink(side.root / "loop") == "loop"
+    assert tree_digest(tree, tree / "loop") != tree_digest(tree, None)
+    check_report(tree / "report", tree)
+    with pytest.raises(UsageError, match="git tracks that file"):
+        check_report(tree / "loop", tree)
+    assert main(["gate", "loop", "--against", "main", "--gate-json", str(tree / "loop")]) == 2
 
 
 def test_a_candidate_with_a_link_out_of_its_tree_cannot_be_compared(

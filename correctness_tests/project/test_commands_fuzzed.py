@@ -61,7 +61,17 @@ NAMES += [
     "x" * 5000,
     "%s {x} [/b]",
 ]
-PATHS = ["text", "folder", "pipe", "dangling", "missing", "missing/under", "text/under", "results"]
+PATHS = [
+    "text",
+    "folder",
+    "pipe",
+    "dangling",
+    "loop",
+    "missing",
+    "missing/under",
+    "text/under",
+    "results",
+]
 PATHS += ["record.json", "checkpoint", "damaged", "nested.json", "records.zip", "x" * 256, "\udcff"]
 PATHS = [f"{{folder}}/{name}" for name in PATHS]
 PATHS += [
@@ -148,6 +158,7 @@ def filled(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "folder" / "a.txt").write_text("to be or not to be " * 20)
     (folder / "dangling").symlink_to("nowhere")
+    (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
 
 

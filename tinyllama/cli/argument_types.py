@@ -44,7 +44,7 @@ def file_path(text: str) -> Path:
     try:
         if not text:
             raise ValueError("an empty path")
-        os.lstat(text)
+        os.stat(text)  # through links, of which some lead to themselves
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass  # the code that opens the file reports that
     except (ValueError, OSError) as error:

@@ -17,7 +17,7 @@ from tinyllama.cli.argument_types import file_path
 from tinyllama.harness.gate.interrupted import time_limit
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import check_writable
+from tinyllama.harness.machine.files import check_writable, real
 
 UNPROVEN = 15  # as MISSING
 
@@ -123,7 +123,7 @@ def judged(args: argparse.Namespace, report: Path) -> int:
         root = Path(tree_of(Path(args.tree or ".")))
         by = str(judge.HARNESS) if args.tree and args.judge is None else args.judge
         here = Path(args.tree or ".")
-        paths = [os.path.relpath((here / path).resolve(), root.resolve()) for path in args.paths]
+        paths = [os.path.relpath(real(here / path), real(root)) for path in args.paths]
         given = command_line(args, report.absolute())
         plugins = (entry.__name__, *entry.PLUGINS)
         return judge.run(root, given, paths, args.against, by, report.absolute(), plugins)

@@ -50,6 +50,7 @@ from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
+from tinyllama.harness.machine.files import real
 
 
 class UnreadableError(ValueError):
@@ -259,7 +260,7 @@ def copied(root: Path, folder: Path) -> Path:
             continue
         copy = folder / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+        if path.is_symlink() and not real(path).is_relative_to(real(root)):
             raise UnreadableError(f"{path} links out of its tree")
         if path.is_symlink():
             copy.symlink_to(os.readlink(path))

@@ -35,7 +35,7 @@ from tinyllama.harness.gate.revision import (
     resolve,
     tracked_files,
 )
-from tinyllama.harness.machine.files import replace_text
+from tinyllama.harness.machine.files import real, replace_text
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 from tinyllama.harness.records.outcome import Outcome
 
@@ -228,7 +228,7 @@ def _interrupted(process: subprocess.Popen[bytes]) -> int:
 
 
 def _inside(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root.resolve())
+    return real(path).is_relative_to(real(root))
 
 
 def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tinyllama.harness.gate.revision import resolve, tracked_files, untracked_code
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import real
 from tinyllama.harness.records.outcome import Outcome
 
 GREEN = {outcome.title for outcome in Outcome if outcome.green}
@@ -23,7 +24,7 @@ def tree_digest(root: Path, report: Path | None) -> str:
     without the report itself."""
     found = hashlib.sha256()
     for path in sorted({*tracked_files(root), *untracked_code(root)}):
-        if report is not None and path.resolve() == report.resolve():
+        if report is not None and real(path) == real(report):
             continue
         if path.is_symlink():
             kind, content = "link", os.fsencode(os.readlink(path))
@@ -41,7 +42,7 @@ def tree_digest(root: Path, report: Path | None) -> str:
 def check_report(report: Path | None, root: Path, option: str = "--gate-json") -> None:
     """Raise UsageError for a place of a report that is a file of the tree: it would be removed, and
     is not in the digest. option: which names the place."""
-    if report is not None and report.resolve() in {one.resolve() for one in tracked_files(root)}:
+    if report is not None and real(report) in {*map(real, tracked_files(root))}:
         raise UsageError(f"{option} {report}: git tracks that file: name another place")
 
 

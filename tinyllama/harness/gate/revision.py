@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tinyllama.harness.machine.files import real
+
 # git's variables that are kept. The others are set by a hook, perhaps for another repository, or
 # they change what a path or a commit means: GIT_LITERAL_PATHSPECS, GIT_REPLACE_REF_BASE.
 _KEPT = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
@@ -114,7 +116,7 @@ def check_out(commit: str, repo: Path, folder: Path) -> Path:
     try:
         _unpack(commit, top, folder)
         for path in folder.rglob("*"):
-            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            if path.is_symlink() and not real(path).is_relative_to(real(folder)):
                 raise RevisionError(f"{path.relative_to(folder)} of {commit} links out of its tree")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -210,6 +210,12 @@ def check_writable(path: Path | None, option: str, needed: int = LEAST_FREE) -> 
         )
 
 
+def real(path: Path) -> Path:
+    """A whole path without links. One that leads to itself stays: `Path.resolve` raises
+    RuntimeError there before Python 3.13."""
+    return Path(os.path.realpath(path))
+
+
 def check_apart(*options: tuple[str, Path | None]) -> None:
     """Raise UsageError when two options name one file: one of the two would be lost."""
     named: dict[str, str] = {}

@@ -16,6 +16,7 @@ from tinyllama.harness.gate import judge
 from tinyllama.harness.gate.interrupted import time_limit
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, tree_of
+from tinyllama.harness.machine.files import real
 from tinyllama.harness.plugins.benchmarks import check_measuring
 from tinyllama.harness.plugins.gating import Gating
 from tinyllama.harness.plugins.suite import LEFT_OUT
@@ -138,9 +139,9 @@ def _ours(config: pytest.Config) -> list[str]:
 
 def _inside(name: str, folder: Path, root: Path) -> str:
     path = folder / name
-    if not path.resolve().is_relative_to(root.resolve()):
+    if not real(path).is_relative_to(real(root)):
         raise pytest.UsageError(f"{name} is outside {root}: name a folder of timings in it")
-    return os.path.relpath(path.resolve(), root.resolve())
+    return os.path.relpath(real(path), real(root))
 
 
 def pytest_configure(config: pytest.Config) -> None:
