@@ -1,15 +1,18 @@
 """``[tool.tinyllama]``: what a team sets counts, is said, and is not loosened by what it judges."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from correctness_tests.support.gate_fakes import CPU
-from correctness_tests.support.gated_suite import GatedSuite
+from correctness_tests.support.gated_suite import GatedSuite, git
 from correctness_tests.support.timed_suite import COMPARE, Suite, ends, lines
-from tinyllama.harness.gate import team
+from tinyllama.harness.gate import accepted, team
+from tinyllama.harness.gate.proof import verify
 from tinyllama.harness.gate.side import ON_GPU, Side, declared, usual_slowdowns
 from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.machine.errors import UsageError
 
 pytest_plugins = ["pytester"]
 
@@ -134,6 +137,19 @@ def test_a_base_of_another_version_may_have_other_keys(tmp_path: Path) -> None:
     write("groups = ['one'", tmp_path)
     with pytest.raises(ValueError, match=r"pyproject.toml cannot be read as TOML"):
         team.load(tmp_path, of_base=True)
+
+
+@pytest.mark.timeout(30)  # a pipe that is read waits for its writer
+def test_what_the_gate_reads_is_a_file(tmp_path: Path) -> None:
+    for name in (team.FILE, accepted.FILE, "report"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match="is a pipe or a device, not a file"):
+        team.load(tmp_path)
+    with pytest.raises(ValueError, match="is a pipe or a device, not a file"):
+        accepted.load(tmp_path / accepted.FILE, "1", device="cpu")
+    git("init", "--quiet", str(tmp_path))
+    with pytest.raises(UsageError, match="is a pipe or a device, not a file"):
+        verify(tmp_path / "report", tmp_path)
 
 
 def test_what_is_asked_of_a_team_is_its_lanes_or_what_every_run_has() -> None:

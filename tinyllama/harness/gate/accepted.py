@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.gate.judged import Change
+from tinyllama.harness.machine.files import read_regular
 from tinyllama.harness.machine.toml import tomllib
 
 FILE = "accepted_slowdowns.toml"
@@ -145,7 +146,7 @@ def load(path: Path, version: str, base: Path | None = None, *, device: str) -> 
 
 def _read(path: Path, *, of_base: bool = False) -> tuple[tuple[Entry, ...], frozenset[Change]]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_regular(path).decode())
     except FileNotFoundError:
         return (), frozenset()
     except (OSError, ValueError) as error:
