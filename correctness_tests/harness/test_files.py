@@ -222,3 +222,12 @@ def test_a_folder_is_locked_until_its_writer_ends(tmp_path: Path) -> None:
         pytest.fail("it was free")
     with files._locked(tmp_path, wait=False):
         pass
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    """A tree that somebody else made may hold one to any place."""
+    other, link = tmp_path / "other", tmp_path / "link"
+    other.write_text("theirs")
+    link.symlink_to(other)
+    files.replace_text(link, "ours")
+    assert (link.is_symlink(), link.read_text(), other.read_text()) == (False, "ours", "theirs")

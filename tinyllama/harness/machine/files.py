@@ -33,6 +33,7 @@ def write_whole(path: Path, write: Callable[[Path], object], mode: int | None = 
 
     A reader of ``path`` sees the old file or the new one; after an error it sees the old one. The
     file has ``mode``, or that of any new file, whatever ``write`` leaves (safetensors: owner only).
+    A link is replaced and not followed: a tree that somebody else made may hold one to any place.
 
     Raises UsageError where ``path`` is a pipe or a device. Where writing fails, the content goes to
     a folder for temporary files, if it can, and NotWrittenError says where it is.
