@@ -398,6 +398,15 @@ def test_the_sides_take_turns_as_a_b_b_a() -> None:
     assert [len(each) for each in taken.took.values()] == [4, 4]
 
 
+def test_a_side_that_ends_while_the_other_is_timed_is_said() -> None:
+    gone = Mock(worked=Mock(side_effect=WorkerError("it ended")))
+    turned: Any = SimpleNamespace(order=(*SIDES,), _turn=Mock(return_value={}), failed=False)
+    turned.workers = {BASE: SimpleNamespace(worked=lambda: 0.0), CANDIDATE: gone}
+    with pytest.raises(SideError, match="candidate: it ended"):
+        Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
+    assert turned.failed
+
+
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("own", [True, False])
 def test_a_side_that_works_while_the_other_is_timed_gives_no_time(side: str, own: bool) -> None:

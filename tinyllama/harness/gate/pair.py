@@ -350,6 +350,14 @@ class Pair:
     def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:
         found: dict[str, list[dict[str, float]]] = {BASE: [], CANDIDATE: []}
         worked, passed = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0.0)  # while one waits
+
+        def seconds_of(side: str) -> float:
+            try:
+                return self.workers[side].worked()
+            except WorkerError as error:
+                self.failed = True
+                raise SideError(side, error) from error
+
         first, seeds = turns.new_seed(), list[int]()
         for name in reversed(self.order):  # a process's first turn is colder and does not count
             self._turn(name, benchmark, first)
@@ -360,10 +368,10 @@ class Pair:
             seeds.append(turns.new_seed())
             order = self.order[:: 1 if index % 2 == 0 else -1]
             for name, idle in zip(order, reversed(order), strict=True):
-                start, before = time.monotonic(), self.workers[idle].worked()
+                start, before = time.monotonic(), seconds_of(idle)
                 took = self._turn(name, benchmark, seeds[-1], paces.get(name, 0.0))
                 found[name].append(took)
-                worked[idle] += self.workers[idle].worked() - before
+                worked[idle] += seconds_of(idle) - before
                 passed[idle] += time.monotonic() - start
         turns.check_idle(worked, passed)
         return Taken(seeds, found)
