@@ -42,7 +42,7 @@ class Unstarted(Pair):
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    started = Mock(side_effect=lambda *given, **more: Mock())
+    started = Mock(side_effect=lambda *given, **more: Mock(worked=Mock(return_value=1.0)))
     monkeypatch.setattr(module, "Worker", started)
     return started
 
