@@ -5,7 +5,9 @@ import argparse
 import re
 import signal
 import time
+from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +22,9 @@ from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import device_lock
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.plugins import gate
 from tinyllama.harness.plugins import gating as plugin
+from tinyllama.harness.plugins.suite import LEFT_OUT
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 pytest_plugins = ["pytester"]
@@ -61,6 +65,16 @@ def test_no_test_is_run_and_all_are_said_to_be_left_out(gated: GatedSuite) -> No
     found = gated.run()
     lines(found, "2  the gate times both sides itself")
     assert "a gate runs no test" not in found.stdout.str()
+    items: list[Any] = [object(), object()]
+    config = Mock(stash={gate.GATING: object(), LEFT_OUT: Counter()})
+    for given in (list(items), []):
+        gate.pytest_collection_modifyitems(config, given)
+        assert given == []
+    config.hook.pytest_deselected.assert_called_once_with(items=items)
+    assert config.stash[LEFT_OUT].total() == len(items)
+    config.stash[gate.GATING] = None
+    gate.pytest_collection_modifyitems(config, given := list(items))
+    assert given == items
 
 
 @pytest.mark.parametrize("bad", ["main~1", "other"])

@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
+from correctness_tests.support.tried import FP32, MATRIX, small
+from tinyllama.harness import Provider
 from tinyllama.harness.gate import opened
 from tinyllama.harness.gate.opened import Seen
 from tinyllama.harness.gate.reach import Executed, Reached, UnboundedError
@@ -308,3 +312,39 @@ def test_what_is_loaded_from_a_tree_before_its_ops_is_seen_for_each_of_them(
         assert list(opened._of_tree()) == []
     finally:
         del sys.modules[file.stem], sys.modules[ours.stem]
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_call_is_made_and_what_it_opened_is_noted_where_it_is_bounded(
+    bounded: bool, load: Load, tmp_path: Path
+) -> None:
+    files = "files" if bounded else "globals()['files']"
+    module = load(f"files = set()\n\n\ndef call(x):\n    {files}.add('now')\n    return x + x\n")
+    op = small("twice", lambda x: x + x, {"x": MATRIX}, {"y": "N D"})
+    provider = Provider(op.name, "tried", module.call, dtypes=FP32)
+    module.files.add("before")
+    seen, events = Seen(), Mock(files=module.files)
+    opened._observe_call(op, provider, torch.device("cpu"), tmp_path.resolve(), events, seen)
+    assert module.files == {"before", "now"}
+    place = [(str(module.__file__), 4)]
+    assert seen == (
+        Seen(opens={"twice-tried": ["now"]}, reached={"twice-tried": place}) if bounded else Seen()
+    )
+
+
+@pytest.mark.parametrize("length", [300, 301])
+def test_of_an_error_of_a_group_one_line_is_told(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "ValueError: ".ljust(length, "x")
+
+    def fails(modules: object) -> None:
+        raise ValueError(text.removeprefix("ValueError: ") + "\nand more")
+
+    for name in ("pycache_prefix", "dont_write_bytecode"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(opened, "_Events", lambda: Mock(files=set(), unidentified=lambda: ""))
+    monkeypatch.setattr(opened, "_imported", fails)
+    code: Any = Mock(changes=dict)
+    seen, _ = opened._observed(opened.Group(("a",)), torch.device("cpu"), code)
+    assert seen.unidentified == text[:300]

@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support import tried
 from correctness_tests.support.tried import finding, small
 from tinyllama.harness import Case, Tensor
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, configurations, run
@@ -232,3 +233,8 @@ def test_an_extreme_that_torch_fails_is_not_held_against_a_kernel(
     assert one.outcome is outcome, one
     if outcome is Outcome.UNSUPPORTED:
         assert "wide is not held against it: torch fails likewise, y: " in one.message
+        assert tried.found(op, call, "input layouts", "extreme values")["extreme values"] == one
+        op.extremes = {**op.extremes, "narrow": {"x": normal(0.1)}}
+        one = finding(op, call, "extreme values")
+        assert one.outcome is Outcome.PASSED, "another extreme was held against it"
+        assert "wide is not held against it" in one.message

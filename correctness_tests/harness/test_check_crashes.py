@@ -16,6 +16,7 @@ from tinyllama.harness import Provider
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, frameworks
 from tinyllama.harness.correct.checks.accuracy import PLAIN, faults
 from tinyllama.harness.correct.checks.crash import place_in
+from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.ops import OPS
 
@@ -247,3 +248,13 @@ def test_of_what_is_wrong_compiled_the_first_is_told(
     candidate = Candidate(OP, provider, backend="eager")
     told = (candidate.smallest(), "first") if wrong else None
     assert frameworks.compiled(candidate) == told
+
+
+def test_a_call_in_place_gives_every_output_and_every_gradient() -> None:
+    candidate = Candidate(OP, Provider(OP.name, "tried", EAGER, dtypes=(torch.float32,)))
+    inputs = candidate.inputs(candidate.smallest())
+    given = frameworks._run(candidate, frameworks.Graph(candidate, inputs), inputs)
+    expected = evaluate(OP, EAGER, inputs)
+    assert len(expected) == 3
+    assert list(given) == list(expected)
+    assert all(torch.equal(given[name], value) for name, value in expected.items())

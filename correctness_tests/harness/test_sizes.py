@@ -1,6 +1,7 @@
 """Each axis in turn made long and ragged: what goes wrong only there is found, what is not tried
 is said."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -333,3 +334,29 @@ def test_the_case_that_is_made_longer_tells_what_does_nothing() -> None:
     cases = [Case(N=3, D=8), Case(N=4, D=8), Case(N=5, D=8)]
     op = small("doubled", lambda x: x * (2 if len(x) > 3 else 1), x, y, cases)
     assert sizes.general(Candidate(op, op["eager"])).case is cases[1]
+
+
+@pytest.mark.parametrize(
+    ("tried", "seconds", "last"),
+    [
+        ((64, 96, 1024), (0.1, 0.4, 1.0), 1024),  # too close together to tell how time grows
+        ((64, 128, 1024), (0.1, 0.8, 1.0), 1024),
+        ((64, 129, 1024), (0.1, 0.8, 1.0), 129),  # as the cube
+        ((64, 256, 1024), (0.4, 0.6, 3.0), 1024),  # at least as the size
+        ((64, 256, 1025), (1.0, 2.5, 9.0), 256),
+        ((64, 256, 1024), (1.0, 2.5, 9.0), 1024),
+    ],
+)
+def test_time_is_taken_to_grow_as_it_did_from_a_size_to_more_than_twice_that_size(
+    tried: tuple[int, ...], seconds: tuple[float, ...], last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.accumulate(one for took in seconds for one in (0.0, took))
+    monkeypatch.setattr(sizes, "SIZES", tried)
+    monkeypatch.setattr(sizes, "time", SimpleNamespace(thread_time=lambda: next(clock)))
+    monkeypatch.setattr(sizes, "_faults", lambda *_: iter(()))
+    monkeypatch.setattr(sizes, "_last_entry", lambda *_: "")
+    candidate = Candidate(SILU, Provider(SILU.name, "tried", EAGER, (torch.float32,)))
+    base = sizes.general(candidate)
+    found = sizes._along(candidate, base, "N", [])
+    assert isinstance(found, tuple)
+    assert found[0] == last

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,6 +166,10 @@ def test_phases_of_one_rank_alone_are_captured_one_by_one(
     one = a_step()
     one.plan, one.ranks = replace(one.plan, capture=True), Ranks(0, count)
     replayed: list[int] = []
+    ran, phases = list[str](), ["forward", "backward", "optimizer"]
+    noted = [(name, partial(ran.append, name)) for name in phases]
+    monkeypatch.setattr(one, "_phases", lambda: noted)
+    monkeypatch.setattr(one, "_side", SimpleNamespace(join=lambda: ran.append("joined")))
 
     def capture(*graphs: Any) -> list[Any]:
         for functions in graphs:
@@ -174,10 +179,11 @@ def test_phases_of_one_rank_alone_are_captured_one_by_one(
         return [SimpleNamespace(replay=lambda n=n: replayed.append(n)) for n in numbers]
 
     monkeypatch.setattr(step, "capture_graphs", capture)
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda numbers: numbers.mul_(2))
     found = one.split(2)
-    assert list(found) == ["forward", "backward", "optimizer"]
+    assert list(found) == phases
     assert replayed == ([0, 1, 2] * 2 if count == 1 else [])
+    joined = [name for phase in phases for name in (phase, "joined")]
+    assert ran == phases + (joined if count == 1 else phases * 2)
 
 
 def test_preparation_warms_up_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,8 +94,8 @@ class _Operation:
 
 
 def value(data: Array, dtype: Any, kind: Any) -> Any:
-    """``tl.tensor(TensorHandle(data, dtype), kind)``, without calls; not for a bfloat16, which is
-    rounded."""
+    """``tl.tensor(TensorHandle(data, dtype), kind)``, without calls; a bfloat16 must be rounded
+    already."""
     shared = kind.__dict__.get("_of_tensors")  # from `shared_types`
     if shared is None:
         return tl.tensor(stock.TensorHandle(data, dtype), kind)
@@ -196,10 +196,7 @@ def _index(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
         key = (id(a.type), tuple(one is None for one in slices))
         found = known.get(key)
         if found is not None:
-            dtype = a.handle.dtype
-            if dtype.scalar.name == "bf16":
-                return tl.tensor(stock.TensorHandle(a.handle.data[slices], dtype), found[0])
-            return value(a.handle.data[slices], dtype, found[0])
+            return value(a.handle.data[slices], a.handle.dtype, found[0])
         result = stock_operator(a, slices)
         if _same(a.handle.data[slices], result.handle.data):
             if len(known) >= MOST:
