@@ -5,6 +5,7 @@ import importlib
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -14,6 +15,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     # What is right: bounds of errors, and how much is tried.
     "tinyllama.harness.correct.compare": {"SLACK": 3.0, "ACCUMULATION": 2.0**-21},
     "tinyllama.harness.correct.cases": {"PERTURBATIONS": 8, "SUBSETS": 3},
+    "tinyllama.harness.correct.layouts": {"FAINTNESS": {torch.float16: 2.0**-17}},
     "tinyllama.harness.correct.offsets": {"BEYOND": 2 * GIB, "APART": GIB + 64},
     "tinyllama.harness.correct.checks.accuracy": {"LITTLE": 256.0},
     "tinyllama.harness.correct.checks.between": {"IN_FLIGHT": 9},
@@ -55,6 +57,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         **{"LEAST_RECORDS": 6, "LEAST_APART": 3, "LEVEL": 0.001, "LEAST_SPREAD": 0.001},
     },
     # What is refused, waited for or kept.
+    "tinyllama.harness.plugins.gating": {"WAIT": 180.0},
     "tinyllama.harness.records.exchange": {"MOST_FILES": 10000, "MOST_BYTES_IN_ALL": GIB},
     "tinyllama.harness.records.numbers": {"MEBIBYTE": MIB},
     "tinyllama.harness.machine.facts": {"BUSY_SHARE": 0.1},
@@ -65,7 +68,15 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.kernels.programs": {
         **{"TOGETHER": 64, "PATIENCE": 20, "ROUNDS": 4, "ENDLESS": 20000},
     },
+    "tinyllama.harness.kernels.bounds": {"_LOWEST": 65536, "_USUAL": 4 * GIB, "_HIGHEST": 2**47},
+    "tinyllama.harness.kernels.copying": {"DIGITS": 3, "TILE": 4096},
+    "tinyllama.harness.kernels.instructions": {"TILE": 65536},
+    "tinyllama.harness.kernels.known": {"MOST_KNOWN": 4096},
+    "tinyllama.harness.kernels.layout": {"MOST_BETWEEN": 64},
+    "tinyllama.harness.kernels.occupancy": {"ROWS": 512, "GRANULE": 8},
+    "tinyllama.harness.kernels.promises": {"GARBAGE": 0x5A5A5A5A5A5A5A5A, "ADDRESS_BITS": 48},
     "tinyllama.harness.kernels.resources": {"THREADS": 1024},
+    "tinyllama.harness.kernels.together": {"APART": 32},
     "tinyllama.harness.kernels.tf32": {"ROUNDED": 11},
     "tinyllama.model.llama": {"ALIGNMENT": 64},
     "tinyllama.training.answering": {"LOOKS": 20, "SILENT": 15, "LEFT": -1},
