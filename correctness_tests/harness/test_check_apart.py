@@ -257,3 +257,11 @@ def test_results_are_of_the_named_candidate_and_in_the_folder_that_was_given(
     checks.candidates, checks.asked = {"one": one, "other": other}, SimpleNamespace(seconds=60.0)
     assert checks.answer("other", "inputs", str(tmp_path)) == {"y": 1}
     answer.assert_called_once_with("op other", "other", "inputs", "cpu", tmp_path)
+
+
+def test_a_process_of_its_own_gets_every_trait_of_a_provider_in_words() -> None:
+    slack = {torch.float32: 2.0, torch.float64: 9.0, torch.float16: 3.0}
+    dtypes = {"y": torch.bfloat16, "z": torch.float32}
+    provider: Any = SimpleNamespace(slack=slack, output_dtypes=dtypes)
+    words = {"y": "torch.bfloat16", "z": "torch.float32"}
+    assert apart.traits(provider, []) == apart.Traits({"fp32": 2.0, "fp16": 3.0}, words, ())
