@@ -1,5 +1,6 @@
 """What a benchmark runs is found whole, and what does not change it changes no fingerprint."""
 
+import ast
 import hashlib
 import json
 import re
@@ -383,3 +384,8 @@ def test_a_file_has_a_digest_whole_and_one_of_the_host_alone(tmp_path: Path) -> 
     assert made.digest(data) == made.digest(data, host=True) != ""
     assert made.digest(tmp_path / "gone.py") == ""
     assert made.digest(tmp_path / "bad.py") == hashlib.sha256(b"def (").hexdigest()
+
+
+@pytest.mark.parametrize("text", ["import a.b", "import_module('a.b')", "f(factory='a.b:C')"])
+def test_what_a_file_asks_for_in_its_last_word_is_found(text: str, tmp_path: Path) -> None:
+    assert "a.b" in list(sources._imported(ast.parse(text), tmp_path, ""))
