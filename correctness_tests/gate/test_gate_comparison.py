@@ -1,6 +1,8 @@
-"""The digest of a tree's files by which it is seen that one was written to."""
+"""The digest of a tree's files by which it is seen that one was written to; its instrument."""
 
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,3 +51,20 @@ def test_the_state_of_a_checkout_is_of_what_git_lists(
     (root / "m.py").unlink()
     (root / "m.py").symlink_to(tmp_path / "farther.py")
     assert comparison.state(one, copies) != before
+
+
+def test_both_trees_are_instrumented_and_their_bytecode_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = [tmp_path / name for name in ("base", "candidate")]
+    given, registered, files = Mock(), Mock(), ["a.py"]
+    popen: Any = given.compiled
+    monkeypatch.setattr(comparison, "instrument", lambda *_: files)
+    monkeypatch.setattr(comparison, "check_tree", given.checked)
+    monkeypatch.setattr(comparison, "overlay", given.overlaid)
+    monkeypatch.setattr(comparison.subprocess, "Popen", popen)
+    comparison._instrumented(*trees, registered)
+    assert [call.args[0] for call in given.checked.call_args_list] == trees
+    assert [call.args[1:] for call in given.overlaid.call_args_list] == [(t, files) for t in trees]
+    compiled = [call.args[0][-1] for call in popen.call_args_list]
+    assert compiled == [str(one / "tinyllama") for one in trees]
