@@ -1,5 +1,6 @@
 """The digest of a tree's files by which it is seen that one was written to; its instrument."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -62,8 +63,8 @@ def test_both_trees_are_instrumented_and_their_bytecode_is_compiled(
     monkeypatch.setattr(comparison, "instrument", lambda *_: files)
     monkeypatch.setattr(comparison, "check_tree", given.checked)
     monkeypatch.setattr(comparison, "overlay", given.overlaid)
-    monkeypatch.setattr(comparison.subprocess, "Popen", popen)
-    comparison._instrumented(*trees, registered)
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    comparison._instrumented(trees[0], trees[1], registered)
     assert [call.args[0] for call in given.checked.call_args_list] == trees
     assert [call.args[1:] for call in given.overlaid.call_args_list] == [(t, files) for t in trees]
     compiled = [call.args[0][-1] for call in popen.call_args_list]
