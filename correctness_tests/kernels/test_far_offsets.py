@@ -88,10 +88,9 @@ def at_ends(call: ManyPrograms) -> Pairs:
     ids=str,
 )
 def test_only_a_lack_of_addresses_is_a_reason_to_skip(error: Exception, lacking: bool) -> None:
-    expected = NoAddressesError if lacking else type(error)
-    with pytest.raises(expected) as raised, offsets._enough_addresses():
+    with pytest.raises((OSError, RuntimeError)) as raised, offsets._enough_addresses():
         raise error
-    assert (raised.value is error) is not lacking
+    assert type(raised.value) is (NoAddressesError if lacking else type(error))
 
 
 @pytest.mark.parametrize("call", ROWS.values(), ids=ROWS)
