@@ -390,6 +390,7 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
 def test_the_sides_take_turns_as_a_b_b_a() -> None:
     idle = {side: SimpleNamespace(worked=lambda: 1.0) for side in SIDES}
     turned: Any = SimpleNamespace(order=(*SIDES,), _turn=Mock(return_value={}), workers=idle)
+    turned.device = torch.device("cpu")
     taken = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
     warm = [CANDIDATE, BASE]
     took = [one.args[0] for one in turned._turn.call_args_list]
