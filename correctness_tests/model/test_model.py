@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,16 @@ def test_rotary_tables_follow_the_models_dtype() -> None:
     assert [table.dtype for table in model.rope(8)] == [torch.float32] * 2
     model.double()
     assert [table.dtype for table in model.rope(8)] == [torch.float64] * 2
+
+
+@pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
+def test_a_model_learns_after_it_was_asked_without_gradients(first: Any) -> None:
+    """What the first call keeps, the next one saves for its backward pass."""
+    model, tokens = TinyLlama(TINY), torch.arange(8)[None]
+    with first():
+        model(tokens)
+    model.loss(tokens, tokens).backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_a_token_sees_only_its_past(device: torch.device) -> None:

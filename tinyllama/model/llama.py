@@ -159,8 +159,9 @@ class TinyLlama(nn.Module):
         key = (length, self.embedding.device, self.embedding.dtype)
         if key not in self._tables:
             dtype = torch.promote_types(self.embedding.dtype, torch.float32)
-            cos, sin = rope_tables(length, self.config.head_dim, self.config.rope_theta, dtype)
-            self._tables[key] = (cos.to(key[1]), sin.to(key[1]))
+            with torch.inference_mode(False):  # autograd can save no tensor that is made in it
+                cos, sin = rope_tables(length, self.config.head_dim, self.config.rope_theta, dtype)
+                self._tables[key] = (cos.to(key[1]), sin.to(key[1]))
         return self._tables[key]
 
     def stacks(self, x_ND: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -62,7 +62,8 @@ class Watchdog:
     def status(self, device: torch.device) -> torch.Tensor:
         """Where kernels on this device store a code (1), int32; 0 where every barrier opened."""
         if device not in self._status:
-            self._status[device] = torch.zeros(1, dtype=torch.int32, device=device)
+            with torch.inference_mode(False):  # `fault` changes it outside, too
+                self._status[device] = torch.zeros(1, dtype=torch.int32, device=device)
         return self._status[device]
 
     def fault(self, device: torch.device) -> str | None:
