@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.optim.adamw import adamw as torch_adamw
 
 from tinyllama.harness import Case, Large, Op, Tensor
@@ -181,6 +182,8 @@ def one_launch(
     """One launch for all tensors, after a launch of one program that counts the step.
 
     All tensors are on one device, and those of a list have one dtype; float32 is used inside. A
-    state that is not dense is updated in a copy, which is then written back.
+    state that is not dense is updated in a copy, which is then written back. Autograd learns that
+    the tensors were changed: it refuses a backward pass of what was computed with them before.
     """
     update(state, lr, beta1, beta2, eps, weight_decay)
+    increment_version((*state.param, *state.exp_avg, *state.exp_avg_sq, state.step))
