@@ -127,6 +127,19 @@ def test_blocks_are_computed_again(device: torch.device) -> None:
     assert len(diagnose(fast, batch[:, :-1], batch[:, 1:], 1).ops) == len(shown)
 
 
+def test_a_probe_frees_gradients_and_updates_nothing() -> None:
+    model = TinyLlama(SHAPE)
+    step = TrainStep(model, TrainConfig(batch_size=2, seq_len=8), SMALL)
+    batch = (torch.arange(16).view(2, 8) % SHAPE.vocab_size,) * 2
+    state = [*model.parameters(), *step.optimizer.tensors().values()]
+    before = [one.detach().clone() for one in state]
+    step.probe(*batch)
+    assert all(map(torch.equal, state, before))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    step(*batch)
+    assert not any(map(torch.equal, model.parameters(), before))
+
+
 def test_a_gradient_that_never_comes_is_an_error() -> None:
     message = f"{COUNT - 1} of {COUNT} parameters have no gradient"
     with detached_norm_tier() as tier, pytest.raises(RuntimeError, match=message):

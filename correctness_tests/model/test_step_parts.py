@@ -158,6 +158,38 @@ def test_copies_of_weights_are_renewed_before_they_are_read(
         assert told.count("renewed") == 1
 
 
+def test_a_loss_that_was_not_finite_while_state_is_preserved_stops_no_update() -> None:
+    """Warm-up runs on whatever the buffers hold."""
+    one = a_step()
+    before = one.optimizer.parameters[0].detach().clone()
+    with one.preserved():
+        one.optimizer.found_inf.fill_(1.0)
+    for parameter in one.optimizer.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    one.optimizer.step()
+    assert not torch.equal(one.optimizer.parameters[0], before)
+
+
+def test_a_step_runs_after_a_diagnosis_as_before() -> None:
+    """Not uncompiled, and not block by block."""
+    one = a_step()
+    ways = one.model.in_one, one.model.recompute, one._reduction.plain
+    one.probe(*RandomTokens(MODEL.vocab_size, CONFIG).batch(0), compiled=False)
+    assert (one.model.in_one, one.model.recompute, one._reduction.plain) == ways
+
+
+def test_a_gradient_scale_that_changed_while_state_is_preserved_is_put_back() -> None:
+    """An overflow in the warm-up says nothing about the first step."""
+    one = TrainStep(TinyLlama(SHAPE), replace(CONFIG, precision="fp16"))
+    batch = RandomTokens(SHAPE.vocab_size, CONFIG).batch(0)
+    scale = one.scaler.get_scale()
+    with one.preserved():
+        one(*batch)
+        one.scaler.update(scale / 4)
+        assert one.scaler.get_scale() == scale / 4
+    assert one.scaler.get_scale() == scale
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_phases_of_one_rank_alone_are_captured_one_by_one(
     count: int, monkeypatch: pytest.MonkeyPatch
