@@ -33,8 +33,6 @@ ELSEWHERE = {
 }
 HERE = [name for name in CHECKS if name not in ELSEWHERE]
 IN_PLACE = {
-    "fresh contents": "it works in place: its accuracy cases make successive calls",
-    "special values": "no input may have any value",
     "autocast": "it works in place, which autocast leaves alone",
     "compiled": "it works in place, and no compiled step contains it",
     "empty batch": "it has no batch",

@@ -10,8 +10,16 @@ import torch
 
 from correctness_tests.support.tried import MATRIX, finding, found, small
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, run, sizes, special
-from tinyllama.harness.declare.values import integers
+from tinyllama.harness.correct.checks import (
+    Candidate,
+    Outcome,
+    Rank,
+    run,
+    settings,
+    sizes,
+    special,
+)
+from tinyllama.harness.declare.values import integers, uniform
 
 T = torch.Tensor
 cases = [Case(N=5, D=8), Case(N=3, D=50, why="ragged")]
@@ -56,7 +64,7 @@ def nan_of_infinity(x: T) -> T:
 
 
 def nan_lost(x: T) -> T:
-    return x.nan_to_num(nan=float("-inf")).amax(-1)
+    return torch.where(x.isnan(), float("-inf"), x).amax(-1)
 
 
 @pytest.mark.parametrize("call", [lambda x: x.amax(-1), lambda x: x.max(-1).values])
@@ -219,7 +227,7 @@ def test_a_parameter_is_given_the_first_other_value_that_is_taken_and_seen(
     op = small("plus", call, {"x": MATRIX}, {"y": "N D"}, params={"p": value})
     candidate = Candidate(op, op["eager"])
     (case,) = candidate.plain()
-    assert list(special.settings(candidate, case)) == ([] if other is None else [("p", other)])
+    assert list(settings.settings(candidate, case)) == ([] if other is None else [("p", other)])
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -231,7 +239,7 @@ def test_a_parameter_that_one_of_several_results_depends_on_is_seen(place: int) 
     op = small("several", call, {"x": Tensor("N D")}, outputs, params={"p": 1.0})
     candidate = Candidate(op, op["eager"])
     (case,) = candidate.plain()
-    assert [name for name, _ in special.settings(candidate, case)] == ["p"]
+    assert [name for name, _ in settings.settings(candidate, case)] == ["p"]
 
 
 SCALE = {"x": MATRIX, "by": Tensor("N", dtype=torch.int64, values=lambda dims: integers(6))}
@@ -301,11 +309,19 @@ def test_a_reference_that_lost_its_digits_is_told_by_any_result(
 
 
 def test_an_input_with_a_domain_is_left_alone() -> None:
-    from tinyllama.ops import OPS
-
-    adamw = OPS["adamw"]
-    (one,) = run(Candidate(adamw, adamw["eager"]), only=["special values"])
-    assert (one.outcome, one.message) == (Outcome.UNSUPPORTED, "no input may have any value")
+    """Of such an op only parameters are changed; what has none of both is not asked."""
+    domain = {"x": Tensor("N D", values=uniform(1.0, 2.0))}
+    root = small("root", lambda x: (x - 1).sqrt(), domain, {"y": "N D"})
+    one = finding(root, root["eager"].call, "special values")
+    assert one.outcome is Outcome.UNSUPPORTED
+    assert one.message == "no input may have any value, and no parameter another one"
+    scaled = small(
+        "scaled", lambda x, by: by * (x - 1).sqrt(), domain, {"y": "N D"}, params={"by": 2.0}
+    )
+    assert finding(scaled, scaled["eager"].call, "special values").outcome is Outcome.PASSED
+    one = finding(scaled, lambda x, by: 2 * (x - 1).sqrt(), "special values")
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG)
+    assert one.message.startswith("by = 1.0: y")
 
 
 def no_full_last_block(x: T) -> T:
@@ -324,7 +340,7 @@ def one_row(x: T) -> T:
 def test_whole_blocks_and_single_entries_are_sizes(
     call: Callable[..., Any], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizes, "SIZES", sizes.SIZES[:5])
+    monkeypatch.setattr(sizes, "SIZES", sizes.SIZES[:7])
     assert finding(highest, call, "outputs").outcome is Outcome.PASSED
     one = finding(highest, call, "sizes")
     assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
@@ -408,7 +424,7 @@ def test_what_special_values_are(dtype: torch.dtype) -> None:
     found = {kind: change(x) for kind, change in special.KINDS.items()}
     assert all(one.dtype is dtype for one in found.values())
     lists = {kind: one.tolist() for kind, one in found.items()}
-    tiny = lists.pop("tiny")
+    tiny, tiniest, huge = (lists.pop(kind) for kind in ("tiny", "tiniest", "huge"))
     assert lists == {
         "all negative": [-2.625, -0.75, -0.5, -0.875, -1.5, -3.5],
         "all zero": [0.0] * 6,
@@ -416,9 +432,13 @@ def test_what_special_values_are(dtype: torch.dtype) -> None:
         "far apart": [64 * value for value in x.tolist()],
         "shifted": (x + 1000).tolist(),
         "shifted far down": (x - 32768).tolist(),
+        "shifted far up": (x + 32768).tolist(),
     }
+    assert huge == (x * 2**33).tolist()
     smallest = {torch.float16: 2.0**-14}.get(dtype, 2.0**-126)  # of normal numbers
-    assert tiny == pytest.approx([value * smallest**0.25 for value in x.tolist()], rel=2**-7)
+    for found_there, power in ((tiny, 0.25), (tiniest, 0.5)):
+        expected = [value * smallest**power for value in x.tolist()]
+        assert found_there == pytest.approx(expected, rel=2**-7)
     for place, infinite in enumerate(special.INFINITIES):
         changed = special.having(infinite, x)
         assert changed.tolist() == [*x.tolist()[:3], (math.inf, -math.inf)[place], *x.tolist()[4:]]

@@ -186,9 +186,10 @@ class OpCase:
         *,
         slack: float = SLACK,
         references: References | None = None,
+        of_elements: float | None = None,
     ) -> list[Comparison]:
         """Results against the reference in the same dtype and in float64, those that are missing
-        too.
+        too. of_elements: as `compare` takes it.
 
         Raises GradientError for one that is not zero where the reference has none.
         """
@@ -200,8 +201,9 @@ class OpCase:
         each = {name: references.of(name) for name in oracle}
         gains = {name: one.gain for name, one in each.items()}
         least = median(gains.values())
+        given: Any = {"slack": slack, "of_elements": of_elements}
         return [
-            compare(name, results[name], one, gain=max(least, gains[name]), slack=slack)
+            compare(name, results[name], one, gain=max(least, gains[name]), **given)
             if name in results
             else Comparison.missing(name)
             for name, one in each.items()

@@ -26,6 +26,10 @@ elements that the changes d themselves show. Added to that is one subnormal numb
 the oracle, the bias of matrix units, which truncate the sums they accumulate in float32. No
 tolerance is a constant.
 
+Where it is asked for, the largest error of one element is held to a multiple of the largest that
+rounding gives (of e, of d, or of the largest element or term by one unit): in a long row of 16 bits
+the norm of all roundings is as large as a few elements that are missing.
+
 Integers and booleans are equal to o, or to what the reference gives in the case's dtype or for
 perturbed inputs. Elements of those may be off by as much as declared, but no more than ``slack``
 times as many as the reference is undecided about.
@@ -152,6 +156,15 @@ class Reference:
         return min(count, draws * ratio / (draws - ratio)) if ratio < draws else count
 
     @cached_property
+    def largest(self) -> torch.Tensor:
+        """The largest error of an element that rounding gives, by one unit of the dtype or more."""
+        errors = [torch.atleast_1d(self.eager.double()) - self.exact, *self.changes()]
+        terms = [self.exact] if self.magnitude is None else [self.exact, self.magnitude]
+        unit = torch.finfo(self.eager.dtype).eps
+        each = [*errors, *(unit * one for one in terms)]
+        return torch.stack([one.abs().max() for one in each]).max()
+
+    @cached_property
     def sizes(self) -> list[_Norms]:
         """Of the oracle and of the terms, with what independent roundings of them are along it."""
         each = [self.exact] if self.magnitude is None else [self.exact, self.magnitude]
@@ -191,10 +204,12 @@ def compare(
     *,
     gain: float | None = None,
     slack: float = SLACK,
+    of_elements: float | None = None,
 ) -> Comparison:
     """Compare the error of a result with eager's; see the module for the rule.
 
     gain: by default that of the reference; larger where other results of the same call ask for it.
+    of_elements: the multiple that an element's error is held to; None: it is not.
     """
     eager, oracle = reference.eager, reference.oracle
     assert result.shape == oracle.shape == eager.shape, (result.shape, eager.shape, oracle.shape)
@@ -204,7 +219,8 @@ def compare(
     unit = limits.eps / math.sqrt(12)
     gain = reference.gain if gain is None else gain
     exact, of_eager, moved = reference.exact, reference.error, reference.moved
-    error = reference.norms_of(torch.atleast_1d(result.double()) - exact)
+    difference = torch.atleast_1d(result.double()) - exact
+    error = reference.norms_of(difference)
     size, *terms = reference.sizes
     held = reference.terms.dtype
     of_terms = unit * (1.0 if held is None else min(1.0, torch.finfo(held).eps / limits.eps))
@@ -233,9 +249,13 @@ def compare(
     worst = (error.rows / bounds).nan_to_num(nan=math.inf).argmax()
     row = Check("row", error.rows[worst].item(), bounds[worst].item())
     widest = bounds.max().item()
+    more: tuple[Check, ...] = ()
+    if of_elements is not None:
+        largest = of_elements * reference.largest.item() + subnormal
+        more = (Check("element", difference.abs().max().item(), largest),)
 
     if size.whole <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
-        return Comparison(name, (whole, row), True, True, widest)
+        return Comparison(name, (whole, row, *more), True, True, widest)
 
     # Independent roundings of the elements average out along the oracle; equal ones are one.
     averaged = math.sqrt(reference.alike) * rounded.along
@@ -243,7 +263,7 @@ def compare(
     tilt = allowed(of_eager.along, usual, 1, 1) + ACCUMULATION
     return Comparison(
         name,
-        (whole, row, Check("scale", error.along.item(), tilt.item())),
+        (whole, row, Check("scale", error.along.item(), tilt.item()), *more),
         sees_zero=bool(size.whole > bound),
         sees_scale=bool(tilt < 0.01 or bound < 0.01 * size.whole),
         widest_row=widest,

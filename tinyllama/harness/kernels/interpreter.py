@@ -350,7 +350,10 @@ def _fix_values() -> None:
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
         if not a.dtype.is_floating() or a.dtype.primitive_bitwidth == 8:
             return dot(self, a, b, d, *rest)
-        product = a.data.astype(np.float64) @ b.data.astype(np.float64)
+        factors = a.data, b.data
+        if promises.TF32 and a.data.dtype == np.float32 and getattr(rest[0], "name", "") == "TF32":
+            factors = promises.in_tf32(a.data), promises.in_tf32(b.data)
+        product = factors[0].astype(np.float64) @ factors[1].astype(np.float64)
         return handle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
     def set_attr(self: Any, name: str, values: Any) -> None:

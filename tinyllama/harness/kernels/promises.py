@@ -13,6 +13,9 @@ import numpy as np
 # may be: there it is undefined. Interpreted, it would be 0.
 UNDEFINED: list[object] = []
 GARBAGE = 0x5A5A5A5A5A5A5A5A
+# While not empty, products of float32 round what they multiply to tf32 where `tl.dot` was not asked
+# for another precision, as on a GPU that has it. Interpreted, they would be exact.
+TF32: list[object] = []
 ADDRESS_BITS = 48  # of a pointer; what lies above is not part of its address
 
 
@@ -48,3 +51,9 @@ def left_out(loaded: Any, mask: Any) -> None:
         data[out] = np.nan
     elif data.dtype.kind in "iu":
         data[out] = GARBAGE & np.iinfo(data.dtype).max
+
+
+def in_tf32(values: Any) -> Any:
+    """Of float32, the nearest numbers with 10 bits behind the point."""
+    bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x1000) & 0xFFFFE000).astype(np.uint32).view(np.float32)

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,8 +14,10 @@ from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks import between, memory, state
 from tinyllama.harness.correct.checks.between import differing
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
+from tinyllama.harness.correct.checks.first import first_calls
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
-from tinyllama.harness.correct.checks.special import having, others, settings
+from tinyllama.harness.correct.checks.settings import settings
+from tinyllama.harness.correct.checks.special import having, others
 from tinyllama.harness.correct.evaluate import (
     GradientError,
     Inputs,
@@ -28,6 +31,7 @@ from tinyllama.harness.declare.autograd import several
 REPEATS = {"cpu": 3, "cuda": 50}
 LAST = 4  # call on fresh contents, in inference mode
 LARGE = 1024.0  # a factor of upstream gradients, as a loss scale is
+LOSS_SCALES = (8192, 512, 32)  # of float16: the first at which no result of the reference overflows
 MOST_APART = 1e-3  # of gradients of two parts of an upstream gradient, added up, from the whole's
 
 
@@ -37,7 +41,7 @@ def fresh_contents(candidate: Candidate) -> Problem:
     tensors lie to each other makes no difference (`tinyllama.harness.correct.checks.memory`)."""
     case = candidate.telling()
     if candidate.op.mutated:
-        raise Unsupported("it works in place: its accuracy cases make successive calls")
+        return memory.in_place(candidate, case)
     looks = memory.sharing, memory.neighbours, state.left_behind, state.of_others, memory.parameters
     for look in looks:
         if (seen := look(candidate)) is not None:
@@ -75,7 +79,7 @@ def fresh_contents(candidate: Candidate) -> Problem:
     results = {**dict(zip(candidate.op.outputs, late, strict=True)), **named}
     if wrong := candidate.wrong(case, results, first):
         return case, f"call {LAST + 1}, on contents that were changed through .data: {wrong[0]}"
-    return memory.masked(candidate, case)
+    return first_calls(candidate) or memory.masked(candidate, case)
 
 
 def _forward(
@@ -139,6 +143,10 @@ def backward_twice(candidate: Candidate) -> Problem:
     again = graph.gradients()
     if wrong := list(differing(first, again)):
         return case, f"other gradients the second time: {', '.join(wrong)}"
+    with ThreadPoolExecutor(1) as thread:  # as of a GPU, whose backward pass has its own
+        elsewhere = thread.submit(graph.gradients).result()
+    if wrong := list(differing(first, elsewhere)):
+        return case, f"other gradients in another thread: {', '.join(wrong)}"
     outputs = {name: copied(value.detach()) for name, value in graph.outputs.items()}
     kept = graph.gradients(copy=False)
     for what, make in _other_calls(candidate, case):
@@ -213,7 +221,24 @@ def scaled_upstream(candidate: Candidate) -> Problem:
     if wrong := unlike(both, 1.0, max(4 * most, MOST_APART)):
         text = "an upstream gradient that is zero in places gives other gradients"
         return case, f"{text}: {', '.join(wrong)}"
-    return _not_finite(candidate, case)
+    return _in_half(candidate) or _not_finite(candidate, case)
+
+
+def _in_half(candidate: Candidate) -> Problem:
+    """What is wrong in float16 with an upstream gradient times a loss scale, as large as the
+    reference takes it: a product on the way may overflow."""
+    cases = [one for one in candidate.plain() if one.dtype is torch.float16]
+    if (case := next(filter(candidate.tells, cases), None)) is None:
+        return None
+    for scale in LOSS_SCALES:
+        inputs = candidate.inputs(case)
+        scaled = {n: g if g is None else g * scale for n, g in inputs.upstream.items()}
+        given = replace(inputs, upstream=scaled)
+        reference = evaluate(candidate.op, candidate.op["eager"].call, given)
+        if all(value.isfinite().all() for value in reference.values()):
+            wrong = candidate.wrong(case, candidate.results(given), given)
+            return (case, f"with a loss scale of {scale}: {wrong[0]}") if wrong else None
+    return None
 
 
 def _not_finite(candidate: Candidate, case: OpCase) -> Problem:

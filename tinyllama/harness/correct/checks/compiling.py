@@ -1,5 +1,7 @@
 """Kernels compiled for every chip that the machine has a compiler for, and held to its limits."""
 
+from collections.abc import Iterator
+
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
@@ -10,6 +12,7 @@ from tinyllama.harness.correct.checks.finding import (
     Rank,
     Unsupported,
 )
+from tinyllama.harness.correct.checks.sizes import resized
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.launch import Launch
 from tinyllama.harness.kernels.limits import verdict
@@ -50,6 +53,13 @@ def resources(candidate: Candidate) -> Problem | str:
                 if unfit:
                     return where, text
                 spilling = spilling or (where, text, Rank.ADVICE)
+    for one in _of_one_entry(candidate) if compiled else ():
+        for launch in _launches(candidate, one, one.dtype, chips[0]):
+            found = compilation(launch, chips[0])
+            excesses, unfit = ([], False) if found.key in compiled else _excesses(found)
+            compiled.add(found.key)
+            if unfit:
+                return one, f"{found.kernel}{_configured(launch)} on {chips[0]}: {excesses[0]}"
     if not compiled:
         raise Unsupported(
             "it launches no kernel made by tinyllama.harness.kernels.jit or triton.jit"
@@ -57,6 +67,16 @@ def resources(candidate: Candidate) -> Problem | str:
     if spilling:
         return spilling
     return f"configurations that autotune leaves out: {'; '.join(skipped)}" if skipped else ""
+
+
+def _of_one_entry(candidate: Candidate) -> Iterator[OpCase]:
+    """The smallest case with each axis of one entry: Triton makes a constant of an argument that is
+    1, and a constant has no methods of a tensor."""
+    base = candidate.smallest()
+    for axis, size in base.case.dims.items():
+        one = resized(candidate, base, axis, 1) if isinstance(size, int) and size > 1 else None
+        if one is not None and one.case.dims[axis] == 1:
+            yield one
 
 
 def _excesses(found: Compilation) -> tuple[list[str], bool]:

@@ -129,6 +129,7 @@ class Candidate:
     ended: cases in which a process ended before, with what is known of that; they are not tried.
     unheld: is filled with the kernels whose accesses were not held to their tensors.
     around: is filled with what `accuracy.worked_around` made, by the faults of plain cases.
+    of_elements: so many times the largest usual error of an element is allowed; None: not asked.
     """
 
     op: Op
@@ -140,6 +141,7 @@ class Candidate:
     ended: Mapping[str, str] = field(default_factory=dict)
     unheld: dict[str, None] = field(default_factory=dict)
     around: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    of_elements: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", self.provider.offered(self.op))
@@ -244,8 +246,8 @@ class Candidate:
     ) -> list[Comparison]:
         """The results that are not as accurate as the reference's. references: for these inputs, if
         several results are compared with them."""
-        slack = self.slack[case.dtype]
-        compared = case.judge(results, inputs, slack=slack, references=references)
+        given: Any = {"slack": self.slack[case.dtype], "of_elements": self.of_elements}
+        compared = case.judge(results, inputs, references=references, **given)
         return [one for one in compared if not one.passed]
 
     @property

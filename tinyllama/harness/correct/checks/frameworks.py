@@ -1,16 +1,19 @@
 """A call under autocast, compiled, captured, on another stream, or with an empty batch."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import References
+from tinyllama.harness.correct.cases import OpCase, References
 from tinyllama.harness.correct.checks.crash import place, refuses
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
+from tinyllama.harness.correct.checks.sizes import UNLIKE
 from tinyllama.harness.correct.compare import compare
 from tinyllama.harness.correct.evaluate import ContractError, Inputs, copied, evaluate
+from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.machine.device import cannot, synchronize
 
 DRAWS = 4  # that estimate how sensitive a result is to rounding
@@ -28,7 +31,7 @@ def autocast(candidate: Candidate) -> Problem:
     for narrow in NARROW:
         if (seen := _autocast(candidate, narrow)) is not None:
             return seen
-    return None
+    return _mixed(candidate, NARROW[0])
 
 
 def _autocast(candidate: Candidate, dtype: torch.dtype) -> Problem:
@@ -58,6 +61,37 @@ def _autocast(candidate: Candidate, dtype: torch.dtype) -> Problem:
     if list(map(_changed, under, plain)) == [False, True]:
         text = "autocast is ignored: it changes the reference's results, and none of these"
         return case, text, Rank.ADVICE
+    return None
+
+
+def _mixed(candidate: Candidate, dtype: torch.dtype) -> Problem:
+    """What is wrong where the first input comes in the dtype of autocast, from a product, and the
+    others are parameters in float32. An error refuses that."""
+    case, op = candidate.smallest(torch.float32), candidate.op
+    inputs = candidate.inputs(case)
+    free = [name for name, one in op.inputs.items() if one.dtype is None and not one.many]
+    if len(free) < 2:
+        return None
+    given = replace(inputs, args={**inputs.args, free[0]: inputs.args[free[0]].to(dtype)})
+    eager = replace(candidate, provider=op["eager"])
+    try:
+        under = [
+            _narrowed(_results(one, given, torch.autocast(candidate.device.type, dtype)), dtype)
+            for one in (candidate, eager)
+        ]
+    except Exception:
+        return None
+    own, reference = under
+    exact, narrow = given.double(), given.to(dtype)
+    oracle = evaluate(op, eager.provider.call, exact)
+    moved = [evaluate(op, eager.provider.call, narrow.perturbed(n)) for n in range(DRAWS)]
+    terms = case.magnitudes(exact, oracle)
+    references = References(reference, oracle, moved, magnitudes=terms, terms=op.terms)
+    slack = candidate.slack.get(dtype, candidate.slack[case.dtype])
+    for name in oracle:
+        found = compare(name, own[name], references.of(name), slack=slack)
+        if not found.passed:
+            return case, f"under autocast, where {free[0]} alone is {dtype}: {found}"
     return None
 
 
@@ -216,7 +250,7 @@ def empty_batch(candidate: Candidate) -> Problem:
             continue
         taken = True
         try:
-            found = candidate.results(inputs)
+            found = candidate.results(inputs, PoisonedMemory())
         except Exception as error:
             if isinstance(error, ContractError) or not refuses(error):
                 raise
@@ -230,4 +264,25 @@ def empty_batch(candidate: Candidate) -> Problem:
                 return none, f"{name} is not the reference's"
     if not taken:
         raise Unsupported(f"the reference takes no empty batch: {refused}")
-    return declined
+    return declined or _empty_elsewhere(candidate, case, axes)
+
+
+def _empty_elsewhere(candidate: Candidate, case: OpCase, but: Collection[str]) -> Problem:
+    """What is wrong where another axis than these has no entry: a sum of nothing is 0, or what the
+    reference gives. Who refuses that says so."""
+    for axis, size in case.case.dims.items():
+        none = replace(case, case=case.case.resized(**{axis: 0}))
+        if axis in but or not isinstance(size, int) or none.unsupported():
+            continue
+        try:
+            inputs = candidate.inputs(none)
+            right = evaluate(candidate.op, candidate.op["eager"].call, inputs.double())
+            found = candidate.results(inputs, PoisonedMemory())
+        except Exception:
+            continue
+        for name, value in right.items():
+            own = found.get(name, value).double()
+            undefined = value.isnan().all()
+            if not (undefined or (own - value).norm() <= UNLIKE * value.norm()):
+                return none, f"where {axis} is 0, {name} is not the reference's"
+    return None

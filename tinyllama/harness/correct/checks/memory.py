@@ -10,7 +10,7 @@ from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
 from tinyllama.harness.correct.checks.sizes import general, resized
-from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, mutated_results
 from tinyllama.harness.declare.autograd import several
 
 Arrangement = Callable[[Leaves, list[str]], Leaves]
@@ -229,6 +229,37 @@ def parameters(candidate: Candidate) -> Problem:
     return None
 
 
+def in_place(candidate: Candidate, case: OpCase) -> Problem:
+    """What is wrong with an op that works in place: on new contents in the same tensors, also if
+    they came through ``.data``; or where autograd does not learn what was changed, as it does of
+    the reference."""
+    first, second = (replace(candidate.inputs(case, draw), fresh=[]) for draw in (0, 1))
+    told = []
+    for one in (candidate.op["eager"], candidate.provider):
+        args = {name: copied(value) for name, value in first.args.items()}
+        before = [value._version for value in _changing(candidate, args)]
+        outputs_of(replace(candidate, provider=one), args, first.params)
+        after = [value._version for value in _changing(candidate, args)]
+        told.append(all(map(int.__lt__, before, after)))
+    calls = ((second, "on new contents", False), (first, "on contents changed through .data", True))
+    for inputs, what, unnoticed in calls:
+        for name, value in inputs.args.items():
+            for mine, fresh in zip(_tensors(args[name]), _tensors(value), strict=True):
+                (mine.data if unnoticed else mine).copy_(fresh)
+        outputs_of(candidate, args, inputs.params)
+        if wrong := candidate.wrong(case, mutated_results(candidate.op, args), inputs):
+            return case, f"a call in the same tensors, {what}: {wrong[0]}"
+    if told == [True, False]:
+        text = "autograd does not learn that its tensors were changed: their version is the same"
+        return case, text, Rank.UNSAFE
+    return None
+
+
+def _changing(candidate: Candidate, args: Leaves) -> Iterator[torch.Tensor]:
+    for name in candidate.op.mutated:
+        yield from _tensors(args[name])
+
+
 def masked(candidate: Candidate, case: OpCase) -> Problem:
     """What depends on what the masks of interpreted loads leave out, where they name no other
     value: Triton leaves that undefined. Compilers of today give 0, so it is advice."""
@@ -244,6 +275,24 @@ def masked(candidate: Candidate, case: OpCase) -> Problem:
     if wrong := [name for name, one in usual.items() if not same_bits(one, found[name])]:
         text = "what the mask of a load leaves out, without `other`, changes"
         return case, f"{text} {', '.join(wrong)}", Rank.ADVICE
+    return _in_tf32(candidate)
+
+
+def _in_tf32(candidate: Candidate) -> Problem:
+    """What has too large an error on a GPU with tf32, where `tl.dot` is not asked for another
+    precision of float32: interpreted, products are exact."""
+    if torch.float32 not in candidate.dtypes or torch.get_float32_matmul_precision() != "highest":
+        return None
+    from tinyllama.harness.kernels.known import among
+    from tinyllama.harness.kernels.promises import TF32
+
+    case = candidate.smallest(torch.float32)
+    inputs = candidate.inputs(case)
+    with among(TF32, None):
+        found = candidate.results(inputs)
+    if wrong := candidate.wrong(case, found, inputs):
+        text = "where products of float32 are tf32, as tl.dot's are without input_precision"
+        return case, f"{text}: {wrong[0]}", Rank.ADVICE
     return None
 
 

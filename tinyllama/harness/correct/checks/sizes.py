@@ -20,15 +20,17 @@ import torch
 from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.accuracy import ENDLESS, excused, faults
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome, Rank, Unsupported
+from tinyllama.harness.correct.checks.settings import of_several
 from tinyllama.harness.correct.evaluate import evaluate, is_gradient
 from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.declare.specs import flat
+from tinyllama.harness.declare.specs import Case, flat
 
-# 1; then each 4 times the one before, and 3 beyond a block; one that is a whole block, and one that
-# is whole blocks of 128 and no power of two. Two end 2 and 4 beyond a block: where rows are read in
-# vectors, another tail is left.
-SIZES = (1, 67, 259, 384, 1024, 1026, 4099, 16388, 65539)
+# 1; then one between each two powers of two up to 32,768, since kernels are chosen by the next one:
+# beyond a block by 2, 3, 4 or 5, for other tails of vectors; two that are whole blocks, and one
+# that is whole blocks of 128 and no power of two.
+SIZES = (1, 67, 131, 259, 384, 770, 1024, 1026, 2051, 4096, 4099, 8197, 16388, 65539)
 BOTH = 131  # of two axes at once
+ALL = 67  # of all of three or more axes at once
 MOST_ELEMENTS = 2**21  # of the inputs of such a case
 OF_EXTREMES = 259  # the size at which extreme values, and each gradient alone and none, are tried
 OF_LAYOUTS = 1026  # the size at which other layouts are tried too: the second block of 1,024
@@ -39,6 +41,7 @@ SECONDS = 10.0  # of this thread's processor time for one size: others may use t
 WIDER = 16.0
 ENDS = 64  # programs at each end of a launch, where all of them would take too long
 NOISE = 0.2  # seconds by which the time of few programs differs
+LOST = 8.0  # times the largest error of an element that is usual
 UNLIKE = 0.1  # of the norm of an entry: the least by which it is not that of the reference
 TRIES = 8  # following sizes that are tried where an op or a provider does not take one
 
@@ -58,7 +61,7 @@ def sizes(candidate: Candidate) -> Finding | str:
     for axis in base.case.dims:
         found = _along(candidate, base, axis, [_variation(one) for one in apart])
         if not isinstance(found, Finding):
-            found = _in_coarsest(usual, base, axis, found[0]) or found
+            found = _in_others(usual, base, axis, found[0]) or found
         if isinstance(found, Finding) and found.rank is not Rank.CONTRACT:
             return found
         if isinstance(found, Finding):
@@ -88,16 +91,20 @@ def general(candidate: Candidate) -> OpCase:
 
 
 def _together(candidate: Candidate, base: OpCase, axes: list[str]) -> Finding | list[str]:
-    """What is wrong where two axes are long at once; else which pairs were not tried, and why."""
+    """What is wrong where two axes, or all, are long at once; else which were left out, and why."""
     started = time.thread_time()
     left = []
-    for one, other in itertools.combinations(axes, 2):
-        case = resized(candidate, base, one, BOTH)
-        case = case and resized(candidate, case, other, BOTH)
+    groups: list[tuple[tuple[str, ...], int]]
+    groups = [(pair, BOTH) for pair in itertools.combinations(axes, 2)]
+    groups += [(tuple(axes), ALL)] if len(axes) > 2 else []
+    for group, size in groups:
+        case: OpCase | None = base
+        for axis in group:
+            case = case and resized(candidate, case, axis, size)
         if case is None or elements(candidate.op, case.case) > MOST_ELEMENTS:
             continue
         if time.thread_time() - started > SECONDS:
-            left.append(f"{one} and {other}")
+            left.append(" and ".join(group))
             continue
         try:
             evaluate(candidate.op, candidate.op["eager"].call, candidate.inputs(case))
@@ -119,13 +126,19 @@ def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCas
         yield replace(case, wanted=())
         for name in differentiable if len(differentiable) > 1 else ():
             yield replace(case, wanted=(name,))
+    if size in (0, OF_EXTREMES):
+        for params in of_several(candidate, case):
+            given = {**case.case.params, **params}
+            sizes = case.case.dims
+            made = Case(why=case.case.why, params=given, values=case.case.values, **sizes)
+            yield replace(case, case=made)
     if size in (0, OF_LAYOUTS):
         for layout in LAYOUTS:
             yield replace(case, layout=layout, upstream=layout if differentiable else "contiguous")
 
 
-def _variation(case: OpCase) -> tuple[Any, str]:
-    return case.wanted, case.layout
+def _variation(case: OpCase) -> tuple[Any, ...]:
+    return case.wanted, case.layout, tuple(case.case.params)
 
 
 def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
@@ -137,24 +150,28 @@ def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
             yield one
 
 
-def _in_coarsest(candidate: Candidate, base: OpCase, axis: str, size: int) -> Finding | None:
-    """What is wrong at this size of an axis in the dtype with the largest roundings: sums that are
-    rounded to it on the way. Those in float32 are exact by its measure, so the usual error is
-    allowed."""
-    dtype = max(candidate.dtypes, key=lambda one: torch.finfo(one).eps)
-    case = resized(candidate, base, axis, size)
-    if dtype is base.dtype or case is None or not size:
+def _in_others(candidate: Candidate, base: OpCase, axis: str, size: int) -> Finding | None:
+    """What is wrong at this size of an axis in the other dtypes: sums that are rounded to them on
+    the way, and code that is for one of them. Sums in float32 are exact by their measure, so the
+    usual error is allowed. In a long row the norm of all roundings hides a few elements that are
+    not there, so each element is held to a bound, too."""
+    case = resized(candidate, base, axis, size) if size else None
+    if case is None:
         return None
-    case = replace(case, dtype=dtype)
-    fault = next(faults(candidate, case, refusable=True), None) if not case.unsupported() else None
-    if fault is None or ENDLESS in fault.message:
-        return None
-    text = f"{fault.check}: {fault.message}"
-    return replace(fault, check="sizes", message=text, special=fault.rank)
+    for dtype in candidate.dtypes:
+        one = replace(case, dtype=dtype)
+        if dtype is base.dtype or one.unsupported():
+            continue
+        each = replace(candidate, of_elements=LOST)
+        fault = next(faults(each, one, refusable=True), None)
+        if fault is not None and ENDLESS not in fault.message:
+            text = f"{fault.check}: {fault.message}"
+            return replace(fault, check="sizes", message=text, special=fault.rank)
+    return None
 
 
 def _along(
-    candidate: Candidate, base: OpCase, axis: str, apart: list[tuple[Any, str]]
+    candidate: Candidate, base: OpCase, axis: str, apart: list[tuple[Any, ...]]
 ) -> Finding | tuple[int, str]:
     """What is wrong along an axis; else the largest size that was tried, and why no larger one.
 

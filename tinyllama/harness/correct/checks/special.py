@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from tinyllama.harness.correct.cases import OpCase, References, elements
 from tinyllama.harness.correct.checks.crash import refuses
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.correct.checks.guards import GuardedMemory
+from tinyllama.harness.correct.checks.settings import of_several
 from tinyllama.harness.correct.checks.sizes import WIDER, general
 from tinyllama.harness.correct.evaluate import (
     ContractError,
@@ -38,25 +39,28 @@ from tinyllama.harness.declare.specs import STANDARD, Terms
 Change = Callable[[torch.Tensor], torch.Tensor]
 FAR = 64  # times as large: exponentials overflow
 SHIFT = 1000  # added: a difference of squares cancels
-FAR_SHIFT = 2**15  # subtracted: beyond a number that was to be as good as infinite: -1e4
+FAR_SHIFT = 2**15  # of both signs: beyond a number that was to be as good as infinite: 1e4
+HUGE = 2**33  # times as large: beyond integers of 32 bits, and a fourth power overflows
 KINDS: dict[str, Change] = {
     "all negative": lambda x: -x.abs() - 0.5,
     "all zero": torch.zeros_like,
     "with ties": lambda x: (2 * x).round() / 2,
     "far apart": lambda x: FAR * x,
     "tiny": lambda x: x * torch.finfo(x.dtype).tiny ** 0.25,
+    "tiniest": lambda x: x * torch.finfo(x.dtype).tiny ** 0.5,
     "shifted": lambda x: x + SHIFT,
     "shifted far down": lambda x: x - FAR_SHIFT,
+    "shifted far up": lambda x: x + FAR_SHIFT,
+    "huge": lambda x: x * HUGE,
 }
 # So many times as large, about, inputs are.
-LARGE = {"far apart": FAR, "shifted": SHIFT, "shifted far down": FAR_SHIFT}
+LARGE = {"far apart": FAR, "shifted": SHIFT, "huge": HUGE}
+LARGE |= dict.fromkeys(("shifted far down", "shifted far up"), FAR_SHIFT)
 # Of these kinds, results are not compared where the reference's error is a larger share of them.
-SENSITIVE, MOST_ERROR = ("shifted", "shifted far down"), 1e-3
+SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up")
+MOST_ERROR = 1e-3
 OF_RANGE = ("far apart", "shifted")  # kinds that are tried in float16, too: its sums overflow
 INFINITIES = (float("inf"), float("-inf"))
-FACTORS = (0.5, 3.0, 1e3, 1e6)  # of a parameter, the first that a result depends on
-STEPS = (1, -1, 2)  # likewise, added to one that is a whole number
-SEEN = 0.05  # of the norm of a result: the least by which it is to depend on a parameter
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 DRAWN = 4096  # integers, of which the least and the largest are taken
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
@@ -66,7 +70,7 @@ def special_values(candidate: Candidate) -> Problem:
     """Results are the reference's on such values, where others agree with it, and with other
     numbers for each parameter, as far as a result depends on it; zero is one of them.
 
-    Raises Unsupported where no input may have any value.
+    Raises Unsupported where no input may have any value, and no parameter another one.
     """
     case = general(candidate)
     plain = candidate.inputs(case)
@@ -83,8 +87,9 @@ def special_values(candidate: Candidate) -> Problem:
         for one in (() if candidate.op.mutated else each.values())
         for pair in _numbered(candidate, one)
     ]
-    if candidate.op.mutated or not (names or numbered):
-        raise Unsupported("no input may have any value")
+    given_settings = list(of_several(candidate, case))
+    if not (names or numbered or given_settings):
+        raise Unsupported("no input may have any value, and no parameter another one")
     for one, name, value in numbered:
         alike = _changed(candidate.inputs(one), [name], partial(torch.full_like, fill_value=value))
         with contextlib.suppress(_RefusedError):
@@ -109,17 +114,19 @@ def special_values(candidate: Candidate) -> Problem:
             return one, f"{' and '.join(names)} {kind}: {text}"
         text = f"{' and '.join(names)} {kind}, the gradient is not the reference's: {text}"
         advice = advice or (one, text, Rank.ADVICE)
-    for parameter, value in settings(candidate, case):
-        changed = replace(plain, params={**plain.params, parameter: value})
+    for given in given_settings:
+        changed = replace(plain, params={**plain.params, **given})
         try:
             seen = _differs(candidate, case, changed)
         except Exception as error:
-            # Not every whole number need be a setting that a candidate has.
-            if type(value) is not int or not refuses(error) or isinstance(error, ContractError):
+            # Not every whole number need be a setting that a candidate has, nor every two.
+            may = len(given) > 1 or any(type(value) is int for value in given.values())
+            if not may or not refuses(error) or isinstance(error, ContractError):
                 raise
             continue
         if seen is not None:
-            return case, f"{parameter} = {value!r}: {seen[1]}"
+            named = ", ".join(f"{parameter} = {value!r}" for parameter, value in given.items())
+            return case, f"{named}: {seen[1]}"
     for parameter in [
         name for name, value in plain.params.items() if type(value) is float and value
     ]:
@@ -128,7 +135,7 @@ def special_values(candidate: Candidate) -> Problem:
     for name, value in itertools.product(names, INFINITIES):
         infinite = _changed(plain, [name], partial(having, value))
         if lost := _nan(candidate, case, infinite, of_nan=False):
-            return case, f"{value} in {name}: a NaN {lost}"
+            return case, f"{value} in {name}: {lost}"
     for name in names:
         if advice is None and (
             lost := _nan(candidate, case, _changed(plain, [name], partial(having, math.nan)))
@@ -175,34 +182,6 @@ def having(value: float, x: torch.Tensor) -> torch.Tensor:
     changed = x.clone()
     changed.view(-1)[x.numel() // 2] = value
     return changed
-
-
-def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
-    """Each parameter that is a number, with another allowed value that changes a result of the
-    reference; each that is true or false, with the opposite."""
-    inputs = candidate.inputs(case).double()
-    reference = candidate.op["eager"].call
-    known = evaluate(candidate.op, reference, inputs)
-    for name, value in inputs.params.items():
-        if type(value) is bool:
-            yield name, not value
-        others: Iterable[Any] = ()
-        if type(value) is float:
-            others = [value * factor for factor in FACTORS] if value else (0.5,)
-        elif type(value) is int:
-            others = (value + step for step in STEPS)
-        for other in others:
-            params = {**inputs.params, name: other}
-            if candidate.op.fits({**candidate.op.numbers(case.case.dims), **params}) is not None:
-                continue
-            try:
-                results = evaluate(candidate.op, reference, replace(inputs, params=params))
-            except Exception:  # the reference does not take it
-                continue
-            moved = ((results[n] - one).norm() > SEEN * one.norm() for n, one in known.items())
-            if any(bool(one) for one in moved):
-                yield name, other
-                break
 
 
 def _zero(candidate: Candidate, case: OpCase, parameter: str, names: list[str]) -> str | None:
@@ -309,9 +288,10 @@ def others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Ten
 
 def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True) -> str | None:
     """What is wrong with NaNs, in words. of_nan: the inputs hold a NaN, which must reach the
-    outputs; else they hold an infinity, and only a NaN that no other has is wrong, in gradients
-    too. Where the reference's gradient is a NaN, torch's functions of a softmax disagree: there
-    gradients are not compared, and an infinite output of the reference may be a NaN."""
+    outputs; else they hold an infinity. Then a NaN that no other has is wrong, in gradients too,
+    and so is an output that is finite where that of all others is infinite. Where the reference's
+    gradient is a NaN, torch's functions of a softmax disagree: there gradients are not compared,
+    and an infinite output of the reference may be a NaN."""
     undefined = not of_nan and _has_nan_gradient(candidate, inputs)
     candidate = candidate.forward_only() if of_nan or undefined else candidate
     op, guards = candidate.op, GuardedMemory()
@@ -324,7 +304,13 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
         lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
         if undefined:
             spread &= ~known[0][name].isinf()
-        for places, what in ((lost & of_nan, "does not reach"), (spread, "reaches")):
+        infinite = torch.stack([one[name].isinf() for one in known if name in one]).all(0)
+        finite = infinite & value.isfinite() & (not is_gradient(name))
+        for places, what in (
+            (lost & of_nan, "does not reach"),
+            (spread, "reaches" if of_nan else "a NaN reaches"),
+            (finite & (not of_nan), "no infinity reaches"),
+        ):
             if places.any():
                 first = places.nonzero()[0].tolist()
                 text = f"{what} {int(places.sum())} elements of {name}, the first at {first}"
@@ -335,6 +321,8 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
 
 def _has_nan_gradient(candidate: Candidate, inputs: Inputs) -> bool:
     """Whether the reference gives a NaN as gradient, which no candidate need be asked for."""
+    if candidate.op.mutated:
+        return False
     args = {name: copied(value) for name, value in inputs.args.items()}
     tensors = [value for value in args.values() if isinstance(value, torch.Tensor)]
     wanted = [value.requires_grad_() for value in tensors if value.is_floating_point()]

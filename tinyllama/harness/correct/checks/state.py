@@ -133,7 +133,7 @@ def left_behind(candidate: Candidate) -> Problem:
 
 
 @contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -160,7 +160,7 @@ def of_others(candidate: Candidate) -> Problem:
     inputs = candidate.inputs(case)
     references = case.references(inputs)
     settings = {
-        f"the default dtype is {d}": _default_dtype(d) for d in (torch.bfloat16, torch.float64)
+        f"the default dtype is {d}": default_dtype(d) for d in (torch.bfloat16, torch.float64)
     }
     for what, setting in (*settings.items(), ("algorithms are deterministic", _deterministic())):
         with setting:

@@ -1,0 +1,59 @@
+"""Parameters that are not the default ones: one at a time, and two at once."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks.finding import Candidate
+from tinyllama.harness.correct.evaluate import evaluate
+
+FACTORS = (0.5, 3.0, 1e3, 1e6)  # of a parameter, the first that a result depends on
+STEPS = (1, -1, 2)  # likewise, added to one that is a whole number
+SEEN = 0.05  # of the norm of a result: the least by which it is to depend on a parameter
+
+
+def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
+    """Each parameter that is a number, with another allowed value that changes a result of the
+    reference; each that is true or false, with the opposite."""
+    inputs = candidate.inputs(case).double()
+    reference = candidate.op["eager"].call
+    known = evaluate(candidate.op, reference, inputs)
+    for name, value in inputs.params.items():
+        if type(value) is bool:
+            yield name, not value
+        others: Iterable[Any] = ()
+        if type(value) is float:
+            others = [value * factor for factor in FACTORS] if value else (0.5,)
+        elif type(value) is int:
+            others = (value + step for step in STEPS)
+        for other in others:
+            params = {**inputs.params, name: other}
+            if candidate.op.fits({**candidate.op.numbers(case.case.dims), **params}) is not None:
+                continue
+            try:
+                results = evaluate(candidate.op, reference, replace(inputs, params=params))
+            except Exception:  # the reference does not take it
+                continue
+            moved = ((results[n] - one).norm() > SEEN * one.norm() for n, one in known.items())
+            if any(bool(one) for one in moved):
+                yield name, other
+                break
+
+
+def of_several(candidate: Candidate, case: OpCase) -> Iterator[Mapping[str, Any]]:
+    """Each of `settings` alone, then each two of them at once that the reference takes: code for
+    one of them may forget the other."""
+    each = list(settings(candidate, case))
+    yield from ({name: value} for name, value in each)
+    inputs = candidate.inputs(case).double()
+    for pair in itertools.combinations(each, 2):
+        params = {**inputs.params, **dict(pair)}
+        if candidate.op.fits({**candidate.op.numbers(case.case.dims), **params}) is not None:
+            continue
+        try:
+            evaluate(candidate.op, candidate.op["eager"].call, replace(inputs, params=params))
+        except Exception:  # the reference takes each alone
+            continue
+        yield dict(pair)
