@@ -186,4 +186,5 @@ def one_launch(
     the tensors were changed: it refuses a backward pass of what was computed with them before.
     """
     update(state, lr, beta1, beta2, eps, weight_decay)
-    increment_version((*state.param, *state.exp_avg, *state.exp_avg_sq, state.step))
+    for tensor in (*state.param, *state.exp_avg, *state.exp_avg_sq, state.step):
+        increment_version(tensor)  # one by one, as every torch takes them
