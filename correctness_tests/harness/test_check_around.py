@@ -135,12 +135,12 @@ def test_copies_would_hide_what_is_asked_about_the_memory_of_a_call() -> None:
 
 def test_the_way_around_a_fault_is_within_bounds() -> None:
     """A store far out of bounds would end the process."""
-    from tinyllama.harness.kernels import interpreter
+    from tinyllama.harness.kernels import interpreter_values
 
     watched = []
 
     def halved_and_watched(dz: T, x: T, y: T) -> Any:
-        watched.append(bool(interpreter.WATCHERS))
+        watched.append(bool(interpreter_values.WATCHERS))
         return halved(dz, x, y)
 
     known = {"captured", "side stream", "sizes"}  # of a GPU; the same for one size as for others

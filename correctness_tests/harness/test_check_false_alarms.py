@@ -191,12 +191,12 @@ copy = small("copy", lambda x: x.clone(), {"x": Tensor("N D")}, {"z": "N D"}, [C
 
 def test_which_input_it_is_is_asked_within_bounds() -> None:
     """A store far out of bounds would change memory of the process that asks."""
-    from tinyllama.harness.kernels import interpreter
+    from tinyllama.harness.kernels import interpreter_values
 
     watched = []
 
     def stored_apart(x: torch.Tensor) -> torch.Tensor:
-        watched.append(bool(interpreter.WATCHERS))
+        watched.append(bool(interpreter_values.WATCHERS))
         z = torch.empty(x.shape)
         copying[(len(x),)](x, z, x.stride(0), D=x.shape[1])
         return z

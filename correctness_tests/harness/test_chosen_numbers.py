@@ -70,7 +70,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.machine.files": {
         **{"READABLE": 0o644, "LEAST_FREE": 65536, "MOST_BYTES": 64 * MIB},
     },
-    "tinyllama.harness.kernels.interpreter": {"ADDRESS_BITS": 48, "STEPS": 500000},
+    "tinyllama.harness.kernels.interpreter": {"STEPS": 500000},
+    "tinyllama.harness.kernels.interpreter_values": {"ADDRESS_BITS": 48},
     "tinyllama.harness.kernels.programs": {
         **{"TOGETHER": 64, "PATIENCE": 20, "ROUNDS": 4, "ENDLESS": 20000},
     },

@@ -18,7 +18,7 @@ import torch
 from correctness_tests.support.commands import ROOT, python, tinyllama
 from tinyllama.harness.kernels import foreign as door
 from tinyllama.harness.kernels import jit, tl
-from tinyllama.harness.kernels.interpreter import stock
+from tinyllama.harness.kernels.interpreter_values import stock
 
 libdevice = pytest.importorskip("triton.language.extra.libdevice", reason="triton is missing")
 erf, cast = libdevice.erf, tl.cast  # by names of their own

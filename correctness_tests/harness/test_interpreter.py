@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from triton.runtime.jit import JITFunction
 
 from tinyllama.harness.kernels.bounds import Bounds, watched
-from tinyllama.harness.kernels.interpreter import to_bits, to_values
+from tinyllama.harness.kernels.interpreter_values import to_bits, to_values
 from tinyllama.harness.kernels.launch import jit, recorded, tl
 from tinyllama.harness.kernels.resources import compile_launch, lacking
 from tinyllama.harness.kernels.tuned import adopted

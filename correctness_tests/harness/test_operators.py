@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 import triton.language as tl
 from triton.runtime import interpreter as stock
 
-from tinyllama.harness.kernels import interpreter, libdevice, operators
+from tinyllama.harness.kernels import interpreter_values, libdevice, operators
 
 DTYPES = (tl.int1, tl.int32, tl.uint32, tl.int64, tl.uint8, tl.float16, tl.bfloat16, tl.float32)
 SHAPES = ((), (4,), (2, 1), (2, 4))
@@ -116,7 +116,7 @@ def test_sums_of_pointers_and_offsets_are_seen_each_time(monkeypatch: pytest.Mon
     remembered(start, offsets)
     monkeypatch.setattr(operators, "SUMS", [lambda *sides: seen.append(sides)])
     remembered(start, offsets)
-    assert interpreter.SUMS is not operators.SUMS  # the one above is this test's own
+    assert interpreter_values.SUMS is not operators.SUMS  # the one above is this test's own
     ((pointer, offset),) = seen
     assert pointer.shape == offset.shape == (2, 4)
     assert (offset == offsets.handle.data).all()
@@ -310,7 +310,7 @@ def test_a_load_is_tritons_own_only_the_first_time() -> None:
 
 def test_a_load_that_is_remembered_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(interpreter, "WATCHERS", [lambda *access: seen.append(access)])
+    monkeypatch.setattr(interpreter_values, "WATCHERS", [lambda *access: seen.append(access)])
     _, remembered, calls = loading()
     for seed in range(3):
         remembered(places((2, 4), seed, tl.float32), block(tl.int1, (4,), seed), 0.0)

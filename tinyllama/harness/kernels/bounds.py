@@ -59,7 +59,7 @@ class Bounds:
 
     def watch(self, addresses: Any, accessed: Any, size: int, kind: str) -> Any:
         """Which of these accesses are allowed, where not all of them are; else None."""
-        from tinyllama.harness.kernels import interpreter
+        from tinyllama.harness.kernels import interpreter, interpreter_values
 
         launch, program = interpreter.running()
         if launch is not self._launch:
@@ -69,7 +69,7 @@ class Bounds:
         if addresses.size:  # an array's own methods take twice as long
             low = int(np.minimum.reduce(addresses, axis=None))
             high = int(np.maximum.reduce(addresses, axis=None))
-        anywhere = self._anywhere and low <= interpreter.ADDRESS
+        anywhere = self._anywhere and low <= interpreter_values.ADDRESS
         if anywhere:
             self.unheld[launch.kernel] = None
         if not self._regions or self._in_one_region(low, high, size):
@@ -83,7 +83,7 @@ class Bounds:
         place = np.searchsorted(starts, addresses, side="right") - 1
         right = (place >= 0) & (addresses + np.uint64(size) <= ends[place])
         if anywhere:
-            right |= addresses <= interpreter.ADDRESS
+            right |= addresses <= interpreter_values.ADDRESS
         if not (accessed & ~right).any():
             return None
         self._note(launch.kernel, program, int(addresses[accessed & ~right].min()), size, kind)
@@ -95,7 +95,7 @@ class Bounds:
 
     def _prepare(self, launch: Any) -> None:
         """What a launch may access: its tensors; from a table of addresses, anything."""
-        from tinyllama.harness.kernels import interpreter
+        from tinyllama.harness.kernels import interpreter_values
 
         code = launch.fn.__code__
         self.kernels[launch.kernel] = f"{code.co_filename}:{code.co_firstlineno}"
@@ -106,7 +106,7 @@ class Bounds:
             storage = tensor.untyped_storage()
             start, end = self._part(storage)
             for number in {0, launch.origins.get(storage.data_ptr(), 0)}:
-                origin = number << interpreter.ADDRESS_BITS
+                origin = number << interpreter_values.ADDRESS_BITS
                 region = Region(origin + start, origin + end, name)
                 found.setdefault(region[:2], region)
         self._regions = sorted(found.values())
@@ -121,7 +121,7 @@ class Bounds:
     def _note(
         self, kernel: str, program: tuple[int, ...], address: int, size: int, kind: str
     ) -> None:
-        from tinyllama.harness.kernels.interpreter import ADDRESS_BITS
+        from tinyllama.harness.kernels.interpreter_values import ADDRESS_BITS
 
         def distance(region: Region) -> int:
             return max(region.start - address, address + size - region.end)
@@ -201,6 +201,6 @@ def author_line() -> str:
 
 def watched(watch: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
     """Meanwhile, call a function for every access of an interpreted kernel."""
-    from tinyllama.harness.kernels import interpreter
+    from tinyllama.harness.kernels import interpreter_values
 
-    return among(interpreter.WATCHERS, watch)
+    return among(interpreter_values.WATCHERS, watch)

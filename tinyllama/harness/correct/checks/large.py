@@ -48,7 +48,7 @@ class Narrow:
         self._tensors: dict[int, tuple[str, int]] = {}
 
     def note(self, pointers: Any, offsets: Any) -> None:
-        from tinyllama.harness.kernels import interpreter
+        from tinyllama.harness.kernels import interpreter, interpreter_values
 
         if not np.size(offsets) or np.asarray(offsets).dtype.itemsize > 4:
             return
@@ -56,7 +56,7 @@ class Narrow:
         if launch is not self._launch:
             self._launch = launch
             self._tensors = _largest(launch)
-        number = int(np.asarray(pointers).flat[0]) >> interpreter.ADDRESS_BITS
+        number = int(np.asarray(pointers).flat[0]) >> interpreter_values.ADDRESS_BITS
         name, elements = self._tensors.get(number, ("", 0))
         least = int(np.min(offsets))
         grows = elements >= self.enough and elements // 2 <= least < elements
@@ -95,7 +95,7 @@ def large_offsets(candidate: Candidate) -> Problem | Finding:
 
 
 def _narrow_offsets(candidate: Candidate) -> Problem:
-    from tinyllama.harness.kernels import interpreter
+    from tinyllama.harness.kernels import interpreter_values
 
     if candidate.op.mutated:
         return None
@@ -105,7 +105,7 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
         return None
     inputs = candidate.inputs(case)
     narrow = Narrow(max(value.numel() for value in leaves(inputs.args)))
-    with among(interpreter.SUMS, narrow.note):
+    with among(interpreter_values.SUMS, narrow.note):
         candidate.shielded().results(inputs)
     text = "; ".join(narrow.found.values())
     return (case, f"{text}: wrong beyond 2^31 elements", Rank.ADVICE) if text else None

@@ -35,7 +35,7 @@ class Stores:
         self._stored: dict[tuple[int, ...], list[Any]] = {}
 
     def watch(self, addresses: Any, accessed: Any, size: int, kind: str) -> Any:
-        from tinyllama.harness.kernels import interpreter
+        from tinyllama.harness.kernels import interpreter, interpreter_values
 
         if kind != "store":
             return None
@@ -43,7 +43,7 @@ class Stores:
         if launch is not self._launch:
             self.close()
             self._launch = launch
-        plain = np.asarray(addresses) & interpreter.ADDRESS
+        plain = np.asarray(addresses) & interpreter_values.ADDRESS
         wanted = plain[np.broadcast_to(accessed, np.shape(addresses))]
         self._stored.setdefault(program, []).append(wanted.ravel())
         return None
