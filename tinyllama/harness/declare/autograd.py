@@ -363,7 +363,7 @@ def cast_by_autocast(args: Sequence[Any]) -> list[Any]:
 
 def apart(results: Sequence[torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:
     """The results of an operator that the compiler sees: it reads them as contiguous ones, and none
-    may share memory with another one or with an argument, so one that is not so, or does, is
+    may share memory with another one or an argument. One that breaks either rule is
     copied. Uncompiled, such results stay views."""
     taken = {_memory(arg) for arg in args if isinstance(arg, torch.Tensor)}
     found = []

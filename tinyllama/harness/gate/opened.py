@@ -174,7 +174,7 @@ class Observer:
 
 
 def _of_tree() -> Iterator[tuple[str, str]]:
-    """The modules of a tree beside the harness that are loaded before any op is: they are in the
+    """The modules of a tree, except the harness's, loaded before any op: they are in the
     place of installed ones, and what their import changed was not seen."""
     root = f"{Path.cwd().resolve()}{os.sep}"
     ours = os.path.join(root, "tinyllama", "")

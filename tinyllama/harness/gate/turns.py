@@ -79,13 +79,13 @@ def check_times(turn: Turn, name: str, metrics: Collection[str], pace: float) ->
 
 def check_idle(worked: Mapping[str, float], passed: Mapping[str, float]) -> None:
     """Raise ValueError if a side worked while the other one was timed: it made that one slower, or
-    did later what its own calls had left. worked, passed: by side, seconds of its processors, and
-    seconds, in the turns of the other."""
+    finished late what its own calls had left. By side, in the other side's turns: worked, its
+    seconds of processor time; passed, the seconds that these turns took."""
     for side, seconds in worked.items():
         if seconds > IDLE_SHARE * passed[side] + IDLE_SECONDS:
             raise ValueError(
                 f"the {side} worked for {seconds:.3g} s of the {passed[side]:.3g} s in which the "
-                "other side was timed: end its threads, and what they do, in the call"
+                "other side was timed: each call must finish its work and end its threads"
             )
 
 

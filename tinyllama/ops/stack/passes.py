@@ -217,7 +217,7 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
     turns = 0 if fixed else way.turns(x, dtype)
     if fixed or turns or layers == 1 or way.keeps_h(low_2[0], F):
         h = made(rows, F)
-    else:  # that of the last block: all have one memory, which says so to the backward pass
+    else:  # all blocks share it: stride 0 tells the backward pass that h was not kept
         h = x.new_empty((rows, F), dtype=dtype).expand(layers, rows, F)
     # That it is no vector says to the backward pass that transposes were kept.
     o_turned = made(o.shape[3], rows) if turns else x.new_empty(0)

@@ -22,11 +22,11 @@ from tinyllama.harness.declare.autograd import several
 
 NARROW = torch.bfloat16
 STATES = ("in inference mode", "under autocast", "with another default dtype", "in another dtype")
-BEYOND = 1  # entry more than the case has, or more: of a length that no other check tries
+BEYOND = 1  # an axis gets at least so many entries more: a length that no other check tries
 
 
 def first_calls(candidate: Candidate) -> Problem:
-    """A call is right after another one was the first of its shape: in inference mode, under
+    """A call is right after an unusual first call of its shape: one in inference mode, under
     autocast and with another default dtype at once, and in another dtype. If it is wrong, each is
     tried alone, on a shape of its own, and named."""
     shapes = _shapes(candidate, candidate.telling())

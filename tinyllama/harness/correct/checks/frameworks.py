@@ -268,8 +268,8 @@ def empty_batch(candidate: Candidate) -> Problem:
 
 
 def _empty_elsewhere(candidate: Candidate, case: OpCase, but: Collection[str]) -> Problem:
-    """What is wrong where another axis than these has no entry: a sum of nothing is 0, or what the
-    reference gives. Who refuses that says so."""
+    """What is wrong where an axis not in `but` has no entry: a sum of nothing is 0, or what the
+    reference gives. A provider may refuse it by an error."""
     for axis, size in case.case.dims.items():
         none = replace(case, case=case.case.resized(**{axis: 0}))
         if axis in but or not isinstance(size, int) or none.unsupported():

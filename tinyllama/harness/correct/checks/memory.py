@@ -279,8 +279,8 @@ def masked(candidate: Candidate, case: OpCase) -> Problem:
 
 
 def _in_tf32(candidate: Candidate) -> Problem:
-    """What has too large an error on a GPU with tf32, where `tl.dot` is not asked for another
-    precision of float32: interpreted, products are exact."""
+    """What would have too large an error on a GPU, where `tl.dot` uses tf32 for float32 unless
+    asked for another precision. The interpreter's products are exact otherwise."""
     if torch.float32 not in candidate.dtypes or torch.get_float32_matmul_precision() != "highest":
         return None
     from tinyllama.harness.kernels.known import among

@@ -39,7 +39,7 @@ from tinyllama.harness.declare.specs import STANDARD, Terms
 Change = Callable[[torch.Tensor], torch.Tensor]
 FAR = 64  # times as large: exponentials overflow
 SHIFT = 1000  # added: a difference of squares cancels
-FAR_SHIFT = 2**15  # of both signs: beyond a number that was to be as good as infinite: 1e4
+FAR_SHIFT = 2**15  # added or subtracted: beyond 1e4, which a kernel may use as infinity
 HUGE = 2**33  # times as large: beyond integers of 32 bits, and a fourth power overflows
 KINDS: dict[str, Change] = {
     "all negative": lambda x: -x.abs() - 0.5,
