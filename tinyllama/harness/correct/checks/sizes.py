@@ -26,7 +26,7 @@ from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.specs import Case, flat
 
 # 1; then one between each two powers of two from 64 to 32,768, since kernels are chosen by the next
-# one: beyond a block by 2, 3, 4 or 5, for other tails of vectors; two that are whole blocks, and one
+# one: beyond a block by 2, 3, 4 or 5, for other tails of vectors; two whole blocks, and one length
 # that is whole blocks of 128 and no power of two.
 SIZES = (1, 67, 131, 259, 384, 770, 1024, 1026, 2051, 4096, 4099, 8197, 16388, 65539)
 BOTH = 131  # of two axes at once
