@@ -63,7 +63,7 @@ class InSeveral:
 
     @classmethod
     def keeps_h(cls, low_ND: torch.Tensor, columns: int) -> bool:
-        """With many rows h is not kept where a kernel behind the vendor's product makes it again."""
+        """With many rows h is not kept: the kernel behind the vendor's product makes it again."""
         few = len(low_ND) <= configs.MOST_KEPT
         return few or cls._fused(HIDDEN_GRADIENT, low_ND, columns)
 
