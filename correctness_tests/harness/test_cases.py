@@ -135,8 +135,10 @@ def test_each_result_is_judged_by_the_larger_of_its_gain_and_the_median(
     gains = {"y": 1.0, "z": 4.0, "n": 9.0, "gone": 2.0}
     asked: list[Any] = []
 
-    def compared(name: str, result: Any, reference: Any, *, gain: float, slack: float) -> str:
-        asked.append((name, gain, slack))
+    def compared(
+        name: str, result: Any, reference: Any, *, gain: float, slack: float, of_elements: float
+    ) -> str:
+        asked.append((name, gain, slack, of_elements))
         return name
 
     class Gains(References):
@@ -148,8 +150,8 @@ def test_each_result_is_judged_by_the_larger_of_its_gain_and_the_median(
     references = Gains({}, dict.fromkeys(gains, zero), [])
     results = {"y": one, "z": one, "n": one, "d_a": zero}
     case, inputs = plain(), plain().inputs()
-    found = case.judge(results, inputs, slack=2.0, references=references)
-    assert asked == [("y", 3.0, 2.0), ("z", 4.0, 2.0), ("n", 9.0, 2.0)]
+    found = case.judge(results, inputs, slack=2.0, references=references, of_elements=8.0)
+    assert asked == [("y", 3.0, 2.0, 8.0), ("z", 4.0, 2.0, 8.0), ("n", 9.0, 2.0, 8.0)]
     missing: Any = found[3]
     assert missing == module.Comparison.missing("gone")
     with pytest.raises(GradientError, match="pair: d_a is not zero"):
