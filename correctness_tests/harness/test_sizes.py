@@ -63,6 +63,35 @@ def test_what_is_right_passes_and_says_how_far() -> None:
 
 
 @pytest.mark.parametrize(
+    ("by", "others", "good"),
+    [
+        (1.5, {"torch": 1.2}, True),
+        (1.5, {"torch": 1.0}, False),
+        (4.0, {"torch": 1.2}, False),
+        (1.5, {"another": 1.2}, False),
+        (1.5, {}, False),
+    ],
+    ids=["as torch", "torch is right", "much more than torch", "as no code of torch", "no other"],
+)
+def test_a_size_at_which_torch_is_as_wrong_tells_nothing(
+    by: float, others: dict[str, float], good: bool
+) -> None:
+    """Where a long axis makes results so sensitive that none is right."""
+
+    def off(factor: float) -> Call:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            return 2 * x * (factor if len(x) > 4096 else 1.0)
+
+        return call
+
+    op = small("sensitive", lambda x: 2 * x, {"x": Tensor("N D")}, {"y": "N D"})
+    for name, factor in others.items():
+        op.provider(name)(off(factor))
+    one = finding(op, off(by), "sizes")
+    assert one.outcome is (Outcome.PASSED if good else Outcome.FAILED), one
+
+
+@pytest.mark.parametrize(
     ("rows", "size", "wrong"),
     [
         (4096, 4099, torch.zeros_like),

@@ -13,11 +13,18 @@ import torch
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks import between, memory, state
 from tinyllama.harness.correct.checks.between import differing
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
+from tinyllama.harness.correct.checks.finding import (
+    Candidate,
+    Problem,
+    Rank,
+    Unsupported,
+    leaves,
+    others,
+)
 from tinyllama.harness.correct.checks.first import first_calls
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
 from tinyllama.harness.correct.checks.settings import settings
-from tinyllama.harness.correct.checks.special import having, others
+from tinyllama.harness.correct.checks.special import having
 from tinyllama.harness.correct.evaluate import (
     GradientError,
     Inputs,

@@ -308,3 +308,15 @@ def leaves(args: Leaves) -> Iterator[torch.Tensor]:
     """The tensors among arguments, those in lists too."""
     for value in args.values():
         yield from value if isinstance(value, list) else [value]
+
+
+def others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
+    """Results of torch's provider and of independent code, as far as they take these inputs."""
+    op = candidate.op
+    named = [one.call for name, one in op.providers.items() if name == "torch"]
+    for call in (*named, *op.independents.values()):
+        try:
+            results = evaluate(op, call, inputs)
+        except Exception:  # it says nothing about such inputs
+            continue
+        yield results

@@ -21,7 +21,7 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase, References, elements
 from tinyllama.harness.correct.checks.crash import refuses
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, others
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.checks.settings import of_several
 from tinyllama.harness.correct.checks.sizes import WIDER, general
@@ -272,18 +272,6 @@ def _of_large_terms(
         terms[name] = torch.maximum(terms[name], large) if name in terms else large
     rounded = found.terms if found.magnitudes else Terms(torch.float32, shared=True)
     return replace(found, magnitudes=terms, terms=rounded)
-
-
-def others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
-    """Results of torch's provider and of independent code, as far as they take these inputs."""
-    op = candidate.op
-    named = [one.call for name, one in op.providers.items() if name == "torch"]
-    for call in (*named, *op.independents.values()):
-        try:
-            results = evaluate(op, call, inputs)
-        except Exception:  # it says nothing about such inputs
-            continue
-        yield results
 
 
 def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True) -> str | None:
