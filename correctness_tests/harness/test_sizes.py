@@ -73,21 +73,31 @@ def test_what_is_right_passes_and_says_how_far() -> None:
     ],
     ids=["as torch", "torch is right", "much more than torch", "as no code of torch", "no other"],
 )
+@pytest.mark.parametrize(
+    "there",
+    [
+        lambda x: len(x) > 4096,
+        lambda x: len(x) > 4096 and x.dtype is torch.float16,
+        lambda x: x.shape == (sizes.BOTH, sizes.BOTH),
+    ],
+    ids=["along an axis", "in another dtype", "along two axes"],
+)
 def test_a_size_at_which_torch_is_as_wrong_tells_nothing(
-    by: float, others: dict[str, float], good: bool
+    by: float, others: dict[str, float], good: bool, there: Call
 ) -> None:
     """Where a long axis makes results so sensitive that none is right."""
 
     def off(factor: float) -> Call:
         def call(x: torch.Tensor) -> torch.Tensor:
-            return 2 * x * (factor if len(x) > 4096 else 1.0)
+            return 2 * x * (factor if there(x) else 1.0)
 
         return call
 
     op = small("sensitive", lambda x: 2 * x, {"x": Tensor("N D")}, {"y": "N D"})
+    op.dtypes = (torch.float32, torch.float16)
     for name, factor in others.items():
         op.provider(name)(off(factor))
-    one = finding(op, off(by), "sizes")
+    one = finding(op, off(by), "sizes", dtypes=op.dtypes)
     assert one.outcome is (Outcome.PASSED if good else Outcome.FAILED), one
 
 

@@ -123,6 +123,8 @@ def _together(candidate: Candidate, base: OpCase, axes: list[str]) -> Finding | 
         fault = next(faults(candidate, case, refusable=True), None)
         if fault is not None and ENDLESS in fault.message:
             continue
+        if fault is not None and fault.rank is Rank.WRONG and _alike(candidate, case):
+            continue
         if fault is not None and fault.rank is not Rank.CONTRACT:
             text = f"{fault.check}: {fault.message}"
             return replace(fault, check="sizes", message=text, special=fault.rank)
@@ -174,6 +176,8 @@ def _in_others(candidate: Candidate, base: OpCase, axis: str, size: int) -> Find
             continue
         each = replace(candidate, of_elements=LOST)
         fault = next(faults(each, one, refusable=True), None)
+        if fault is not None and fault.rank is Rank.WRONG and _alike(each, one):
+            continue
         if fault is not None and ENDLESS not in fault.message:
             text = f"{fault.check}: {fault.message}"
             return replace(fault, check="sizes", message=text, special=fault.rank)
