@@ -86,6 +86,20 @@ def test_small_memory_on_a_gpu_gives_the_same_training(
     assert_same_training(got, expected, {"fp32": 1e-5, "bf16": 2e-4}[precision])
 
 
+def test_small_memory_takes_parameters_that_count_their_versions_together() -> None:
+    """As those of a model with a stack do. After the step, autograd knows of the changes."""
+    model = TinyLlama(SHAPE, "v1")
+    model._count_together()
+    model.rows = lambda weight, tokens: (weight * weight)[tokens]  # saved, as a Triton kernel does
+    step = TrainStep(model, TrainConfig(**BATCH), SMALL)
+    step.prepare()
+    batch = tokens(0)
+    early = model.loss(batch[:, :-1], batch[:, 1:])
+    step(batch[:, :-1], batch[:, 1:])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        early.backward()
+
+
 @pytest.mark.parametrize("tier", TIERS)
 def test_the_gradients_of_one_layer_are_there_at_a_time(tier: str, device: torch.device) -> None:
     leave_to_gpu(tier, device)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import _unsafe_preserve_version_counter
 from torch.autograd.graph import increment_version
 
 from tinyllama.harness.kernels.layout import as_one, placed_alike
@@ -194,6 +195,8 @@ class EarlyUpdate:
     So only the gradients of one group exist at a time, and those that the backward pass still
     sums. Nothing reads a parameter after its gradient is final, because whatever reads it in the
     backward pass contributes to its gradient. ``found_inf`` must be set before the backward pass.
+    Autograd is told of the updates by `finish` only: parameters that count their versions together
+    would seem changed to the part of the backward pass that is left.
 
     groups: each parameter of the optimizer is in one of them.
     """
@@ -222,13 +225,17 @@ class EarlyUpdate:
         """Count the step. Raises RuntimeError when a gradient never came."""
         self._optimizer.refuse_missing(len(self._waiting))
         self._optimizer.count_step()
+        if not self._optimizer.copies and not self._optimizer.transposes:  # written at once
+            for parameter in self._optimizer.parameters:
+                increment_version(parameter)
 
     def _arrived(self, indices: Sequence[int], _: torch.Tensor) -> None:
         parameters = [self._optimizer.parameters[i] for i in indices]
         if not self._running or any(parameter.grad is None for parameter in parameters):
             return
         if self._updates:
-            self._optimizer.update_part(indices)
+            with _unsafe_preserve_version_counter(tuple(parameters)):
+                self._optimizer.update_part(indices)
         for parameter in parameters:
             parameter.grad = None
         self._waiting.difference_update(indices)
