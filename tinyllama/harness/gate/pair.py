@@ -352,8 +352,6 @@ class Pair:
         worked, passed = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0.0)  # while one waits
 
         def seconds_of(side: str) -> float:
-            if self.device.type != "cpu":  # how long honest sides work beside a GPU is not known
-                return 0.0
             try:
                 return self.workers[side].worked()
             except WorkerError as error:
