@@ -11,7 +11,7 @@ WORKERS := -n auto --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test quick test-slow test-checks soak bench bench-full mutants sanitize counters lint floor clean bootstrap
+.PHONY: help test quick test-slow test-checks test-tools soak bench bench-full mutants sanitize counters lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -29,6 +29,9 @@ test-slow: bootstrap ## the correctness tests that `test` leaves out
 
 test-checks: bootstrap ## our kernels through our checks: every case, every configuration, inductor
 	$(RUN) pytest correctness_tests/ops/test_checks.py $(WORKERS) -m slow
+
+test-tools: bootstrap ## the tests of tools/, which only those who change this project need
+	$(RUN) pytest tools/tests $(WORKERS)
 
 soak: bootstrap ## the correctness tests over many more random seeds
 	$(RUN) pytest correctness_tests $(WORKERS) --soak-seeds 20
