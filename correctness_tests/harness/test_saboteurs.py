@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from correctness_tests.support.narrowed import narrowed
-from correctness_tests.support.references import disagreements
 from correctness_tests.support.saboteurs import EAGER, Saboteur, everyone
 from correctness_tests.support.tried import finding
 from tinyllama.harness import Op, Provider
@@ -22,6 +21,7 @@ from tinyllama.harness.correct.checks import CHECKS, Candidate, Finding, Outcome
 from tinyllama.harness.correct.checks.calls import REPEATS
 from tinyllama.harness.correct.checks.finding import leaves
 from tinyllama.harness.correct.evaluate import Inputs, make_inputs
+from tinyllama.harness.correct.reference import disagreements
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.ops import OPS
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.support.references import disagreements
 from tinyllama.bench.peers.hugging_face import (
     as_hugging_face,
     hugging_face_llama,
@@ -20,6 +19,7 @@ from tinyllama.bench.peers.hugging_face import (
 )
 from tinyllama.harness import Case, Op
 from tinyllama.harness.correct.evaluate import evaluate, make_inputs
+from tinyllama.harness.correct.reference import disagreements
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS

@@ -11,12 +11,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from correctness_tests.support.references import disagreements
 from correctness_tests.support.sample_records import record, step
 from tinyllama.cli import main
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import make_inputs
+from tinyllama.harness.correct.reference import disagreements
 from tinyllama.harness.machine.distribution import DISTRIBUTION
 from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.records.entries import Ratio, StepEntry

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
+from tinyllama.harness.correct import reference
 from tinyllama.harness.correct.cases import OpCase, References, full_cases, op_cases
 from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.harness.declare.op import Op
@@ -27,7 +28,8 @@ Slow = Callable[[OpCase], str | None]
 
 
 def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
-    """Hold a case of a provider to eager's own error; skipped where the device cannot run it."""
+    """Hold a case of a provider to eager's own error, and eager to the op's independent code;
+    skipped where the device cannot run it."""
     for capability in case.provider.requires:
         reason = cannot(capability, device)
         if reason:
@@ -35,6 +37,7 @@ def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
     comparisons = case.compare(device, seed, references=_shared_references(case, device, seed))
     assert comparisons, "nothing was compared"
     wrong = [str(comparison) for comparison in comparisons if not comparison.passed]
+    wrong += [text for _, text in reference.faults(case, device, seed)]
     assert not wrong, "\n".join([str(case), *wrong])
 
 

@@ -16,11 +16,17 @@ import torch
 from tinyllama.harness.correct.layouts import REPEATING, laid_out
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.declare.specs import FLOATS, Case, Tensor, flat
+from tinyllama.harness.declare.specs import FLOATS, Case, Tensor, shape_of
 from tinyllama.harness.declare.values import Values, normal
 
 Leaves = dict[str, Any]  # input name -> tensor, or list of tensors for a `many` input
 Place = Callable[[Any, str], Any]  # what an argument is made of, and its name -> the argument
+
+
+_KEEPS_FLOAT64 = (
+    ": the reference also runs in float64, as the oracle, and must stay in it: compute in "
+    "torch.promote_types(x.dtype, torch.float32)"
+)
 
 
 class ContractError(AssertionError):
@@ -64,7 +70,7 @@ class Inputs:
     def dense(self) -> "Inputs":
         """The same values without gaps: torch's own product of bfloat16 on a CPU reads what lies
         in between (torch 2.13)."""
-        return self._map(lambda value: value.contiguous())
+        return self.mapped(lambda value: value.contiguous())
 
     def double(self) -> "Inputs":
         """The same values in float64."""
@@ -72,7 +78,7 @@ class Inputs:
 
     def to(self, dtype: torch.dtype) -> "Inputs":
         """The same values rounded to a dtype."""
-        return self._map(lambda value: value.to(dtype))
+        return self.mapped(lambda value: value.to(dtype))
 
     def perturbed(self, seed: int) -> "Inputs":
         """In float64, every value moved at random by up to half a unit of its dtype's last
@@ -91,9 +97,11 @@ class Inputs:
             name: move(torch.tensor(value)).item() if isinstance(value, float) else value
             for name, value in self.params.items()
         }
-        return replace(self._map(move), params=params)
+        return replace(self.mapped(move), params=params)
 
-    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Inputs":
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Inputs":
+        """Each floating-point tensor changed so."""
+
         def apply(value: Any) -> Any:
             if isinstance(value, list):
                 return [apply(item) for item in value]
@@ -313,7 +321,7 @@ def _named_outputs(
     for (name, declared), value in zip(op.outputs_for(params).items(), values, strict=True):
         if type(value) is not torch.Tensor:
             raise OutputError(f"{op.name}: {name} is a {type(value).__name__}, not a torch.Tensor")
-        shape = flat(dims[axis] for axis in declared.axes)
+        shape = tuple(shape_of(declared.axes, dims))
         widened = declared.floating and first.dtype not in FLOATS  # the oracle's
         fixed = declared.dtype if declared.dtype and not widened else first.dtype
         dtype = dtypes.get(name, fixed)
@@ -322,7 +330,8 @@ def _named_outputs(
             ("dtype", value.dtype, dtype),
         ):
             if got != expected:
-                raise OutputError(f"{op.name}: {name} has {trait} {got}, not {expected}")
+                advice = _KEEPS_FLOAT64 if expected is torch.float64 else ""
+                raise OutputError(f"{op.name}: {name} has {trait} {got}, not {expected}{advice}")
     return dict(zip(op.outputs, values, strict=True))
 
 
@@ -368,9 +377,9 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def shapes_of(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
     """The shapes of an input in a case; more than one for an input declared ``many``."""
-    sizes = [dims[axis] for axis in declared.axes]
     if not declared.many:
-        return [flat(sizes)]
+        return [tuple(shape_of(declared.axes, dims))]
+    sizes = [dims[axis] for axis in declared.axes]
     count = next(len(size) for size in sizes if isinstance(size, tuple))
     return [tuple(s[i] if isinstance(s, tuple) else s for s in sizes) for i in range(count)]
 

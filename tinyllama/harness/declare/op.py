@@ -30,10 +30,15 @@ from tinyllama.harness.declare.specs import (
     Signature,
     Tensor,
     Terms,
+    names_in,
 )
 from tinyllama.harness.declare.values import Values
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_KNOWN_DIMENSIONS = (
+    "use those of the inputs, numbers, and sums, products and quotients of these ('N 2', 'N D/2'); "
+    "for a parameter k, Tensor('N 2', shape_by=lambda params: f'N {params[\"k\"]}')"
+)
 Magnitudes = Callable[..., Mapping[str, torch.Tensor]]
 
 
@@ -332,9 +337,11 @@ def _check(op: Op) -> None:
     )
     _require(not set(op.inputs) & set(op.params), op.name, "an input and a parameter share a name")
     known = {axis for tensor in op.inputs.values() for axis in tensor.axes}
-    for name, output in op.outputs.items():
-        missing = set(output.axes) - known
-        _require(not missing, op.name, f"output {name!r} has unknown dimensions {sorted(missing)}")
+    for params in ({}, *(case.params for case in [*op.cases, *op.timed])):
+        for name, output in op.outputs_for(params).items():
+            missing = sorted(set().union(*map(names_in, output.axes)) - known)
+            text = f"output {name!r} has unknown dimensions {missing}: {_KNOWN_DIMENSIONS}"
+            _require(not missing, op.name, text)
     for case in op.timed:
         one = not any(isinstance(case.dims.get(name), tuple) for name in op.leading)
         _require(one, op.name, f"timed case {case}: give each leading dimension one size")

@@ -1,11 +1,13 @@
 """What a declaration is made of: tensors, cases, and the signature that they belong to.
 
 Shapes are strings of dimension names: ``"B T D"`` is a tensor with three axes, ``""`` a
-scalar. A dimension whose size in a case is a tuple, such as ``N=(1000, 1)``, belongs to
-inputs declared ``many``: they are lists of tensors, one for each size.
+scalar. An axis of an output or of a saved tensor may be a number, or computed from dimensions of
+the inputs, as in ``"N 2"`` and ``"N D/2+1"``. A dimension whose size in a case is a tuple, such as
+``N=(1000, 1)``, belongs to inputs declared ``many``: they are lists of tensors, one for each size.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -190,6 +192,11 @@ def shape_of(axes: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
         for axis, size in zip(axes, several_or_one, strict=True)
     )
     return list(flat(each))
+
+
+def names_in(axis: str) -> set[str]:
+    """The dimensions that `size_of` reads for an axis."""
+    return {name for name in re.split(r"[+*/]", axis) if not name.isdecimal()}
 
 
 def size_of(axis: str, sizes: Mapping[str, Any]) -> int:

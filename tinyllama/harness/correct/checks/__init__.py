@@ -11,6 +11,7 @@ does not pass: it is UNSUPPORTED, with the reason.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
+from tinyllama.harness.correct import reference
 from tinyllama.harness.correct.checks import (
     accuracy,
     calls,
@@ -31,7 +32,7 @@ from tinyllama.harness.correct.checks.finding import (
     Rank,
     Unsupported,
 )
-from tinyllama.harness.correct.evaluate import ContractError
+from tinyllama.harness.correct.evaluate import ContractError, is_gradient
 from tinyllama.harness.kernels.bounds import Bounds
 
 __all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "Rank", "run"]
@@ -92,7 +93,7 @@ def run(
         found = list(accuracy.check(candidate, only))
         plain = accuracy.plain_faults(found)
         bounded = bounded and all(one.outcome.good for one in found if one.check == accuracy.BOUNDS)
-        yield from found
+        yield from (_of_reference(one, candidate) for one in found)
     for name in (*_OTHERS, *_COMPARING):
         if name in only:
             bounds = Bounds()
@@ -101,6 +102,23 @@ def run(
             finding = _with_kernels(finding, bounds.kernels)
             yield _with_strays(finding, bounds.strays) if bounded else finding
             bounded = bounded and not bounds.strays
+
+
+def _of_reference(finding: Finding, candidate: Candidate) -> Finding:
+    """Where the candidate is the reference and agrees with itself: what else speaks against it."""
+    name, eager = finding.check, candidate.provider.name == "eager"
+    if not eager or not finding.outcome.good or name not in (accuracy.OUTPUTS, accuracy.GRADIENTS):
+        return finding
+    cases = [case for case in candidate.covered() if case.layout == case.upstream]
+    for case in cases:
+        for result, text in reference.faults(case, candidate.device, candidate.seed):
+            if is_gradient(result) is (name == accuracy.GRADIENTS):
+                return Finding(name, Outcome.FAILED, str(case), text)
+    if name == accuracy.OUTPUTS and (
+        text := reference.narrow(cases[0], candidate.device, candidate.seed)
+    ):
+        return Finding(name, Outcome.FAILED, str(cases[0]), text, special=Rank.ADVICE)
+    return finding
 
 
 def _behind(name: str, candidate: Candidate, plain: Collection[str]) -> Finding:

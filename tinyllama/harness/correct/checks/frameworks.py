@@ -235,7 +235,7 @@ def empty_batch(candidate: Candidate) -> Problem:
     case, op = candidate.smallest(), candidate.op
     each = [[one.axes[0] for one in side.values() if one.axes] for side in (op.outputs, op.inputs)]
     first = dict.fromkeys(axes[0] for axes in each if axes)
-    axes = [axis for axis in first if isinstance(case.case.dims[axis], int)]
+    axes = [axis for axis in first if isinstance(case.case.dims.get(axis), int)]
     if op.mutated or not axes:
         raise Unsupported("it has no batch")
     taken, refused = False, ""
