@@ -1,6 +1,6 @@
 """Triton's interpreter made honest: bfloat16 as values, and kernels that also compile.
 
-The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Nine things
+The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Ten things
 in it are fixed here, once, so that no kernel branches on it and no tolerance widens for it:
 
 * it holds bfloat16 as bit patterns, on which sums and products work as on integers, and stores
@@ -10,6 +10,8 @@ in it are fixed here, once, so that no kernel branches on it and no tolerance wi
 * numpy's BLAS adds up a product in an order that depends on where an element stands, so that a
   score made again as k q differs from q k; here the sum inside a product is one in float64, rounded
   once, wherever it stands;
+* it adds up a scan one element after the other, which loses digits that a device's tree of sums
+  keeps; here it is such a tree;
 * it gives the result of a comparison the type of what was compared, so that a mask made of a block
   and a scalar, or of bfloat16, is refused; here it has the type int1, as in a compiled kernel;
 * it leaves a floating-point argument a Python number; here it is a float32 scalar, as compiled;
