@@ -34,6 +34,8 @@ def declare(**changes: Any) -> Op:
         ({"cases": [Case(B=2)]}, "lacks dimensions ['D']"),
         ({"cases": [Case(B=2, D=3, params={"eps": 1})]}, "unknown parameters ['eps']"),
         ({"outputs": {"y": "B E"}}, "unknown dimensions ['E']"),
+        ({"outputs": {"y": "B 2*E"}}, "unknown dimensions ['E']"),
+        ({"outputs": {"y": Tensor("B", shape_by=lambda params: "B K")}}, "f'N {params[\"k\"]}'"),
         ({"outputs": {}}, "declare outputs, or inputs with mutated=True"),
         ({"inputs": {"x": Tensor("B D", mutated=True)}}, "and not both"),
         ({"params": {"x": 1}}, "share a name"),

@@ -10,6 +10,7 @@ from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.harness.correct.reference import narrowed
+from tinyllama.harness.values import normal
 from tinyllama.ops import OPS
 from tinyllama.suites.accuracy import assert_accurate
 
@@ -24,7 +25,7 @@ def doubled(reference: Callable[[T], T], independent: Callable[[T], T] | None = 
         inputs={"x": Tensor("N D", grad=True)},
         outputs={"y": "N D"},
         cases=[Case(N=4, D=16), Case(N=3, D=20, why="another size")],
-        extremes={"negative": {"x": Tensor("N D").values}},
+        extremes={"negative": {"x": normal(1.0, mean=-3.0)}},
     )
     op.reference(lambda x: reference(x))
     if independent is not None:
@@ -34,6 +35,34 @@ def doubled(reference: Callable[[T], T], independent: Callable[[T], T] | None = 
 
 def found(op: Op) -> dict[str, Finding]:
     return {one.check: one for one in run(Candidate(op, op["eager"]), ["outputs", "gradients"])}
+
+
+def test_an_oracle_that_is_not_float64_is_told_why() -> None:
+    finding = found(doubled(lambda x: x.float() if x.dtype is torch.float64 else x))["outputs"]
+    assert "y has dtype torch.float32, not torch.float64: the reference also runs in float64" in (
+        finding.message
+    )
+
+
+def test_an_output_may_have_an_axis_that_no_input_has() -> None:
+    """A number, a part of a dimension, and a parameter."""
+    by_k = Tensor("N 2", dtype=torch.int64, shape_by=lambda params: f"N {params['k']}")
+    op = Op(
+        "pieces",
+        inputs={"x": Tensor("N D", grad=True)},
+        params={"k": 2},
+        outputs={"half": "N D/2", "ends": "N 2", "index": by_k},
+        cases=[Case(N=4, D=16), Case(N=3, D=18, params={"k": 3}, why="another k")],
+        fits=lambda sizes: "an even D" if sizes["D"] % 2 or sizes["D"] < sizes["k"] else None,
+    )
+
+    @op.reference
+    def eager(x: T, k: int) -> tuple[T, T, T]:
+        return x[:, ::2] * 2, x[:, [0, -1]] * 2, x.topk(k, -1).indices
+
+    checks = ["outputs", "gradients", "empty batch", "special values"]
+    seen = {one.check: one for one in run(Candidate(op, op["eager"]), checks)}
+    assert not {name: one.message for name, one in seen.items() if one.rank}
 
 
 class Detached(torch.autograd.Function):

@@ -339,8 +339,8 @@ def _check(op: Op) -> None:
     known = {axis for tensor in op.inputs.values() for axis in tensor.axes}
     for params in ({}, *(case.params for case in [*op.cases, *op.timed])):
         for name, output in op.outputs_for(params).items():
-            missing = sorted(set().union(*map(names_in, output.axes)) - known)
-            text = f"output {name!r} has unknown dimensions {missing}: {_KNOWN_DIMENSIONS}"
+            missing = set[str]().union(*map(names_in, output.axes)) - known
+            text = f"output {name!r} has unknown dimensions {sorted(missing)}: {_KNOWN_DIMENSIONS}"
             _require(not missing, op.name, text)
     for case in op.timed:
         one = not any(isinstance(case.dims.get(name), tuple) for name in op.leading)
