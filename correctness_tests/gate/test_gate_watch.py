@@ -337,6 +337,15 @@ def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(
     assert looks(Watch(CPU)) == [said, None, None], "later it is ours"
 
 
+def test_a_load_that_moves_is_one_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, told = iter([9.5, 9.25, 8.0, 1.0]), list[str]()
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert Watch(CPU).wait_until_idle(60, told.append) is None
+    assert told == ["the load is 9.5 on 4 processors: other work runs here"] * 3
+
+
 def test_a_machine_that_does_not_say_its_processors_has_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,7 +20,7 @@ from tinyllama.harness.plugins import recording, spread
 from tinyllama.harness.plugins.gating import Gating
 from tinyllama.harness.plugins.groups import Group, GroupRecord
 from tinyllama.harness.plugins.recording import NoBarApplies, Recording
-from tinyllama.harness.records.outcome import Outcome
+from tinyllama.harness.records.outcome import TO_DO, Outcome
 from tinyllama.harness.records.targets import Bar, Standing
 from tinyllama.harness.records.verdict import Verdict
 
@@ -139,7 +139,14 @@ def a_recording(**fields: Any) -> Any:
     defaults: dict[str, Any] = {
         **{"config": SimpleNamespace(option=option), "team": Team(), "compare": False},
         **{"declared": [], "expected": [], "groups": {}, "group_of": {}, "current": None},
-        **{"verdicts": [], "lines": [], "elsewhere": [], "assigned": set(), "spread": False},
+        **{
+            "verdicts": [],
+            "lines": [],
+            "elsewhere": [],
+            "assigned": set(),
+            "spread": False,
+            "waits": "",
+        },
     }
     vars(made).update({**defaults, **fields})
     return made
@@ -331,12 +338,17 @@ def test_the_gate_tells_what_changed_what_it_left_out_and_its_effort() -> None:
         *(f"changed, and the base's judged: {name}.py (ab)" for name in ("one", "two", "three")),
         "not IDENTICAL: 2 benchmarks: compiled",
         "not IDENTICAL: 1 benchmarks: moved",
+        f"what to do: {TO_DO[Outcome.SLOWER]} (docs/CI.md)",
         f"against main: {effort} discarded",
         f"against old: {effort} discarded",
     ]
     made.verdicts, made.unreadable, made.ops = made.verdicts[:1], None, ()
     made.reports = []
     assert made.lines()[1:] == ["judged by the judge"]
+
+
+def test_every_verdict_that_is_not_green_says_what_to_do() -> None:
+    assert set(TO_DO) == {outcome for outcome in Outcome if not outcome.green}
 
 
 def test_the_gate_says_once_why_it_waits() -> None:
@@ -349,4 +361,5 @@ def test_the_gate_says_once_why_it_waits() -> None:
     assert made.progress.mock_calls == [busy, waiting, waiting, hot, waiting]
     recording = a_recording(progress=Mock())
     recording._wait("held")
-    assert recording.progress.mock_calls == [held, waiting]
+    recording._wait("held")
+    assert recording.progress.mock_calls == [held, waiting, waiting]

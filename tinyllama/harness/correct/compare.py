@@ -63,6 +63,10 @@ class Check:
         return self.error <= self.bound  # False when either is NaN
 
 
+# Of integers and booleans, elements are counted.
+COUNTS = {"exact": "are wrong", "off by": "are off by no more than off_by"}
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A result against the oracle in each norm, and faults that the bounds would have found.
@@ -91,7 +95,9 @@ class Comparison:
         if self.checks[0].norm == MISSING:
             return f"{self.name} is missing"
         parts = [
-            f"{c.norm} error {c.error:.3g} {'<=' if c.passed else '> allowed'} {c.bound:.3g}"
+            f"{c.error:.0f} elements {COUNTS[c.norm]}, {c.bound:.0f} allowed"
+            if c.norm in COUNTS
+            else f"{c.norm} error {c.error:.3g} {'<=' if c.passed else '> allowed'} {c.bound:.3g}"
             for c in self.checks
         ]
         return f"{self.name}: {'; '.join(parts)}"

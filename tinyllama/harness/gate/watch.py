@@ -85,6 +85,9 @@ def _holder(holder: Path) -> str:
     return "another process"
 
 
+_FIGURES = re.compile(r"\d+(\.\d+)?")
+
+
 class Watch:
     """What disturbs a device before, between and after the blocks.
 
@@ -109,10 +112,13 @@ class Watch:
     def wait_until_idle(
         self, seconds: float, waiting: Callable[[str], None] = lambda reason: None
     ) -> str | None:
-        """`before`, once the device is idle or the seconds are over. waiting: is told why."""
-        end = time.monotonic() + seconds
+        """`before`, once the device is idle or the seconds are over. waiting: is told why, with the
+        first figure of a reason, so that a log need not repeat it."""
+        end, told = time.monotonic() + seconds, ""
         while (reason := self.before()) and time.monotonic() < end:
-            waiting(reason)
+            if _FIGURES.sub("", reason) != _FIGURES.sub("", told):
+                told = reason
+            waiting(told)
             time.sleep(min(5.0, seconds))
         return reason
 

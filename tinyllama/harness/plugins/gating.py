@@ -30,6 +30,7 @@ from tinyllama.harness.plugins.recording import report_verdict
 from tinyllama.harness.plugins.showing import of_session
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.harness.records import results
+from tinyllama.harness.records.outcome import TO_DO
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 
 WAIT = 180.0  # seconds for another gate to end, and for the machine to become idle
@@ -238,7 +239,9 @@ class Gating:
         for of in (_changed, _unidentified):
             each += list(dict.fromkeys(line for report in self.reports for line in of(report)))
         first = [self.counted(), f"judged by {self.judge}", *self.team.lines()]
-        return [*first, *each, *map(_effort, self.reports)]
+        to_do = TO_DO.get(worst(verdict.outcome for _, verdict in self.verdicts))
+        advice = [f"what to do: {to_do} (docs/CI.md)"] if to_do else []
+        return [*first, *each, *advice, *map(_effort, self.reports)]
 
     def counted(self) -> str:
         """How many verdicts there are of each outcome, and the worst."""

@@ -49,7 +49,7 @@ class Recording:
         self.current: str | None = None  # node id of the item that runs
         self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
         self.lines: list[str] = team.lines()
-        self.progress = beside_tests()
+        self.progress, self.waits = beside_tests(), ""
         self.card = Card(self._wait)
         self.elsewhere: list[Record] = []  # of groups that xdist's workers measured
         self.assigned: set[str] = set()  # those groups, measured or not
@@ -97,7 +97,9 @@ class Recording:
                 self.finish(state)
 
     def _wait(self, reason: str) -> None:
-        self.progress.line(f"waiting up to {WAIT:.0f} s: {reason}")
+        if reason != self.waits:
+            self.waits = reason
+            self.progress.line(f"waiting up to {WAIT:.0f} s: {reason}")
         self.progress("waiting")
 
     def collected(self, items: list[pytest.Item]) -> None:

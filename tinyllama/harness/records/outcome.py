@@ -40,6 +40,24 @@ class Outcome(Enum):
         return self.green or self in (Outcome.NO_BASELINE, Outcome.OTHER_DEVICE_OR_VERSION)
 
 
+# Of the gate, in one line: docs/CI.md says more.
+TO_DO = {
+    Outcome.NOT_DECIDED: "fix what is SLOWER first",
+    Outcome.SLOWER: "fix it, or accept it in accepted_slowdowns.toml; another run will not help",
+    Outcome.INCONCLUSIVE: "find the source of the noise (tinyllama certify), or state a wider "
+    "tolerance for the op in an earlier change",
+    Outcome.NO_BASELINE: "restore the old name or inputs of the benchmark",
+    Outcome.OTHER_DEVICE_OR_VERSION: "run both sides in one environment on one device",
+    Outcome.BUSY: "nothing was judged: stop the other work, or cool the device, and run again",
+    Outcome.MISSING: "restore the benchmark, or accept its removal in accepted_slowdowns.toml",
+    Outcome.WRONG_RESULT: "fix the result (tinyllama check FILE); a time counts only with it",
+    Outcome.WORKER_DIED: "read the log: the candidate crashed, ran out of memory or timed out",
+    Outcome.NO_BASE: "name a revision that can be imported and measured",
+    Outcome.JUDGE_CHANGED: "read what changed, and accept each by its name and digest",
+    Outcome.TAMPERED: "find what writes into its own tree",
+}
+
+
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """The outcome of several together; SAME of none."""
     return max(outcomes, key=list(Outcome).index, default=Outcome.SAME)
