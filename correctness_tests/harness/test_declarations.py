@@ -40,6 +40,11 @@ def declare(**changes: Any) -> Op:
         ({"inputs": {"x": Tensor("B D", mutated=True)}}, "and not both"),
         ({"params": {"x": 1}}, "share a name"),
         ({"inputs": {"x": Tensor("B D", dtype=torch.int64, grad=True)}}, "integral"),
+        (
+            {"inputs": {"x": X, "at": Tensor("B", dtype=torch.int64)}},
+            "input 'at' is torch.int64: give it values=, such as integers(high)",
+        ),
+        ({"inputs": {"x": X, "on": Tensor("B", dtype=torch.bool)}}, "(2 for booleans)"),
         ({"extremes": {"big": {"z": None}}}, "overrides unknown ['z']"),
         ({"leading": ("D",)}, "leading ('D',): they are not the first of its first input"),
         (

@@ -282,7 +282,8 @@ def test_an_output_has_the_dtype_of_the_first_floating_input(
     """Without one, that of the first input."""
     of = {"at": torch.int64, "x": torch.bfloat16, "wide": torch.float32}
     names = names[:count]
-    inputs = {name: Tensor("B", dtype=torch.int64 if name == "at" else None) for name in names}
+    whole = Tensor("B", dtype=torch.int64, values=integers(2))
+    inputs = {name: whole if name == "at" else Tensor("B") for name in names}
     op = Op("mixed", inputs=inputs, outputs={"y": "B"}, cases=[Case(B=2)])
     args = {name: torch.zeros(2, dtype=of[name]) for name in names}
     expected = next((of[name] for name in names if name != "at"), torch.int64)

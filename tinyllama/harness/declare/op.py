@@ -24,6 +24,7 @@ from tinyllama.harness.declare.offsets import ManyPrograms, RowsApart
 from tinyllama.harness.declare.provider import MOST_SLACK, Provider, RandomDims
 from tinyllama.harness.declare.specs import (
     FLOATS,
+    STANDARD,
     TIMED_LAYOUTS,
     Case,
     DeclarationError,
@@ -357,6 +358,9 @@ def _check(op: Op) -> None:
             op.name,
             f"input {name!r} is integral, it has no grad",
         )
+        drawn = tensor.floating or tensor.values is not STANDARD
+        text = f"input {name!r} is {tensor.dtype}: give it values=, such as integers(high)"
+        _require(drawn, op.name, f"{text} of tinyllama.harness.values (2 for booleans)")
         _require(
             not (tensor.mutated and tensor.grad), op.name, f"input {name!r} is mutated: grad=False"
         )
