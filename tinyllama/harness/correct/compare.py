@@ -99,8 +99,9 @@ class Comparison:
             if c.norm in COUNTS
             else f"{c.norm} error {c.error:.3g} {'<=' if c.passed else '> allowed'} {c.bound:.3g}"
             for c in self.checks
+            if c.error or c.norm not in COUNTS
         ]
-        return f"{self.name}: {'; '.join(parts)}"
+        return f"{self.name}: {'; '.join(parts) or 'equal'}"
 
 
 class _Norms(NamedTuple):
