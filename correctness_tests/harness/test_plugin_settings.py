@@ -241,8 +241,10 @@ def test_each_worker_has_its_own_gpu(
     expected = torch.device(default) if index is None else torch.device(default, index)
     assert suite.worker_device(a_config()) == expected
     assert suite.worker_device(a_config(device="cpu")) == torch.device("cpu")
-    with pytest.raises(pytest.UsageError, match="--device nonsense: Expected one of cpu, cuda"):
+    with pytest.raises(pytest.UsageError, match="'nonsense' is unknown: use cpu, cuda or cuda:N"):
         suite.worker_device(a_config(device="nonsense"))
+    with pytest.raises(pytest.UsageError, match="'cuda:3' is not there: torch sees 3 GPUs; use"):
+        suite.worker_device(a_config(device="cuda:3"))
 
 
 def test_a_tests_seeds_are_those_of_the_soak() -> None:

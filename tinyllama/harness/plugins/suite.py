@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.machine.device import default_device, device_name, lost
+from tinyllama.harness.machine.device import default_device, device_name, lost, usable_device
+from tinyllama.harness.machine.errors import UsageError
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 LOST = pytest.StashKey[str]()  # why no further test can use the device in this process
@@ -67,8 +68,8 @@ def worker_device(config: pytest.Config) -> torch.device:
     """The device that this process tests; also callable during collection."""
     if config.option.device:
         try:
-            return torch.empty(0, device=config.option.device).device
-        except (RuntimeError, AssertionError) as error:
+            return torch.empty(0, device=usable_device(config.option.device)).device
+        except (UsageError, RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise pytest.UsageError(f"--device {config.option.device}: {reason}") from error
     chosen = default_device()
