@@ -137,6 +137,45 @@ def test_a_file_that_an_op_opens_anywhere_in_the_tree_is_its_own(
     assert judged(tmp_path, list(named), seen) == {}
 
 
+def test_what_is_read_as_a_text_counts_with_comments_docstrings_and_spaces(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    """Of source too, which others compile or run without an import of it."""
+    exec_ = "def again(f):\n    text = inspect.getsource(f).partition('\\n')[2]\n"
+    exec_ += "    space = {'torch': torch}\n"
+    exec_ += "    exec(text, space)\n    return space['made']\n\n\n"
+    made = "made(x: torch.Tensor):\n    return x + x{more}"
+    lines = {
+        "of_module": ("N = len(__doc__ or '')", "{doc}", "{doc}, longer"),
+        "of_function": ("def f():\n    '{doc}'\nN = len(f.__doc__)", "a", "b"),
+        "comments": ("# {doc}\nN = len(open(__file__).read())", "a", "b"),
+        "lines": ("\n" * 3 + "{doc}N = sys._getframe().f_lineno", "", "\n\n"),
+        "scripted": (f"@torch.jit.script\ndef {made}", "", " + 0"),
+        "handed_on": (f"def {made}\nsecond = torch.jit.script(made)", "", " + 0"),
+        "compiled": (f"{exec_}@again\ndef {made}", "", " + 0"),
+        "of_json": ("N = len((HERE / 'elsewhere/x.json').read_text())", "", ""),
+        "alone": ("# {doc}\nN = json.loads('1')", "a", "b"),
+    }
+    trees = []
+    for place in (1, 2):
+        files = {"elsewhere/x.json": "[1]" if place == 1 else "[1 ]"}
+        for name, each in lines.items():
+            text = op_file(
+                name, each[0].replace("{doc}", each[place]).replace("{more}", each[place])
+            )
+            files[f"kernels/{name}.py"] = f'"""{each[place]}"""\nimport inspect, sys\n{text}'
+        trees.append(files)
+    pair(tmp_path, *trees)
+    found = judged(tmp_path, list(lines), seen)
+    assert set(found) == {f"{name}-sum" for name in lines if name != "alone"}
+    assert found.pop("of_json-sum") == "it reads the text of elsewhere/x.json, which differs"
+    assert found == {
+        f"{name}-sum": f"it reads the text of kernels/{name}.py, which differs"
+        for name in lines
+        if name not in ("alone", "of_json")
+    }
+
+
 def test_a_file_that_only_one_side_has_is_a_difference(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
@@ -241,11 +280,16 @@ def test_a_file_without_benchmarks_may_patch_too(
 
 
 def test_files_of_an_environment_and_of_elsewhere_are_not_of_the_tree(tmp_path: Path) -> None:
-    write(tmp_path, {"a/b.py": "", "env/pyvenv.cfg": "", "env/lib/c.py": ""})
-    seen = Seen([str(tmp_path / n) for n in ("a/b.py", "env/lib/c.py", "../d.py")])
+    """Git may track a file that is named as that of an environment: it hides nothing."""
+    names = ("a/b.py", "env/lib/c.py", "named/c.py", "inside/c.py")
+    environments = {f"{name}/pyvenv.cfg": "" for name in ("env", "named", "inside")}
+    write(tmp_path, {**dict.fromkeys(names, ""), **environments, "inside/bin/python": ""})
+    (tmp_path / "env/bin").mkdir()
+    (tmp_path / "env/bin/python").symlink_to(sys.executable)
+    seen = Seen([str(tmp_path / n) for n in (*names, "../d.py")])
     tree = Tree(BASE, tmp_path, sys.executable, "main", tmp_path)
     side = identity._Side(tree, Sources(tmp_path), {Group(("a",)): seen})
-    assert side.files(["a"], every=False) == {"a/b.py"}
+    assert side.files(["a"], every=False) == {*names} - {"env/lib/c.py"}
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7])

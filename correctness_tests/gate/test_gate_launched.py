@@ -101,6 +101,26 @@ def test_a_function_that_an_import_ran_counts_for_all_that_import_its_file(tmp_p
 
 
 @needs_its_observers
+def test_what_an_import_puts_among_the_functions_of_others_counts_for_every_op(
+    tmp_path: Path,
+) -> None:
+    """Its call names no function of the tree, and this one does not run it."""
+    shown = "def inner(x):\n    return x + x{more}\n\n\ndef method(x):\n    return inner(x)\n\n\n"
+    puts = op_file("puts", f"{shown}torch.Tensor.zz_method = method")
+    asks = op_file("asks", "", "x.zz_method() if x.numel() > 2**30 else x + x")
+    before, after = (puts.replace("{more}", more) for more in ("", " + 0"))
+    pair(
+        tmp_path,
+        {"kernels/puts.py": before, "kernels/asks.py": f"import kernels.puts\n{asks}"},
+        {"kernels/puts.py": after},
+    )
+    found = judged(tmp_path, ["asks", "puts"], observed)
+    assert found == {
+        f"{name}-sum": "it opens kernels/puts.py, which differs" for name in ("asks", "puts")
+    }
+
+
+@needs_its_observers
 def test_a_file_that_differs_in_more_than_functions_counts_for_all(tmp_path: Path) -> None:
     more = {
         "a_name": "\nX = 1\n",

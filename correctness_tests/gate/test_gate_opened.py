@@ -13,7 +13,7 @@ import torch
 
 from correctness_tests.support.tried import FP32, MATRIX, small
 from tinyllama.harness import Case, Provider
-from tinyllama.harness.gate import opened
+from tinyllama.harness.gate import events, opened
 from tinyllama.ops import OPS
 
 
@@ -21,7 +21,7 @@ from tinyllama.ops import OPS
 def test_each_event_is_noted_by_its_kind(searches: bool) -> None:
     """Paths of each type, and none of a file that is open."""
     noted: list[tuple[str, str]] = []
-    events: Any = SimpleNamespace(
+    to: Any = SimpleNamespace(
         files=set(),
         native=[],
         _is_search=lambda: searches,
@@ -36,27 +36,27 @@ def test_each_event_is_noted_by_its_kind(searches: bool) -> None:
         ("os.remove", "/a/six"),
         *(("import", "name", file) for file in (None, "/a/x.so")),
         *(("ctypes.dlopen", name) for name in ("libc.so", "/own/lib.so")),
-        *((one,) for one in sorted(opened._PROGRAMS)),
+        *((one,) for one in sorted(events._PROGRAMS)),
         ("os.putenv", "a", "b"),
     )
     for event, *args in given:
-        opened._Events._event(events, event, tuple(args))
+        events.Events._event(to, event, tuple(args))
     listed = set() if searches else {"/a/five", os.getcwd()}
-    assert events.files == {"/a/one", "/a/two", "/a/three", "/a/four"} | listed
-    assert events.native == ["it loads the library /own/lib.so"]
+    assert to.files == {"/a/one", "/a/two", "/a/three", "/a/four"} | listed
+    assert to.native == ["it loads the library /own/lib.so"]
     assert noted == [
         ("/a/x.so", "it loads /a/x.so"),
         ("", "it loads the library libc.so"),
-        *(("", f"it starts a process ({one})") for one in sorted(opened._PROGRAMS)),
+        *(("", f"it starts a process ({one})") for one in sorted(events._PROGRAMS)),
     ]
 
 
 def test_native_code_of_python_and_of_known_libraries_may_run() -> None:
     noted: list[str] = []
-    events: Any = SimpleNamespace(trusted=tuple(opened._folders()), native=noted)
+    to: Any = SimpleNamespace(trusted=tuple(events._folders()), native=noted)
     here = Path(torch.__file__).parent
     for file in (here / "_C.so", Path(numpy.__file__).parent / "core/x.so", "/elsewhere/x.so"):
-        opened._Events._foreign(events, str(file), f"it loads {file}")
+        events.Events._foreign(to, str(file), f"it loads {file}")
     assert noted == ["it loads /elsewhere/x.so"]
 
 

@@ -90,6 +90,21 @@ REACHING = {
     "as a bound method": "class K:\n    def run(self):\n        return hidden()\n\n\n"
     "call = K().run",
     "in a branch that is not taken": "def call(x=0):\n    return hidden() if x else 0",
+    "among Python's own": "import builtins\nbuiltins.zz_hidden = hidden\n\n\n"
+    "def call():\n    return zz_hidden()",
+    "by a weak reference": "import weakref\nkept = weakref.ref(hidden)\n\n\n"
+    "def call():\n    return kept()()",
+    "in a weak table": "import weakref\nkept = weakref.WeakValueDictionary(a=hidden)\n\n\n"
+    "def call():\n    return kept['a']()",
+    "of a method by a weak reference": "import weakref\n\n\nclass K:\n    def run(self):\n"
+    "        return hidden()\n\n\none = K()\nkept = weakref.WeakMethod(one.run)\n\n\n"
+    "def call():\n    return kept()()",
+    "at the end of an object": "import weakref\n\n\nclass K:\n    pass\n\n\none = K()\n"
+    "kept = weakref.finalize(one, hidden)\n\n\ndef call():\n    return kept()",
+    "in a context": "import contextvars\nkept = contextvars.ContextVar('kept')\n"
+    "kept.set(hidden)\n\n\ndef call():\n    return kept.get()()",
+    "of a module made by hand": "import types\nmade = types.ModuleType('zz_made')\n"
+    "made.f = hidden\n\n\ndef call():\n    return made.f()",
     "of an autograd function": "import torch\n\n\nclass F(torch.autograd.Function):\n"
     "    @staticmethod\n    def forward(ctx, x):\n        return x\n\n"
     "    @staticmethod\n    def backward(ctx, g):\n        return hidden()\n\n\n"
@@ -181,6 +196,11 @@ def test_what_a_call_does_not_name_is_not_reached(text: str, load: Load, tmp_pat
         "class B:\n    pass\n\n\ndef call():\n    return B.__subclasses__()",
         "def call():\n    import not_loaded_before\n    return not_loaded_before.f()",
         "def made():\n    yield hidden\n\n\none = made()\n\n\ndef call():\n    return next(one)",
+        "import types\nkind, code = types.FunctionType, hidden.__code__\n\n\n"
+        "def call():\n    return kind(code, {})()",
+        "import timeit\n\n\ndef call():\n    return timeit.timeit('hidden()')",
+        "import signal\nsignal.signal(signal.SIGUSR1, lambda *of: hidden())\n\n\n"
+        "def call():\n    signal.raise_signal(signal.SIGUSR1)",
         "NAMES = globals()\n\n\ndef call():\n    return NAMES['hidden']()",
     ],
 )
@@ -306,7 +326,7 @@ def test_what_is_loaded_from_a_tree_before_its_ops_is_seen_for_each_of_them(
         monkeypatch.setattr(observer, "_replaced", lambda names: {})
         changed = {f"module {file.stem}": "loaded by the harness"}
         groups = [opened.Group((f"{name}.py",)) for name in "ab"]
-        assert observer.seen(groups) == [Seen([str(file)], changed)] * 2
+        assert observer.seen(groups) == [Seen([str(file)], changed=changed)] * 2
         monkeypatch.chdir("/")
         monkeypatch.setattr(sys, "prefix", "/")  # an environment
         assert list(opened._of_tree()) == []
@@ -343,8 +363,8 @@ def test_of_an_error_of_a_group_one_line_is_told(
 
     for name in ("pycache_prefix", "dont_write_bytecode"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
-    monkeypatch.setattr(opened, "_Events", lambda: Mock(files=set(), unidentified=lambda: ""))
+    monkeypatch.setattr(opened, "Events", lambda: Mock(files=set(), texts=(), unidentified=str))
     monkeypatch.setattr(opened, "_imported", fails)
     code: Any = Mock(changes=dict)
-    seen, _ = opened._observed(opened.Group(("a",)), torch.device("cpu"), code)
+    seen, _ = opened._observed(opened.Group(("a",)), torch.device("cpu"), code, Mock())
     assert seen.unidentified == text[:300]

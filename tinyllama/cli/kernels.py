@@ -4,7 +4,6 @@ Nothing is run and no GPU is needed. torch is imported by the command, not here.
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tinyllama.cli.argument_types import check_known, file_path
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable, read_regular, write_json
+from tinyllama.harness.machine.parsed import json_of
 
 if TYPE_CHECKING:
     from tinyllama.harness.declare.op import Op, Provider
@@ -206,10 +206,10 @@ def _table(rows: list[Row]) -> Any:
 
 def _read(path: Path) -> list[Row]:
     try:
-        data = json.loads(read_regular(path))
+        data = json_of(read_regular(path))
         rows = [Row.from_json(row) for row in data["kernels"]]
         triton = data["triton"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"--against {str(path)!r} is no table of this command: {error!r}; make one with --json"
         ) from error

@@ -5,13 +5,13 @@ torch is imported by the command, not here, so that ``--help`` is quick.
 
 import argparse
 import itertools
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 from tinyllama.cli.argument_types import check_known, file_path, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import write_json
+from tinyllama.harness.machine.parsed import json_of
 
 if TYPE_CHECKING:
     from tinyllama.harness.correct.cases import OpCase
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         for found in search(case, device):
             _show(case, found)
             path = (args.output or SPACES[found.space].tables) / f"{chip_of(device)}.json"
-            stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            stored = json_of(path.read_text(encoding="utf-8")) if path.is_file() else {}
             table = {
                 "chip": chip_of(device),
                 "device": device_name(device),

@@ -1,10 +1,10 @@
 """Traces that PyTorch's profiler writes, in Chrome's format."""
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.profiling.kernels import Dispatch, Profile, ProfileError, of_dispatches
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -18,7 +18,7 @@ def read(path: Path, *, inner: bool = False) -> Profile:
         data = path.read_bytes()
         if path.suffix == ".gz":
             data = gzip.decompress(data)
-        events = json.loads(data)["traceEvents"]
+        events = json_of(data)["traceEvents"]
         complete = [event for event in events if event.get("ph") == "X"]
         found = [_dispatch(event) for event in complete if event.get("cat") in ON_DEVICE]
         on_host = _pieces if inner else _outermost

@@ -7,6 +7,7 @@ from typing import Any
 
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import write_json
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.records.results import folder as folder_of
 from tinyllama.profiling import shown
 from tinyllama.profiling.kernels import Counter, Profile, ProfileError, Total
@@ -35,9 +36,9 @@ def check(tool: str, way: str) -> None:
 
 def keep(tool: str, way: str, folder: Path, results: Path, device: str) -> Path:
     """Write the summary of a folder of profile below the results of a device; its path."""
-    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    facts = json_of((folder / FACTS).read_text(encoding="utf-8"))
     if tool in FILES:
-        found = json.loads((folder / FILES[tool]).read_text(encoding="utf-8"))
+        found = json_of((folder / FILES[tool]).read_text(encoding="utf-8"))
         body = {name: value for name, value in found.items() if name not in LEFT_OUT}
     else:
         profile = shown.read(folder)
@@ -55,7 +56,7 @@ def read(path: Path) -> Profile | None:
     """The profile in a summary that `keep` wrote; None for another file. Raises ProfileError for a
     summary without kernels."""
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json_of(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("kind") != KIND:
             return None
         found = content["found"]

@@ -69,10 +69,10 @@ def project(folder: Path) -> dict[str, Any]:
         return {}
     if "tinyllama" not in text:  # most have nothing of ours, and are not parsed
         return {}
-    from tinyllama.harness.machine.toml import tomllib
+    from tinyllama.harness.machine.parsed import toml_of
 
     try:
-        return tomllib.loads(text)
+        return toml_of(text)
     except ValueError:
         return {}
 

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from tinyllama.harness.machine.device import memory_bytes
 from tinyllama.harness.machine.files import NotWrittenError, write_whole
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.training.shards import part, whole
 from tinyllama.training.step import TrainStep
@@ -186,9 +187,9 @@ def _description(path: Path, header: str | None) -> dict[str, Any]:
             "name a file that --save wrote"
         )
     try:
-        description: dict[str, Any] = json.loads(header)
+        description: dict[str, Any] = json_of(header)
         version = description["version"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise _damaged(path, f"its description cannot be read, {error!r}") from error
     if version not in (1, _VERSION):
         raise ConfigError(

@@ -39,7 +39,7 @@ from typing import Any
 
 from tinyllama.harness.gate.judged import Change
 from tinyllama.harness.machine.files import read_regular
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import toml_of
 
 FILE = "accepted_slowdowns.toml"
 COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
@@ -146,7 +146,7 @@ def load(path: Path, version: str, base: Path | None = None, *, device: str) -> 
 
 def _read(path: Path, *, of_base: bool = False) -> tuple[tuple[Entry, ...], frozenset[Change]]:
     try:
-        content = tomllib.loads(read_regular(path).decode())
+        content = toml_of(read_regular(path).decode())
     except FileNotFoundError:
         return (), frozenset()
     except (OSError, ValueError) as error:

@@ -1,11 +1,11 @@
 """The certificates under a folder of results, as ``tinyllama certify`` writes them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.gate.noise import SCHEMA
 from tinyllama.harness.machine.files import read_regular
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.records.results import is_number
 
 FIELDS: dict[str, type] = {
@@ -35,7 +35,7 @@ def load(path: Path) -> dict[str, Any]:
     """The certificate in a file. Raises ValueError, naming file and field, for an invalid one, and
     for one whose blocks were measured in another way than now."""
     try:
-        data = json.loads(read_regular(path))
+        data = json_of(read_regular(path))
         _check_fields("", data, FIELDS)
         if data["schema"] != SCHEMA:
             raise ValueError(
@@ -47,7 +47,7 @@ def load(path: Path) -> dict[str, Any]:
             _check_fields(f"bars[{index}]: ", bar, BAR)
         for index, figure in enumerate(data["found"]):
             _check_figure(f"found[{index}]: ", figure, data["found"][0])
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is no certificate: {error}: certify again") from error
     return data
 

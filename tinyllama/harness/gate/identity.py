@@ -23,7 +23,7 @@ from tinyllama.harness.gate.pair import CANDIDATE, READY, Tree
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.sources import Sources, module_file, modules_of, roots
+from tinyllama.harness.gate.sources import Sources, is_environment, module_file, modules_of, roots
 from tinyllama.harness.gate.units import changed
 from tinyllama.harness.machine.worker import Worker, WorkerError
 from tinyllama.harness.measure.op_contender import Timed
@@ -95,8 +95,10 @@ class _Side:
 
     def files(self, modules: Sequence[str], *, every: bool) -> set[str]:
         """Of a group, or of all."""
-        groups = self.seen.values() if every else [self.seen[tuple(modules)]]
-        return self.named(file for one in groups for file in one.files)
+        return self.named(file for one in self.of(modules, every) for file in one.files)
+
+    def of(self, modules: Sequence[str], every: bool) -> Iterable[Seen]:
+        return self.seen.values() if every else [self.seen[tuple(modules)]]
 
     def named(self, files: Iterable[str]) -> set[str]:
         """The names of those that are in the tree."""
@@ -108,7 +110,7 @@ class _Side:
         if not path.is_relative_to(self.root):
             return ""
         above = (one for one in path.parents if one.is_relative_to(self.root))
-        if any((one / "pyvenv.cfg").is_file() for one in above):
+        if any(is_environment(one, self.root) for one in above):
             return ""
         return path.relative_to(self.root).as_posix()
 
@@ -161,9 +163,10 @@ def _why(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> st
     """Why a group is unidentified; empty where it is not."""
     if reason := _unseen(sides, modules):
         return reason
-    for name in _differing(sides, _opened(sides, modules, every=every)):
+    files = _opened(sides, modules, every=every)
+    for name in _differing(sides, files):
         return f"it opens {name}, which differs"
-    return ""
+    return _text_differs(sides, modules, files, every=every)
 
 
 def _why_measured(
@@ -179,11 +182,12 @@ def _why_measured(
         closures = [set(side.sources.of(*modules)[0]) for side in sides]
     except RevisionError as error:
         return str(error)
-    files = set().union(*closures, _opened(sides, modules, every=bool(benchmark.factory)))
+    every = bool(benchmark.factory)
+    files = set().union(*closures, _opened(sides, modules, every=every))
     for name in _differing(sides, files, host=host):
         if not _apart(sides, benchmark, name, tables=tables):
             return f"it opens {name}, which differs"
-    return ""
+    return _text_differs(sides, modules, files, every=every)
 
 
 def _unseen(sides: Sequence[_Side], modules: tuple[str, ...]) -> str:
@@ -199,6 +203,23 @@ def _unseen(sides: Sequence[_Side], modules: tuple[str, ...]) -> str:
 
 def _opened(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> set[str]:
     return set().union(*(side.files(modules, every=every) for side in sides))
+
+
+def _text_differs(
+    sides: Sequence[_Side], modules: tuple[str, ...], files: Iterable[str], *, every: bool
+) -> str:
+    """Why comments, docstrings and spaces decide what is run: in files that are read as texts, and
+    in all source where some of it looks at docstrings or at lines."""
+    code = {name for name in files if name.endswith(".py") and not name.startswith(HARNESS)}
+    asked = any(side.sources.asks_for_text(side.root / name) for side in sides for name in code)
+    found = code if asked else set()
+    for side in sides:
+        found |= side.named(file for one in side.of(modules, every) for file in one.texts)
+    for name in sorted(found):
+        base, candidate = (side.sources.text(side.root / name) for side in sides)
+        if base != candidate:
+            return f"it reads the text of {name}, which differs"
+    return ""
 
 
 def _differing(

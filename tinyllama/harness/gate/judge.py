@@ -37,6 +37,7 @@ from tinyllama.harness.gate.revision import (
 )
 from tinyllama.harness.machine.files import real, replace_text
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.records.outcome import Outcome
 
 HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
@@ -212,7 +213,7 @@ def _places(module: str) -> list[str]:
 def _status(report: Path) -> Any:
     """What a report says; None where there is none."""
     try:
-        return json.loads(report.read_text(encoding="utf-8"))["status"]
+        return json_of(report.read_text(encoding="utf-8"))["status"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -247,7 +248,7 @@ def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
 def _unreadable(report: Path) -> bool:
     """Whether the judge could not read the candidate's tree."""
     try:
-        verdicts = json.loads(report.read_text(encoding="utf-8"))["verdicts"]
+        verdicts = json_of(report.read_text(encoding="utf-8"))["verdicts"]
     except (OSError, ValueError, KeyError):
         return False
     changed = Outcome.JUDGE_CHANGED.title
@@ -256,9 +257,9 @@ def _unreadable(report: Path) -> bool:
 
 def _add(report: Path, second: Path) -> None:
     """Put what the candidate's harness says into the report of the judge."""
-    content = json.loads(report.read_text(encoding="utf-8"))
+    content = json_of(report.read_text(encoding="utf-8"))
     try:
-        said = json.loads(second.read_text(encoding="utf-8"))["verdicts"]
+        said = json_of(second.read_text(encoding="utf-8"))["verdicts"]
     except (OSError, ValueError, KeyError):
         said = []  # it did not end
     content["by_the_candidate"] = said

@@ -23,12 +23,13 @@ from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.specs import Case
 from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.sources import digest
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import toml_of
 
 # Of the harness: what is put into both trees, so that both are measured with one instrument.
 _INSTRUMENT = ("correct", "gate", "measure", "records")
 INSTRUMENT = tuple(f"tinyllama/harness/{name}/" for name in _INSTRUMENT)
-INSTRUMENT_FILES = tuple(f"tinyllama/harness/machine/{name}.py" for name in ("worker", "wire"))
+_OF_MACHINE = ("worker", "wire", "parsed")
+INSTRUMENT_FILES = tuple(f"tinyllama/harness/machine/{name}.py" for name in _OF_MACHINE)
 FOLDERS = (*INSTRUMENT, "tinyllama/harness/plugins/", "tinyllama/suites/", ".github/", ".ci/")
 BYTECODE = "__pycache__"
 _OF_PYTEST = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg")
@@ -119,7 +120,7 @@ def _digest(path: Path | None) -> str:
             pass  # no Python: its bytes
     if path.name == "pyproject.toml":
         try:
-            return _hash(repr(_tables(tomllib.loads(path.read_text(encoding="utf-8")))))
+            return _hash(repr(_tables(toml_of(path.read_text(encoding="utf-8")))))
         except ValueError:
             pass  # no TOML: its bytes
     return hashlib.sha256(path.read_bytes()).hexdigest()[:SHOWN]

@@ -14,6 +14,7 @@ from typing import Any
 from tinyllama.harness.gate.decision import Spread
 from tinyllama.harness.machine.device import slug
 from tinyllama.harness.machine.files import only_writer, read_regular, replace_text
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.records.results import folder, is_number
 
 # 1: host time was of single calls; 2: a statistic was the median of single pairs; 3: the backward
@@ -74,13 +75,13 @@ class Noise:
         """The device's blocks; none where no file is. Raises ValueError, naming file and field."""
         path = noise_path(root, device)
         try:
-            data = json.loads(read_regular(path))
+            data = json_of(read_regular(path))
             _check(data)
             if data["device"] != device:
                 raise ValueError(f"device {data['device']!r} is not {device!r}")
         except FileNotFoundError:
             return Noise(device)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"{path} holds no A/A blocks of this version: {error}") from error
         return Noise(device, [Block(**block) for block in data["blocks"]])
 

@@ -5,27 +5,24 @@ each op. The fork imports the op's modules, calls each provider once on its smal
 reports the files that were opened. Nothing is timed, and no device is used except by a provider
 that needs one. Bytecode is read from an empty folder, so that each source is opened.
 
-The audit events of Python tell what is opened (PEP 578). Native code raises none: an op that loads
-a library, starts a program or imports a module without source is unidentified, with the reason.
+What is opened is told by the audit events of Python (`events`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
+import linecache
 import os
 import signal
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -35,6 +32,8 @@ from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, load_file
 from tinyllama.harness.gate import process_state
+from tinyllama.harness.gate.events import Events, Uncached
+from tinyllama.harness.gate.placed import Spaces
 from tinyllama.harness.gate.reach import Executed, Place, Reached, UnboundedError, below
 from tinyllama.harness.gate.replaced import replaced
 from tinyllama.harness.kernels.tuned import adopted
@@ -51,15 +50,6 @@ _LATE = (
     "torch.utils._device",
     *(f"tinyllama.harness.kernels.{name}" for name in _KERNELS),
 )
-_KNOWN = ("torch", "triton", "numpy", "scipy")  # their native code may run: the harness needs it
-_PROGRAMS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen"}
-_PROGRAMS |= {"os.forkpty", "cpython.PyInterpreterState_New"}
-# Loaded where a process is started without an event: fresh, or by a server.
-_STARTS = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
-_INSTALLED = ("/usr/", "/lib", "/opt/", *(f"{each}/" for each in {sys.prefix, sys.base_prefix}))
-_LISTS = ("os.listdir", "os.scandir")
-# Whose lists are of modules, not of data.
-_SEARCHES = ("<frozen importlib", f"{os.sep}importlib{os.sep}", f"{os.sep}pkgutil.py")
 
 
 @dataclass(frozen=True)
@@ -72,16 +62,19 @@ class Group:
 
 @dataclass
 class Seen:
-    """files: whole paths of the files that were opened. changed: what the import, or a call,
-    changed for every op, see `process_state`. unidentified: why it cannot be told what the group
-    runs; empty where it can. at_import: the files that were opened during the import. imported: the
-    functions that ran during the import. reached: by ``op-provider``, the functions that its calls
+    """files: whole paths of the files that were opened. texts: those of them that were read
+    otherwise than by an import: comments may decide what is run. changed: what the import, or a
+    call, changed for every op, see `process_state`. unidentified: why it cannot be told what the
+    group runs; empty where it can. at_import: the files that were opened during the import.
+    imported: the functions that ran during the import, or that it put where every op may find them.
+    reached: by ``op-provider``, the functions that its calls
     may run; a provider whose calls may run anything has no entry. launched: the providers in
     ``reached`` for which the harness launches kernels. opens: by ``op-provider``, the files that
     its call opened; a provider that may open others has no entry, but the harness may always open
     the table of a chip."""
 
     files: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)
     unidentified: str = ""
     at_import: list[str] = field(default_factory=list)
@@ -99,7 +92,8 @@ class Observer:
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
-        self.before: process_state.Code | None = None  # of this process, once it is listed
+        # Of this process, once it is listed, which takes long.
+        self.before: tuple[process_state.Code, Spaces] | None = None
         self._load(_LATE)
         torch.set_num_threads(1)  # a fork of a process with busy threads could hang
 
@@ -151,7 +145,7 @@ class Observer:
         running: dict[int, tuple[int, float]] = {}  # of a fork: its group, when it began
         found: list[Seen] = [Seen() for _ in groups]
         news: list[set[str]] = [set() for _ in groups]
-        self.before = self.before or process_state.code()
+        self.before = self.before or (process_state.code(), Spaces())
         with tempfile.TemporaryDirectory(prefix="observed-") as folder:
             while waiting or running:
                 while waiting and len(running) < max(1, len(os.sched_getaffinity(0)) // 2):
@@ -169,7 +163,7 @@ class Observer:
 
     def _said(self, group: Group) -> dict[str, Any]:
         assert self.before is not None
-        seen, news = _observed(group, self.device, self.before)
+        seen, news = _observed(group, self.device, *self.before)
         return {"seen": asdict(seen), "news": sorted(news)}
 
 
@@ -225,21 +219,25 @@ def _read(report: Path) -> tuple[Seen, set[str]]:
 
 
 def _observed(
-    group: Group, device: torch.device, code: process_state.Code
+    group: Group, device: torch.device, code: process_state.Code, spaces: Spaces
 ) -> tuple[Seen, set[str]]:
-    """In the fork: what a group does, and the modules of torch that it loaded first. code: of the
-    process before, which takes long to list."""
+    """In the fork: what a group does, and the modules of torch that it loaded first. code, spaces:
+    of the process before."""
     with tempfile.TemporaryDirectory() as bytecode:
         sys.pycache_prefix, sys.dont_write_bytecode = bytecode, True
-        events, known = _Events(), process_state.loaded()
+        linecache.cache = Uncached()
+        events, known = Events(), process_state.loaded()
         before, seen = process_state.settings(), Seen()
         root = Path.cwd().resolve()
         executed = Executed(root)
         try:
             with executed.noting():
                 ops = _imported(group.modules)
-            seen.at_import, seen.imported = sorted(events.files), sorted(executed.places)
+            seen.at_import = sorted(events.files)
+            places, unbounded = spaces.placed(root)
+            seen.imported = sorted(executed.places | places)
             seen.changed = process_state.changes(before, process_state.settings())
+            seen.changed |= unbounded
             if executed.replaced:
                 seen.changed["profile function"] = process_state.GONE
             for op, provider in group.calls:
@@ -254,7 +252,7 @@ def _observed(
         seen.changed |= code.changes()
         if events.hooks:
             seen.changed["audit hooks"] = str(events.hooks)
-        seen.files = sorted(events.files)
+        seen.files, seen.texts = sorted(events.files), sorted(events.texts)
         seen.unidentified = seen.unidentified or events.unidentified() or ""
         return seen, process_state.loaded() - known
 
@@ -288,7 +286,7 @@ def _import(name: str, registry: Registry | None = None) -> None:
 
 
 def _observe_call(
-    op: Op, provider: Provider, device: torch.device, root: Path, events: _Events, seen: Seen
+    op: Op, provider: Provider, device: torch.device, root: Path, events: Events, seen: Seen
 ) -> None:
     """Make a call, and note what it may run and what it opened."""
     ours = os.path.join(root, HARNESS)  # runs around each call
@@ -337,86 +335,3 @@ def _call(
         inputs, dtypes = case.inputs(on), provider.output_dtypes
         with contextlib.nullcontext() if executed is None else executed.noting():
             evaluate(op, provider.call, inputs, provider.overwrites, dtypes=dtypes)
-
-
-class _Events:
-    """What this process opens from now on. An audit hook cannot be removed: it is for a fork."""
-
-    def __init__(self) -> None:
-        self.files: set[str] = set()
-        self.native: list[str] = []
-        self.known = set(sys.modules)
-        self.trusted = tuple(_folders())
-        self.standard = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
-        self.hooks = 0  # of others, which run at every event and cannot be listed
-        sys.addaudithook(self._event)
-
-    def _event(self, event: str, args: tuple[Any, ...]) -> None:
-        if event in ("open", "sqlite3.connect") or (event in _LISTS and not self._is_search()):
-            name = "." if args[0] is None else args[0]
-            if isinstance(name, (str, bytes, os.PathLike)):  # else of an open one
-                self.files.add(os.path.abspath(os.fsdecode(name)))
-        elif event == "import" and args[1]:  # an extension module; its file
-            self._foreign(str(args[1]), f"it loads {args[1]}")
-        elif event == "ctypes.dlopen":
-            reason = f"it loads the library {args[0]}"
-            if self._is_apart(args[0]):  # whoever loads it
-                return self.native.append(reason)
-            self._by_itself(reason)
-        elif event in _PROGRAMS:
-            self._by_itself(f"it starts a process ({event})")
-        elif event == "sys.addaudithook":
-            self.hooks += 1
-
-    def _is_search(self) -> bool:
-        """Whether a folder is listed for the modules in it."""
-        file = sys._getframe(2).f_code.co_filename  # of who lists it
-        return any(part in file for part in _SEARCHES)
-
-    def _is_apart(self, name: Any) -> bool:
-        """Whether a library is named by a path that is in no folder of Python or of the system."""
-        if not isinstance(name, (str, bytes, os.PathLike)) or os.sep not in os.fsdecode(name):
-            return False
-        return not os.path.realpath(os.fsdecode(name)).startswith(_INSTALLED)
-
-    def _foreign(self, file: str, reason: str) -> None:
-        """Note what is not of Python, or of the libraries of `_KNOWN`."""
-        if not os.path.realpath(file).startswith(self.trusted):
-            self.native.append(reason)
-
-    def _by_itself(self, reason: str) -> None:
-        """Note what no library of `_KNOWN` does on its own account: the nearest caller
-        outside of the standard library is another's."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            file = frame.f_code.co_filename
-            packages = f"{os.sep}site-packages{os.sep}" in file
-            if (
-                file != __file__
-                and not file.startswith("<")
-                and (packages or not file.startswith(self.standard))
-            ):
-                return self._foreign(file, reason)
-            frame = frame.f_back
-        return self.native.append(reason)
-
-    def unidentified(self) -> str | None:
-        """Why what was run cannot be told from files; None where it can."""
-        new = set(sys.modules) - self.known
-        if new.intersection(_STARTS):
-            return "it starts a process (multiprocessing)"
-        for name in sorted(new):
-            file = str(getattr(sys.modules[name], "__file__", None) or "")
-            if file.endswith(".pyc"):
-                return f"it imports {name} without source"
-        return next(iter(self.native), None)
-
-
-def _folders() -> Iterator[str]:
-    """Of Python's own extension modules, and of the libraries of `_KNOWN`."""
-    for name in ("stdlib", "platstdlib"):
-        yield f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}lib-dynload{os.sep}"
-    for name in _KNOWN:
-        spec = importlib.util.find_spec(name)
-        for folder in (spec.submodule_search_locations if spec else None) or ():
-            yield f"{os.path.realpath(folder)}{os.sep}"

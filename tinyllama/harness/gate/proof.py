@@ -6,7 +6,6 @@ does not prove anything against code that writes the file itself.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from tinyllama.harness.gate.revision import resolve, tracked_files, untracked_code
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import read_regular, real
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.records.outcome import Outcome
 
 GREEN = {outcome.title for outcome in Outcome if outcome.green}
@@ -63,7 +63,7 @@ def verify(
     """
     check_report(report, root, "--verify")
     try:
-        content = json.loads(read_regular(report).decode())
+        content = json_of(read_regular(report).decode())
         verdicts, status = content["verdicts"], content["status"]
         outcomes = [one["outcome"] for one in verdicts]
         judged, bases = content["candidate"], dict(content["bases"])

@@ -11,6 +11,8 @@ operators, frames. A call that reaches such code reaches everything (`UnboundedE
 reached means that there is another way, and everything counts too.
 """
 
+import builtins
+import contextvars
 import dis
 import gc
 import importlib
@@ -18,6 +20,7 @@ import os
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -45,6 +48,7 @@ _UNBOUNDED = frozenset(
         "f_locals",
         "__builtins__",
         "__code__",
+        "get_type_hints",
     ]
 )
 _BY_NAME = frozenset(
@@ -55,7 +59,10 @@ _OPERATORS = ("torch._ops", "torch._library", "torch.library")  # they find func
 _READS = frozenset(
     ["open", "read_text", "read_bytes", "read", "load", "loads", "fromfile", "memmap"]
 )
-_FINDERS = frozenset(("gc", "importlib", "inspect", "marshal", "pickle", "pkgutil", "runpy"))
+_FINDERS = frozenset(
+    ("gc", "importlib", "inspect", "marshal", "pickle", "pkgutil", "runpy", "timeit")
+) | {"atexit", "copyreg", "_signal", "signal"}  # they run what somebody gave them
+_BUILTINS = frozenset(vars(builtins))  # before a tree adds to them
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _ENDLESS = (types.GeneratorType, types.CoroutineType, types.FrameType, types.AsyncGeneratorType)
@@ -110,7 +117,7 @@ class Reached:
         if _of_module(value) in _FINDERS:
             raise UnboundedError(f"it uses {_of_module(value)}")
         if isinstance(value, types.ModuleType):
-            if self._looked_into(getattr(value, "__file__", None)):
+            if self._followed(value):
                 self._modules[id(value)] = value
         elif isinstance(value, types.FunctionType):
             self._function(value)
@@ -121,6 +128,9 @@ class Reached:
             self._kernel(value)
         elif isinstance(value, _ENDLESS):
             raise UnboundedError(f"it holds a {kind.__name__}")
+        elif isinstance(value, types.CodeType):
+            if self._inside(value.co_filename):
+                raise UnboundedError(f"it holds the code of {value.co_name}")
         elif kind.__module__.startswith(_OPERATORS):
             raise UnboundedError("it calls a registered operator")
         elif id(value) in self._namespaces:
@@ -129,6 +139,7 @@ class Reached:
                 raise UnboundedError(f"it holds all of {module.__name__}")
         else:
             self._push(*(one for one in gc.get_referents(value) if one is not kind))
+            self._push(*_refers(value))
             if self._own(kind):
                 self._push(kind)
 
@@ -166,6 +177,8 @@ class Reached:
             assert one is not None
             if one.opname in _GLOBAL and one.argval in namespace:
                 self._global(namespace[one.argval], after)
+            elif one.opname in _GLOBAL and one.argval in vars(builtins).keys() - _BUILTINS:
+                self._global(vars(builtins)[one.argval], after)
             elif one.opname == "IMPORT_NAME":
                 last = str(one.argval)
                 self._import(last, package)
@@ -180,7 +193,7 @@ class Reached:
         gets that attribute alone."""
         taken = after.argval if after is not None and after.opname in _ATTRIBUTE else None
         if isinstance(value, types.ModuleType) and taken in vars(value):
-            if self._inside(getattr(value, "__file__", None)):
+            if self._followed(value):
                 self._push(vars(value)[taken])
             elif _of_module(value) in _FINDERS:
                 self._push(value)
@@ -219,6 +232,11 @@ class Reached:
         codes = [getattr(one, "__code__", None) for one in values]
         return any(self._inside(code.co_filename) for code in codes if code is not None)
 
+    def _followed(self, module: types.ModuleType) -> bool:
+        """Whether a module is of the tree, or was made by hand."""
+        made = module.__spec__ is None and module.__name__ not in sys.modules
+        return made or self._looked_into(getattr(module, "__file__", None))
+
     def _looked_into(self, file: str | None) -> bool:
         return self._inside(file) and not os.path.realpath(str(file)).startswith(self.around)
 
@@ -233,6 +251,15 @@ def below(file: str, root: str) -> bool:
     path, environment = os.path.realpath(file), f"{os.path.realpath(sys.prefix)}{os.sep}"
     installed = environment.startswith(root) and path.startswith(environment)
     return path.startswith(root) and not installed
+
+
+def _refers(value: Any) -> list[Any]:
+    """What an object refers to without the knowledge of `gc`."""
+    if isinstance(value, weakref.ref):
+        return [value()]
+    if isinstance(value, weakref.finalize):
+        return [value.peek()]
+    return [value.get(None)] if isinstance(value, contextvars.ContextVar) else []
 
 
 def _meant(name: str, package: str) -> list[str]:

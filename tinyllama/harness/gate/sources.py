@@ -4,14 +4,14 @@ data beside them. Two trees in which these have equal digests run the same code.
 
 import ast
 import hashlib
-import json
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tinyllama.harness.gate.revision import RevisionError
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import json_of, toml_of
 
 _FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w+")  # "module:name", which a worker imports
 _JIT = {
@@ -21,6 +21,10 @@ _JIT = {
     "tinyllama.harness.kernels.launch.jit",
 }
 _SEARCHES = {"discover", "iter_modules", "walk_packages"}  # calls that import a package's modules
+# What tells comments, docstrings or lines of code that runs.
+_ASKS = re.compile(
+    rb"\b(__doc__|getdoc|f_lineno|tb_lineno|lineno|co_\w*line\w*|co_positions|co_lnotab)\b"
+)
 _NO_DATA = {".py", ".pyc", ".md"}  # of the files beside a module, which may read all others
 
 
@@ -72,6 +76,7 @@ class Sources:
         self.root = root
         self._imports: dict[str, list[str]] = {}
         self._digests: dict[Path, tuple[str, str]] = {}
+        self._asks: dict[Path, bool] = {}
         self._found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = {}
 
     def of(self, *modules: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -98,6 +103,16 @@ class Sources:
         except RevisionError:
             return hashlib.sha256(path.read_bytes()).hexdigest()
 
+    def text(self, path: Path) -> bytes:
+        """All of a file; empty where it is none."""
+        return path.read_bytes() if path.is_file() else b""
+
+    def asks_for_text(self, path: Path) -> bool:
+        """Whether code names what tells docstrings, or the numbers of lines."""
+        if path not in self._asks:
+            self._asks[path] = bool(_ASKS.search(self.text(path)))
+        return self._asks[path]
+
     def _both(self, path: Path) -> tuple[str, str]:
         if path not in self._digests:
             code = path.suffix == ".py"
@@ -113,14 +128,25 @@ def digest(path: Path) -> str:
 
 
 def plain(tree: ast.AST) -> str:
-    """A text of code without comments, docstrings and formatting. It removes them from the tree."""
-    return ast.dump(_Plain().visit(tree))
+    """A text of code without comments, docstrings and formatting. It removes them from the tree.
+
+    Raises RevisionError for code that is too deep."""
+    return _dumped(tree, _Plain())
 
 
 def host_digest(path: Path) -> str:
     """`digest` without the bodies of kernels, of which signature and decorators remain."""
     tree = parsed(path)
-    return _hash(ast.dump(_Plain(_imported_names(tree)).visit(tree)))
+    return _hash(_dumped(tree, _Plain(_imported_names(tree))))
+
+
+def _dumped(tree: ast.AST, changed: ast.NodeTransformer) -> str:
+    try:
+        return ast.dump(changed.visit(tree))
+    except RecursionError as error:
+        raise RevisionError(
+            "an expression in this code has too many parts to be compared"
+        ) from error
 
 
 class _Plain(ast.NodeTransformer):
@@ -154,7 +180,7 @@ def parsed(path: Path) -> ast.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of spellings that are to become errors
             return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RevisionError(f"{path} cannot be read as Python: {error}") from error
 
 
@@ -263,7 +289,7 @@ def _data(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
-        if (path / "pyvenv.cfg").is_file():
+        if is_environment(path, folder):
             continue
         if path.is_dir() and not (path / "__init__.py").is_file():
             yield from _data(path)
@@ -271,10 +297,18 @@ def _data(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def is_environment(folder: Path, root: Path) -> bool:
+    """Whether a folder of a tree is a virtual environment: its Python is elsewhere. Not a folder
+    that only has its file, since git could track that, and what is in it would not be compared."""
+    python = folder / "bin/python"
+    inside = Path(os.path.realpath(python)).is_relative_to(os.path.realpath(root))
+    return (folder / "pyvenv.cfg").is_file() and python.exists() and not inside
+
+
 def _data_digest(path: Path) -> str:
     """Of what JSON and TOML say; of anything else, and what is neither, its bytes."""
     raw = path.read_bytes()
-    readers = {".json": json.loads, ".toml": tomllib.loads}
+    readers = {".json": json_of, ".toml": toml_of}
     try:
         return _hash(repr(readers[path.suffix](raw.decode())))
     except (KeyError, ValueError):

@@ -21,7 +21,7 @@ from typing import Any
 
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.machine.files import read_regular
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import toml_of
 from tinyllama.harness.records.entries import is_number
 from tinyllama.harness.records.verdict import TOLERANCES
 
@@ -64,7 +64,7 @@ def load(folder: Path, *, of_base: bool = False) -> Team:
     """
     path = folder / FILE
     try:
-        table = tomllib.loads(read_regular(path).decode()).get("tool", {}).get("tinyllama", {})
+        table = toml_of(read_regular(path).decode()).get("tool", {}).get("tinyllama", {})
     except (FileNotFoundError, NotADirectoryError):
         return Team()
     except (OSError, ValueError) as error:

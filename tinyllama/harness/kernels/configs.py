@@ -17,7 +17,6 @@ must compile within every chip's limits.
 import contextlib
 import functools
 import inspect
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch
 
 from tinyllama.harness.kernels.known import AFFECTING, among
 from tinyllama.harness.kernels.launch import chip_of
+from tinyllama.harness.machine.parsed import json_of
 
 Key = int | str | bool
 
@@ -162,7 +162,7 @@ def _table(folder: Path, chip: str) -> dict[str, dict[str, Config]]:
     if not chip or not path.is_file():
         return {}
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = json_of(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is not JSON ({error}); {_TUNE}") from error
     spaces = _mapping(stored, "spaces", str(path))

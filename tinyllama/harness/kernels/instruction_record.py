@@ -20,7 +20,7 @@ from typing import Any
 from tinyllama.harness.kernels.instructions import Instructions
 from tinyllama.harness.kernels.limits import Known
 from tinyllama.harness.kernels.resources import CHIPS, Compilation
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import toml_of
 
 NONE = "none"
 FLOATING = re.compile(r"\*(?:fp|bf)\d+\w*")
@@ -113,8 +113,8 @@ def load_all(folders: Mapping[str, Path]) -> Record:
 def load(path: Path, op: str) -> Record:
     """The record of an op's kernels; ValueError names what is wrong in the file."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        content = toml_of(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     return {
         triton: {

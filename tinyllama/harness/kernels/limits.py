@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, Resources
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import toml_of
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def of_op(op: str, folder: Path | None) -> Limits:
 def load(path: Path, op: str) -> Limits:
     """The limits of an op's file; ValueError names what is wrong in it."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        content = toml_of(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     if unknown := sorted(set(content) - {"known", "unfit", "measured"}):
         raise ValueError(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tinyllama.harness.machine.device import slug
 from tinyllama.harness.machine.files import MOST_BYTES, read_regular, write_new
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.records import results
 
 MANIFEST = "manifest.json"
@@ -113,12 +114,12 @@ def _manifest(archive: Path, text: bytes | None) -> dict[str, str]:
     if text is None:
         raise ValueError(f"{archive} is not an export of records: it has no {MANIFEST}")
     try:
-        data = json.loads(text)
+        data = json_of(text)
         hashes = data["records"]
         if data["format"] != FORMAT or not isinstance(hashes, dict) or not hashes:
             raise ValueError(f"format {FORMAT} with records is wanted")
         return hashes
-    except (TypeError, LookupError, ValueError, RecursionError) as error:
+    except (TypeError, LookupError, ValueError) as error:
         raise ValueError(f"{archive}: {MANIFEST} cannot be used: {error}") from error
 
 

@@ -27,6 +27,7 @@ import torch
 
 from tinyllama.harness.machine.device import device_name, slug
 from tinyllama.harness.machine.files import read_regular, write_new
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.records.entries import Entry, entry_as_json, entry_from_json, is_number
 
 SCHEMA = 2
@@ -161,8 +162,8 @@ def load(path: Path) -> Record:
 def parse(text: bytes, name: str) -> Record:
     """The record in a file's content; ``name`` is that of the file, for the error."""
     try:
-        return from_json(today(json.loads(text)))
-    except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
+        return from_json(today(json_of(text)))
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
         raise ValueError(f"{name} is not a record of this version: {error}") from error
 
 

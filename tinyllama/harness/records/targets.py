@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import toml_of
 from tinyllama.harness.records.entries import Ratio, Timed
 
 SPEED = "speed"
@@ -268,8 +268,8 @@ def _load(path: Path, key: str, kind: type[Kind]) -> list[Kind]:
 def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
     """The tables of a file by their name."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        data = toml_of(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise TargetError(f"{path}: {error}") from error
     several = all(
         isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
