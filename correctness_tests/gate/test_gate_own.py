@@ -19,7 +19,7 @@ from correctness_tests.support.own_repository import OP
 from tinyllama import ops
 from tinyllama.cli import gate as command
 from tinyllama.cli import main, parser
-from tinyllama.harness.gate import comparison, judge
+from tinyllama.harness.gate import accepted, comparison, judge, team
 from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.proof import check_report, tree_digest
@@ -211,12 +211,33 @@ def test_a_link_to_itself_is_a_file_as_others(tree: Path, monkeypatch: pytest.Mo
     assert main(["gate", "loop", "--against", "main", "--gate-json", str(tree / "loop")]) == 2
 
 
+@pytest.mark.parametrize("to", ["/etc/passwd", "a whole path inside"])
 def test_a_candidate_with_a_link_out_of_its_tree_cannot_be_compared(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
+    to: str, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tree / "kernels/more.py").symlink_to("/etc/passwd")
+    inside = next(tree.glob("kernels/*.py"))
+    (tree / "kernels/more.py").symlink_to(to if to.startswith("/") else inside)
     with (
         pytest.raises(comparison.UnreadableError, match="links out of its tree"),
+        prepared(tree, "main", PATTERN, monkeypatch),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("name", [accepted.FILE, team.FILE])
+def test_a_file_that_accepts_or_sets_and_is_not_in_git_is_an_error(
+    name: str, linked: bool, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No reviewer would see it."""
+    (tree / ".gitignore").write_text("hidden\n" if linked else f"/{name}\n")
+    git("add", "--all")
+    git("commit", "--quiet", "--message=ignored")
+    (tree / ("hidden" if linked else name)).touch()
+    if linked:
+        (tree / name).symlink_to("hidden")
+    with (
+        pytest.raises(ValueError, match=rf"{name} is not in git.*git add --force"),
         prepared(tree, "main", PATTERN, monkeypatch),
     ):
         pass

@@ -113,6 +113,12 @@ def prepared(request: Request) -> Iterator[Session]:
         if registered.own is not None:  # a pattern that the candidate dropped drops no benchmark
             patterns = dict.fromkeys([*registered.own.files, *of_base.ops])
             registered = replace(registered, own=replace(registered.own, files=tuple(patterns)))
+        for file in (accepted.FILE, team.FILE):  # else nobody would review it
+            if (request.root / file).exists() and not (root / file).exists():
+                raise ValueError(
+                    f"{request.root / file} is not in git, which ignores it or what it links to: "
+                    "add it (git add --force), or delete it"
+                )
         allowed = accepted.load(
             request.root / accepted.FILE,
             request.version,
@@ -260,10 +266,11 @@ def copied(root: Path, folder: Path) -> Path:
             continue
         copy = folder / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink() and not real(path).is_relative_to(real(root)):
-            raise UnreadableError(f"{path} links out of its tree")
         if path.is_symlink():
-            copy.symlink_to(os.readlink(path))
+            to = os.readlink(path)  # a whole path would lead from the copy to the checkout
+            if os.path.isabs(to) or not real(path).is_relative_to(real(root)):
+                raise UnreadableError(f"{path} links out of its tree: link to {to} by a path in it")
+            copy.symlink_to(to)
         elif path.is_file():
             shutil.copy2(path, copy)
     return folder
