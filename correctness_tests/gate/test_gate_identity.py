@@ -166,7 +166,7 @@ def test_what_is_read_as_a_text_counts_with_comments_docstrings_and_spaces(
             files[f"kernels/{name}.py"] = f'"""{each[place]}"""\nimport inspect, sys\n{text}'
         trees.append(files)
     pair(tmp_path, *trees)
-    found = judged(tmp_path, list(lines), seen)
+    found = dict(judged(tmp_path, list(lines), seen))
     assert set(found) == {f"{name}-sum" for name in lines if name != "alone"}
     assert found.pop("of_json-sum") == "it reads the text of elsewhere/x.json, which differs"
     assert found == {

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sqlite3
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from correctness_tests.support import nsight_files, rocm_files
 from correctness_tests.support.nsight_files import HEAD, WARPS
-from tinyllama.profiling import chrome, nsight, rocprof, running, shown
+from tinyllama.profiling import chrome, kept, nsight, rocprof, running, shown
 from tinyllama.profiling.command_lines import EXTERNAL, METRICS, NSIGHT
 from tinyllama.profiling.kernels import Dispatch, Profile, ProfileError, compare, of_dispatches
 
@@ -156,6 +157,36 @@ def test_what_is_no_profile_is_refused_by_name(name: str, tmp_path: Path) -> Non
         shown.read(tmp_path / name)
     with pytest.raises(ProfileError, match="no kernel"):
         shown.read(tmp_path)
+
+
+DEEP = "[" * 100_000
+
+
+DAMAGED = ["", "[", DEEP, "[]", "{}", '{"work": 1}', '{"work": [{"x": 1}]}']
+DAMAGED += ['{"x": 1' + "0" * 5000 + "}"]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_file_of_ours_gets_one_clear_error(text: str, tmp_path: Path) -> None:
+    path = tmp_path / shown.KERNELS
+    path.write_text(text)
+    for named in (path, tmp_path):
+        assert kept.read(named) is None
+        with pytest.raises(ProfileError, match=rf"{path} cannot be read: .*; profile again"):
+            shown.read(named)
+    path.rename(tmp_path / "x.json")
+    with pytest.raises(ProfileError, match="cannot be read as a trace"):
+        shown.read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("kind", ["csv", "db", "json"])
+def test_a_pipe_is_no_profile(kind: str, tmp_path: Path) -> None:
+    """Nobody writes into it, so a reader would wait for ever."""
+    path = tmp_path / f"x.{kind}"
+    os.mkfifo(path)
+    assert kept.read(path) is None
+    with pytest.raises(ProfileError, match="is a pipe or a device"):
+        shown.read(path)
 
 
 def test_kernels_that_appear_vanish_and_move_are_told_from_each_other() -> None:

@@ -1,12 +1,11 @@
 """The summary of a profile, small enough to be kept among the records."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import write_json
+from tinyllama.harness.machine.files import read_regular, write_json
 from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.records.results import folder as folder_of
 from tinyllama.profiling import shown
@@ -56,15 +55,15 @@ def read(path: Path) -> Profile | None:
     """The profile in a summary that `keep` wrote; None for another file. Raises ProfileError for a
     summary without kernels."""
     try:
-        content: Any = json_of(path.read_text(encoding="utf-8"))
+        content: Any = json_of(read_regular(path))
         if not isinstance(content, dict) or content.get("kind") != KIND:
             return None
         found = content["found"]
         totals = tuple(Total(**total) for total in found["totals"])
         counters = tuple(Counter(**counter) for counter in found["counters"])
-    except (OSError, UnicodeError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return None  # whoever reads it next says what is wrong with it
-    except (KeyError, TypeError) as error:
+    except (LookupError, TypeError) as error:
         raise ProfileError(
             f"{path} is a summary without kernels: name one of hotspots, trace, torch or counters"
         ) from error

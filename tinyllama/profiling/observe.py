@@ -5,7 +5,6 @@
 WAY is a function of this file; what it finds is written into the folder.
 """
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -17,9 +16,11 @@ from torch.profiler import profile, record_function
 
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import replace_text, write_json
+from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.harness.measure.launches import activities, on_device
+from tinyllama.profiling.kernels import ProfileError
 from tinyllama.profiling.ranges import (
     PREFIX,
     STACK,
@@ -170,9 +171,12 @@ def program(way: str, folder: Path, workload: Workload) -> list[str]:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Work]]:
-    """What `kernels` wrote: its facts, and the work."""
-    facts = json.loads(path.read_text(encoding="utf-8"))
-    return facts, [Work(**work) for work in facts.pop("work")]
+    """What `kernels` wrote: its facts, and the work. Raises ProfileError."""
+    try:
+        facts = json_of(path.read_text(encoding="utf-8"))
+        return facts, [Work(**work) for work in facts.pop("work")]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ProfileError(f"{path} cannot be read: {error!r}; profile again") from error
 
 
 def main(argv: Sequence[str]) -> int:

@@ -31,6 +31,8 @@ def read(path: Path) -> Profile:
             return of_work(load(own)[1])
         counted = path / NSIGHT
         return nsight.read(counted) if counted.is_file() else rocprof.read(path)
+    if not path.is_file():
+        raise ProfileError(f"{path} is a pipe or a device: name a file")
     if path.suffix == ".db":
         return rocprof.database(path)
     if path.suffix == ".csv":
