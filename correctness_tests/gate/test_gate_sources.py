@@ -18,6 +18,7 @@ from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, closure, digest, host_digest
+from tinyllama.harness.gate.units import changed
 
 pytestmark = pytest.mark.usefixtures("each_file_is_read_once")
 ROOT = Path(__file__).resolve().parents[2]
@@ -384,6 +385,22 @@ def test_a_file_has_a_digest_whole_and_one_of_the_host_alone(tmp_path: Path) -> 
     assert made.digest(data) == made.digest(data, host=True) != ""
     assert made.digest(tmp_path / "gone.py") == ""
     assert made.digest(tmp_path / "bad.py") == hashlib.sha256(b"def (").hexdigest()
+
+
+@pytest.mark.parametrize("terms", [600, 3000])
+def test_what_is_too_deep_to_be_compared_counts_by_its_bytes(terms: int, tmp_path: Path) -> None:
+    """Python runs the shorter one."""
+    deep = tmp_path / "deep.py"
+    deep.write_text(f"x = {' + '.join(['1'] * terms)}\n")
+    data = tmp_path / "deep.json"
+    data.write_text("[" * 100_000)
+    for ask in (digest, host_digest):
+        with pytest.raises(RevisionError, match=r"too deep|cannot be read as Python"):
+            ask(deep)
+    assert changed(deep, deep) is None
+    made = Sources(tmp_path)
+    for path in (deep, data):
+        assert made.digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("text", ["import a.b", "import_module('a.b')", "f(factory='a.b:C')"])

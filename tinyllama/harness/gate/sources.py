@@ -144,9 +144,7 @@ def _dumped(tree: ast.AST, changed: ast.NodeTransformer) -> str:
     try:
         return ast.dump(changed.visit(tree))
     except RecursionError as error:
-        raise RevisionError(
-            "an expression in this code has too many parts to be compared"
-        ) from error
+        raise RevisionError("this code is too deep to be compared") from error
 
 
 class _Plain(ast.NodeTransformer):

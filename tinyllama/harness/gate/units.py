@@ -25,15 +25,15 @@ def changed(base: Path, candidate: Path) -> Changed | None:
     that the file's own statements do: imports, constants, decorators, defaults, classes."""
     try:
         trees = [parsed(path) for path in (base, candidate)]
+        functions = [list(_functions(tree)) for tree in trees]
+        texts = [[plain(one) for _, one in each] for each in functions]
+        lines = [[_lines(one) for _, one in each] for each in functions]
+        for each in functions:
+            for _, one in each:
+                one.body = []
+        if plain(trees[0]) != plain(trees[1]):
+            return None
     except RevisionError:
-        return None
-    functions = [list(_functions(tree)) for tree in trees]
-    texts = [[plain(one) for _, one in each] for each in functions]
-    lines = [[_lines(one) for _, one in each] for each in functions]
-    for each in functions:
-        for _, one in each:
-            one.body = []
-    if plain(trees[0]) != plain(trees[1]):
         return None
     places = [n for n, (then, now) in enumerate(zip(*texts, strict=True)) if then != now]
     before, after = (tuple(each[n] for n in places) for each in lines)
