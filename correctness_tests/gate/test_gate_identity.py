@@ -176,6 +176,22 @@ def test_what_is_read_as_a_text_counts_with_comments_docstrings_and_spaces(
     }
 
 
+@pytest.mark.parametrize("to", ["one", "two", "no link"])
+def test_a_link_that_leads_elsewhere_unidentifies_every_op(
+    to: str, tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    """Both trees have both targets, so each file that is opened is the same in the other tree."""
+    line = "N = len((HERE / 'table').resolve().read_bytes())"
+    pair(tmp_path, {"kernels/a.py": op_file("a", line), "one": "1", "two": "12"}, {})
+    (tmp_path / BASE / "table").symlink_to("one")
+    if to == "no link":
+        (tmp_path / CANDIDATE / "table").write_text("1")
+    else:
+        (tmp_path / CANDIDATE / "table").symlink_to(to)
+    reason = "table leads elsewhere, or is a link on one side alone"
+    assert judged(tmp_path, ["a"], seen) == ({} if to == "one" else {"a-sum": reason})
+
+
 def test_a_file_that_only_one_side_has_is_a_difference(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:

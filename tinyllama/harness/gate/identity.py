@@ -143,7 +143,11 @@ def _modules(benchmark: Benchmark) -> tuple[str, ...]:
 
 
 def _global(sides: Sequence[_Side]) -> Iterable[str]:
-    """What an import changes for every op, and not in the same way from the same source."""
+    """What an import changes for every op, and not in the same way from the same source; and links,
+    since what is read through one has the name of its target."""
+    links = [_links(side.root) for side in sides]
+    for name in sorted(dict(links[0].items() ^ links[1].items())):
+        yield f"{name} leads elsewhere, or is a link on one side alone"
     for side in sides:
         other = next(one for one in sides if one is not side)
         for modules, seen in side.seen.items():
@@ -157,6 +161,17 @@ def _global(sides: Sequence[_Side]) -> Iterable[str]:
             more = [f"{len(named) - SHOWN} more"] if len(named) > SHOWN else []
             what = ", ".join([*named[:SHOWN], *more])
             yield f"{' and '.join(modules)} of the {side.name} changes for every op: {what}"
+
+
+def _links(root: Path) -> dict[str, str]:
+    """The links of a tree by name: where each leads."""
+    found = (
+        Path(folder, name)
+        for folder, folders, files in os.walk(root)
+        for name in (*folders, *files)
+        if os.path.islink(os.path.join(folder, name))
+    )
+    return {str(path.relative_to(root)): os.readlink(path) for path in found}
 
 
 def _why(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> str:
