@@ -94,6 +94,7 @@ WRONG = {
     "a number as a name": (NORM.replace('"norm"', "3"), "benchmark is 3: use a text"),
     "a number as a release": (NORM.replace('"0.3.0"', "0.3"), "release is 0.3: use a text"),
     "a word as a release": (NORM.replace("0.3.0", "never"), "release is 'never': use numbers"),
+    "a huge release": (NORM.replace("0.3.0", "9" * 5000), "use numbers, as in '0.3.0'"),
     "a candidate as release": (NORM.replace("0.3.0", "0.3rc1"), "release is '0.3rc1'"),
     "an unknown metric": (NORM + 'metric = "speed"\n', "unknown metric 'speed': use device_"),
     "several metrics": (NORM + 'metric = ["kernels"]\n', r"unknown metric \['kernels'\]"),

@@ -47,7 +47,7 @@ METRICS = ("device_seconds", "host_seconds", "compile_seconds", "layouts", *COUN
 DEVICES = ("cpu", "gpu")
 JUDGE_KEYS = ("changed", "digest", "reason")
 _KEYS = ("benchmark", "device", "metric", "amount", "removed", "reason", "release")
-_RELEASE = re.compile(r"\d+(\.\d+)*")
+_RELEASE = re.compile(r"\d{1,9}(\.\d{1,9})*")
 _BEFORE_RELEASE = re.compile(r"[._-]?(a|b|c|rc|alpha|beta|pre|preview|dev)\d*\b")
 
 
