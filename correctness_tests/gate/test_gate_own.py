@@ -1,6 +1,7 @@
 """The gate of another repository: the installed harness judges the ops of its files."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -220,6 +221,23 @@ def test_a_candidate_with_a_link_out_of_its_tree_cannot_be_compared(
     with (
         pytest.raises(comparison.UnreadableError, match="links out of its tree"),
         prepared(tree, "main", PATTERN, monkeypatch),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("of_base", [False, True])
+@pytest.mark.parametrize("pattern", ["/etc/x.py", "../x.py", "kernels/../../*.py"])
+def test_files_of_ops_that_are_not_in_the_tree_are_an_error(
+    pattern: str, of_base: bool, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pytest tests and the gate leaves out would be green whatever it costs."""
+    if of_base:
+        (tree / team.FILE).write_text(f"[tool.tinyllama]\nops = ['{pattern}']\n")
+        git("add", "--all")
+        git("commit", "--quiet", "--message=ops")
+    with (
+        pytest.raises(ValueError, match=f"ops: '{re.escape(pattern)}' leads out of the tree"),
+        prepared(tree, "main", PATTERN if of_base else pattern, monkeypatch),
     ):
         pass
 
