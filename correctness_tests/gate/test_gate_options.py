@@ -60,6 +60,16 @@ def test_what_would_leave_something_out_is_refused(
     assert gated.script.launches == 0
 
 
+@pytest.mark.parametrize("name", plugin.TEXTS)
+def test_an_empty_text_is_not_taken_for_an_option_that_is_not_given(name: str) -> None:
+    """As of a variable that is not set: ``--tree "$TREE"`` would gate another tree."""
+    lists = ("against", "against_env", "op", "ops")
+    option = {"against": ["main"], "against_env": [], name: [""] if name in lists else ""}
+    config: Any = SimpleNamespace(option=SimpleNamespace(**option))
+    with pytest.raises(pytest.UsageError, match=f"--{name.replace('_', '-')} is empty"):
+        plugin.pytest_cmdline_main(config)
+
+
 def test_no_stored_run_is_compared_with(gated: GatedSuite) -> None:
     found = gated.run("--benchmark-compare=0001")
     assert found.ret == USAGE

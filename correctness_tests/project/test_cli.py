@@ -43,6 +43,27 @@ def record_of(path: Path, *argv: str, status: int = 0) -> dict:
     return shown(path, *argv, status=status)[1]
 
 
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["gate", "--against", "main", "--tree", ""], "tree"),
+        (["gate", "--against", ""], "against"),
+        (["gate", "--against", "main", "--judge", ""], "judge"),
+        (["gate", "--against", "main", "--op", "a", "--op", ""], "op"),
+        (["tune", "--show", "--chip", ""], "chip"),
+        (["report", "--device", ""], "device"),
+        (["how", ""], "name"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+)
+def test_an_empty_text_is_an_error(
+    argv: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a variable that is not set: it does not count as an option that is not given."""
+    assert cli.main(argv) == cli.BAD_VALUE
+    assert f"error: {name} is empty: give a value, or leave it out" in capsys.readouterr().err
+
+
 # -- a run ------------------------------------------------------------------------------------
 
 

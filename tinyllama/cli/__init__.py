@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with sigterm_as_interrupt():
             args = parser().parse_args(argv)
+            _check_empty(args)
             status: int = args.run(args)
             sys.stdout.flush()
             return status
@@ -58,6 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, MemoryError) or _ALLOCATION_FAILED.search(str(error)):
             return _say(f"error: {error}: use a smaller model or batch", BAD_VALUE)
         raise
+
+
+def _check_empty(args: argparse.Namespace) -> None:
+    """Raise UsageError for an empty text, as of a variable that is not set: a command would take it
+    for an option that is not given."""
+    for name, value in vars(args).items():
+        if "" in (value if isinstance(value, list) else [value]):
+            raise UsageError(f"{name.replace('_', '-')} is empty: give a value, or leave it out")
 
 
 def _open_what_is_closed() -> None:

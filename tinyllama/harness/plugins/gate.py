@@ -36,6 +36,9 @@ REFUSED = {
 }
 
 
+# Options of which an empty text, as of a variable that is not set, would count as not given.
+TEXTS = ("against", "against_env", "judge", "tree", "gate_json", "device", "results_dir", "op")
+TEXTS += ("ops", "groups")
 # Options with which pytest ends before a test could run.
 ENDS_EARLY = {
     "collectonly": "--collect-only",
@@ -107,6 +110,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Refuse what ends a session before anything is compared, and have another harness judge."""
     option = config.option
+    for name in TEXTS:
+        value = getattr(option, name, None)
+        if "" in (value if isinstance(value, list) else [value]):
+            raise pytest.UsageError(
+                f"--{name.replace('_', '-')} is empty: give a value, or leave it out"
+            )
     if not (option.against or option.against_env):
         return None
     for name, shown in ENDS_EARLY.items():
