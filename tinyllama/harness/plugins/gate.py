@@ -37,8 +37,10 @@ REFUSED = {
 
 
 # Options of which an empty text, as of a variable that is not set, would count as not given.
-TEXTS = ("against", "against_env", "judge", "tree", "gate_json", "device", "results_dir", "op")
-TEXTS += ("ops", "groups")
+TEXTS = (
+    *("against", "against_env", "judge", "tree", "gate_json"),
+    *("device", "results_dir", "op", "ops"),
+)
 # Options with which pytest ends before a test could run.
 ENDS_EARLY = {
     "collectonly": "--collect-only",
