@@ -85,7 +85,7 @@ def test_a_gradient_that_depends_on_how_tensors_come_back(place: int) -> None:
 
 def test_as_many_other_calls_are_tried_as_may_be_in_flight() -> None:
     candidate = Candidate(total, total["eager"])
-    found = [what for what, _ in calls._other_calls(candidate, candidate.telling())]
+    found = [what for what, _ in calls._other_calls(candidate, candidate.telling(), {})]
     assert found.count("one of several other calls") == between.IN_FLIGHT
     assert found[0] == "another call"
 

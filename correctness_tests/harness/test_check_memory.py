@@ -82,7 +82,7 @@ def test_one_tensor_for_two_inputs_may_not_give_the_results_of_two() -> None:
 def test_outputs_in_the_memory_of_inputs_are_found() -> None:
     given = {**args(), "several": [torch.ones(2), torch.ones(3)], "none": torch.ones(0)}
     outputs = (torch.ones(2), given["c"][1:], given["several"][1], torch.ones(0), given["a"].T)
-    assert memory._shared(given, outputs) == {1: "c", 2: "several", 4: "a"}
+    assert memory.shared(given, outputs) == {1: "c", 2: "several", 4: "a"}
     assert memory._dtypes(Inputs({**args(), "d": torch.ones(1, dtype=F64)}, {}, {})) == [F32, F64]
 
 
@@ -109,7 +109,7 @@ def seen() -> dict[str, Any]:
 
 
 def differ(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return [name for name, value in one.items() if not state._equal(value, other[name])]
+    return [name for name, value in one.items() if not state.same_setting(value, other[name])]
 
 
 @pytest.mark.parametrize("name", state.SETTINGS)

@@ -227,6 +227,7 @@ def evaluate(
 
     outputs = call(*args.values(), **inputs.params)
     forward, backward = _changed(args, before), list[str]()
+    forward += _flagged(op, inputs, args, unchanged)
     kept = {
         name: copied(args[name]) if f"its input {name}" in forward else old
         for name, old in before.items()
@@ -344,6 +345,14 @@ def mutated_results(op: Op, args: Leaves) -> dict[str, torch.Tensor]:
         else:
             results[name] = args[name]
     return results
+
+
+def _flagged(op: Op, inputs: Inputs, args: Leaves, names: Sequence[str]) -> list[str]:
+    """The inputs that want a gradient after a call, or no longer, in words."""
+    wanted = _wanted(op, inputs)
+    single = [name for name in names if isinstance(args[name], torch.Tensor)]
+    changed = [name for name in single if args[name].requires_grad is not (name in wanted)]
+    return [f"requires_grad of its input {name}" for name in changed]
 
 
 def _changed(args: Leaves, before: Leaves) -> list[str]:

@@ -7,8 +7,10 @@ import torch
 LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct", "offset", "padded")
 UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct", "offset", "padded")
 # Tried in one dtype: the two axes before the last one in the other order, as heads before tokens;
+# a gap behind each matrix alone, as of tokens that are cut off, or behind the second axis alone;
 # one element for the last axis; one row for the axis before it.
-RARE = ("swapped", "broadcast", "shared")
+RARE = ("swapped", "cut", "parted", "broadcast", "shared")
+AXES = {"broadcast": 1, "parted": 4}  # so many a tensor has in such a layout; in others three
 TIED = ("broadcast", "shared")  # of these layouts: values that random ones never are
 # An upstream gradient, dense and small: of the mean over many tokens, or with a loss scale.
 FAINT = "faint"
@@ -60,6 +62,12 @@ def laid_out(
             if deep(layout, tensor.shape)
             else tensor
         )
+    if layout in ("cut", "parted"):
+        if not deep(layout, tensor.shape):
+            return tensor
+        axis = -2 if layout == "cut" else 1
+        view = torch.cat((tensor, torch.full_like(tensor.narrow(axis, 0, 1), gap)), axis)
+        return view.narrow(axis, 0, tensor.shape[axis])
     if layout in ("broadcast", "shared"):  # one element for the last axis; one row for that before
         if not (tensor.is_floating_point() and deep(layout, tensor.shape)):
             return tensor
@@ -73,4 +81,4 @@ def laid_out(
 
 def deep(layout: str, shape: Sequence[int]) -> bool:
     """Whether a tensor of this shape has the axes that a rare layout is about."""
-    return min(shape, default=0) > 0 and len(shape) >= (1 if layout == "broadcast" else 3)
+    return min(shape, default=0) > 0 and len(shape) >= AXES.get(layout, 3)

@@ -89,6 +89,7 @@ def run(
     if reason := candidate.missing():
         yield from (Finding(name, Outcome.UNSUPPORTED, message=reason) for name in only)
         return
+    candidate = candidate.with_kernels()
     if set(only) & set(accuracy.ALL):
         found = list(accuracy.check(candidate, only))
         plain = accuracy.plain_faults(found)

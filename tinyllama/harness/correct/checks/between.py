@@ -13,11 +13,12 @@ from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.crash import refuses
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, leaves
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
-from tinyllama.harness.correct.evaluate import is_gradient
+from tinyllama.harness.correct.evaluate import Inputs, is_gradient
 from tinyllama.harness.declare.autograd import several
 
 Gradients = Mapping[str, torch.Tensor]
 IN_FLIGHT = 9  # calls between a forward pass and its backward pass: other layers of a model
+ALIKE = 1e-3  # of the norm of a gradient
 MOVED = ("contiguous", "transposed")  # layouts of inputs whose saved tensors are moved
 
 
@@ -68,6 +69,84 @@ def behind_a_gradient(candidate: Candidate, case: OpCase, first: Gradients) -> P
     return None
 
 
+def accumulated(candidate: Candidate, case: OpCase, first: Gradients) -> Problem:
+    """What is wrong in ``.grad`` of leaves after ``backward()``: it is the gradient after one pass,
+    and twice that after another one, and each input has its own memory there."""
+    inputs, names = candidate.inputs(case), candidate.op.differentiable
+    graph = Graph(candidate, inputs)
+    graph.gradients()
+    if left := [name for name in names if graph.args[name].grad is not None]:
+        text = "torch.autograd.grad, which leaves .grad alone, has written to that of"
+        return case, f"{text} {', '.join(left)}"
+    for times in (1, 2):
+        graph.backward()
+        found = {name: graph.args[name].grad for name in names}
+        wrong = [
+            name
+            for name, one in found.items()
+            if one is None or not same_bits(one, first[name] * times)
+        ]
+        # Threads, and atomics, may add up in another order.
+        alike = [
+            name
+            for name in wrong
+            if found[name] is not None
+            and (found[name] - first[name] * times).norm() <= ALIKE * first[name].norm()
+        ]
+        if wrong := [name for name in wrong if name not in alike]:
+            text = "the gradient" if times == 1 else "the sum of both passes' gradients"
+            after = "backward()" if times == 1 else "a second backward(), which adds to it"
+            return case, f"after {after}, .grad is not {text}: {', '.join(wrong)}"
+    own = _sharing(candidate, inputs)
+    if own and not _sharing(replace(candidate, provider=candidate.op["eager"]), inputs):
+        text = "after backward(), .grad of different inputs share memory: a change of that of"
+        return case, f"{text} {own[0]} changes that of {own[1]}"
+    return None
+
+
+def _sharing(candidate: Candidate, inputs: Inputs) -> tuple[str, str] | None:
+    """Two inputs, of which a change of the ``.grad`` of one changes that of the other."""
+    graph = Graph(candidate, inputs)
+    graph.backward()
+    found = {name: graph.args[name].grad for name in candidate.op.differentiable}
+    for name, value in found.items():
+        before = {n: one.clone() for n, one in found.items() if n != name}
+        value.mul_(2).add_(1)
+        for other, one in before.items():
+            if not same_bits(one, found[other]):
+                return name, other
+    return None
+
+
+def with_a_gradient(candidate: Candidate, case: OpCase, first: Gradients) -> Problem:
+    """What is wrong where outputs are changed in place by operations that autograd sees, as by a
+    residual that is added: gradients are to follow. An error, where the reference has none, is
+    advice."""
+
+    def tried(one: Candidate) -> Gradients:
+        graph = Graph(one, one.inputs(case))
+        for name in graph.upstream:
+            graph.outputs[name].mul_(2)
+        return graph.gradients()
+
+    try:
+        tried(replace(candidate, provider=candidate.op["eager"]))
+    except RuntimeError:
+        return None
+    try:
+        found = tried(candidate)
+    except RuntimeError as error:
+        if "view" not in str(error):  # else it is one that is saved for the backward pass
+            return None
+        text = "an output cannot be changed in place, as by y.mul_(2), where gradients are wanted"
+        return case, f"{text}: {str(error).partition('. ')[0]}", Rank.ADVICE
+    wrong = [n for n, one in found.items() if not (one - 2 * first[n]).norm() <= first[n].norm()]
+    if wrong:
+        text = "gradients do not follow an output that is multiplied in place"
+        return case, f"{text}: {', '.join(wrong)}"
+    return None
+
+
 def moved(candidate: Candidate, case: OpCase) -> Problem:
     """What is wrong where saved tensors come back as dense copies in other memory, as those of
     `torch.autograd.graph.save_on_cpu` and of checkpoints do."""
@@ -115,7 +194,23 @@ def kept_alive(candidate: Candidate, case: OpCase) -> Problem:
         own = [name for name in found[collected] if name not in reference[collected]]
         if own:
             return case, f"memory of {', '.join(own)} {what}", rank
+    counts = [_tensors(candidate, case) for _ in range(2)]
+    if counts[1] - counts[0] >= IN_FLIGHT:
+        more = (counts[1] - counts[0]) // IN_FLIGHT
+        text = f"each call leaves {more} more tensors than the one before: something keeps them"
+        return case, text, Rank.UNSAFE
     return None
+
+
+def _tensors(candidate: Candidate, case: OpCase) -> int:
+    """How many there are in this process after calls in a row."""
+    for draw in range(IN_FLIGHT):
+        graph = Graph(candidate, candidate.inputs(case, draw))
+        if candidate.op.differentiable:
+            graph.gradients()
+    del graph
+    gc.collect()
+    return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
 
 
 def _alive(candidate: Candidate, case: OpCase) -> dict[bool, list[str]]:

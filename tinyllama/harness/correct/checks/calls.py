@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks import between, memory, state
+from tinyllama.harness.correct.checks import arguments, between, memory, state
 from tinyllama.harness.correct.checks.between import differing
 from tinyllama.harness.correct.checks.finding import (
     Candidate,
@@ -20,11 +20,14 @@ from tinyllama.harness.correct.checks.finding import (
     Unsupported,
     leaves,
     others,
+    worst,
 )
 from tinyllama.harness.correct.checks.first import first_calls
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
 from tinyllama.harness.correct.checks.settings import settings
 from tinyllama.harness.correct.checks.special import having
+from tinyllama.harness.correct.checks.transforms import second, transformed
+from tinyllama.harness.correct.compare import SLACK
 from tinyllama.harness.correct.evaluate import (
     GradientError,
     Inputs,
@@ -33,7 +36,6 @@ from tinyllama.harness.correct.evaluate import (
     evaluate,
     is_gradient,
 )
-from tinyllama.harness.declare.autograd import several
 
 REPEATS = {"cpu": 3, "cuda": 50}
 LAST = 4  # call on fresh contents, in inference mode
@@ -49,10 +51,16 @@ def fresh_contents(candidate: Candidate) -> Problem:
     case = candidate.telling()
     if candidate.op.mutated:
         return memory.in_place(candidate, case)
-    looks = memory.sharing, memory.neighbours, state.left_behind, state.of_others, memory.parameters
-    for look in looks:
-        if (seen := look(candidate)) is not None:
-            return seen
+    every = memory.sharing, memory.neighbours, state.left_behind, state.of_others, memory.parameters
+    looks = [partial(look, candidate) for look in (*every, arguments.other_arguments)]
+    looks += [] if candidate.op.differentiable else [partial(between.kept_alive, candidate, case)]
+    in_turn = partial(_in_turn, candidate, case), partial(first_calls, candidate)
+    advised = partial(memory.masked, candidate, case), partial(arguments.from_elsewhere, candidate)
+    return worst(look() for look in (*looks, *in_turn, *advised))
+
+
+def _in_turn(candidate: Candidate, case: OpCase) -> Problem:
+    """What is wrong with calls in a row."""
     first, second = (candidate.inputs(case, draw) for draw in (0, 1))
     second = _other(first, second)
     args = {name: copied(value) for name, value in first.args.items()}
@@ -86,7 +94,7 @@ def fresh_contents(candidate: Candidate) -> Problem:
     results = {**dict(zip(candidate.op.outputs, late, strict=True)), **named}
     if wrong := candidate.wrong(case, results, first):
         return case, f"call {LAST + 1}, on contents that were changed through .data: {wrong[0]}"
-    return first_calls(candidate) or memory.masked(candidate, case)
+    return None
 
 
 def _forward(
@@ -156,7 +164,7 @@ def backward_twice(candidate: Candidate) -> Problem:
         return case, f"other gradients in another thread: {', '.join(wrong)}"
     outputs = {name: copied(value.detach()) for name, value in graph.outputs.items()}
     kept = graph.gradients(copy=False)
-    for what, make in _other_calls(candidate, case):
+    for what, make in _other_calls(candidate, case, graph.args):
         if (other := make()) is None:
             continue
         if wrong := list(differing(outputs, graph.outputs)):
@@ -167,16 +175,18 @@ def backward_twice(candidate: Candidate) -> Problem:
         if wrong := list(differing(first, kept)):
             text = "another backward pass changes gradients that the first one has given"
             return case, f"{text}: {', '.join(wrong)}"
-    seen = between.behind_a_change(candidate, case, first)
-    seen = seen or between.behind_a_gradient(candidate, case, first)
-    return seen or between.moved(candidate, case) or between.kept_alive(candidate, case)
+    of_gradients = between.behind_a_change, between.behind_a_gradient, between.accumulated
+    looks: list[Callable[..., Problem]]
+    looks = [partial(look, first=first) for look in (*of_gradients, between.with_a_gradient)]
+    return worst(look(candidate, case) for look in (*looks, between.moved, between.kept_alive))
 
 
 def _other_calls(
-    candidate: Candidate, case: OpCase
+    candidate: Candidate, case: OpCase, args: Leaves
 ) -> Iterator[tuple[str, Callable[[], Graph | None]]]:
-    """Calls that come between a forward pass and its backward pass: on other contents, with other
-    settings, and of another shape. None where such a call is refused."""
+    """Calls that come between a forward pass and its backward pass: on other contents, also where
+    one input is the same tensor, with other settings, and of another shape. None where such a call
+    is refused. args: of the forward pass."""
 
     def tried(inputs: Inputs) -> Graph | None:
         try:
@@ -188,6 +198,11 @@ def _other_calls(
     yield "another call", partial(Graph, candidate, inputs)
     for _ in range(between.IN_FLIGHT):  # a workspace for each of a few calls
         yield "one of several other calls", partial(Graph, candidate, inputs)
+    for name in args if len(args) > 1 else ():
+        mixed = {n: args[n] if n == name else copied(one) for n, one in inputs.args.items()}
+        given = replace(inputs, args=mixed)
+        same = partial(Graph, candidate, given, prepare=lambda value: value)
+        yield f"another call with the same tensor {name}", same
     changed = {name: value for name, value in settings(candidate, case)}
     if changed:
         other = replace(inputs, params={**inputs.params, **changed})
@@ -341,54 +356,22 @@ def second_derivative(candidate: Candidate) -> Problem:
     # Kernels do not take float64, nor does a function that is asked as a provider with kernels.
     double = declared and "triton" not in candidate.provider.requires
     try:
-        found = _second(candidate, candidate.provider.call, inputs.double() if double else inputs)
+        found = second(candidate, candidate.provider.call, inputs.double() if double else inputs)
     except RuntimeError as error:
         text = f"declared to have a second derivative: {error}"
-        return (case, text, Rank.CONTRACT) if declared else None
+        return transformed(candidate, case) or ((case, text, Rank.CONTRACT) if declared else None)
     if found is None:
         text = "first derivatives under create_graph are silently detached"
-        return case, text, Rank.ADVICE
+        return transformed(candidate, case) or (case, text, Rank.ADVICE)
     if not declared:
         return case, "declared to have no second derivative, and gives one", Rank.CONTRACT
-    right = _second(candidate, candidate.op["eager"].call, inputs.double())
+    right = second(candidate, candidate.op["eager"].call, inputs.double())
     assert right is not None
+    usual = second(candidate, candidate.op["eager"].call, inputs)  # a float32 on the way is right
+    assert usual is not None
     for name, value in right.items():
-        size = value.norm()
-        most = 1e-8 if double else MOST_APART
-        if name not in found or not (found[name] - value).norm() <= most * size:
+        most = (1e-8 if double else MOST_APART) * value.norm()
+        most = max(most, SLACK * (usual[name] - value).norm())
+        if name not in found or not (found[name] - value).norm() <= most:
             return case, f"its second derivative by {name} is not the reference's"
-    return None
-
-
-def _second(
-    candidate: Candidate, call: Callable[..., Any], inputs: Inputs
-) -> dict[str, torch.Tensor] | None:
-    """Gradients of the squares of the gradients; None where those are detached.
-
-    Raises RuntimeError, torch's own or the provider's, when there are none.
-    """
-    args = {name: copied(value) for name, value in inputs.args.items()}
-    wanted = {name: args[name].requires_grad_() for name in candidate.op.differentiable}
-    outputs = several(call(*args.values(), **inputs.params))
-    pairs = [
-        (output, upstream.clone().requires_grad_())
-        for output, upstream in zip(outputs, inputs.upstream.values(), strict=True)
-        if upstream is not None
-    ]
-    first = torch.autograd.grad(
-        [output for output, _ in pairs],
-        list(wanted.values()),
-        [upstream for _, upstream in pairs],
-        create_graph=True,
-        allow_unused=True,
-    )
-    attached = [one for one in first if one is not None and one.requires_grad]
-    if not attached:
-        return None
-    squares = torch.stack([one.double().square().sum() for one in attached]).sum()
-    wanted |= {f"upstream {index}": upstream for index, (_, upstream) in enumerate(pairs)}
-    second = torch.autograd.grad(squares, list(wanted.values()), allow_unused=True)
-    found = {name: g for name, g in zip(wanted, second, strict=True) if g is not None}
-    if not found:  # nothing leads to them, and what would raise an error was not reached
-        squares.backward()
-    return found or None
+    return transformed(candidate, case)

@@ -116,6 +116,16 @@ class Finding:
 Problem = tuple[OpCase, str] | tuple[OpCase, str, Rank] | None
 
 
+def worst(problems: Iterable[Problem]) -> Problem:
+    """The first that is more than advice; else the first. What follows it is not looked for."""
+    advice: Problem = None
+    for problem in problems:
+        if problem is not None and problem[2:] != (Rank.ADVICE,):
+            return problem
+        advice = advice or problem
+    return advice
+
+
 class Unsupported(Exception):  # noqa: N818 (an answer, not an error)
     """Raised by a check that cannot be made here; the message is the reason."""
 
@@ -249,6 +259,18 @@ class Candidate:
         given: Any = {"slack": self.slack[case.dtype], "of_elements": self.of_elements}
         compared = case.judge(results, inputs, references=references, **given)
         return [one for one in compared if not one.passed]
+
+    def with_kernels(self) -> "Candidate":
+        """The same, which says that it has kernels where its smallest case launches one here."""
+        if "triton" in self.provider.requires or self.device.type != "cpu" or not HAS_TRITON:
+            return self
+        bounds = Bounds()
+        with contextlib.suppress(Exception), self.limits(bounds):
+            self.results(self.inputs(self.smallest()))
+        if not bounds.kernels:
+            return self
+        requires = (*self.provider.requires, "triton")
+        return replace(self, provider=replace(self.provider, requires=requires))
 
     @property
     def interpreted(self) -> bool:

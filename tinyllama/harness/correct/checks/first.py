@@ -22,15 +22,19 @@ from tinyllama.harness.declare.autograd import several
 
 NARROW = torch.bfloat16
 STATES = ("in inference mode", "under autocast", "with another default dtype", "in another dtype")
+TURNED = "of another shape with as many elements"
 BEYOND = 1  # an axis gets at least so many entries more: a length that no other check tries
 
 
 def first_calls(candidate: Candidate) -> Problem:
     """A call is right after an unusual first call of its shape: one in inference mode, under
     autocast and with another default dtype at once, and in another dtype. If it is wrong, each is
-    tried alone, on a shape of its own, and named."""
+    tried alone, on a shape of its own, and named. So is it after a call of another shape with as
+    many elements: a key may be their number."""
     shapes = _shapes(candidate, candidate.telling())
-    together = [STATES[:3], STATES[3:]] if len(candidate.dtypes) > 1 else [STATES[:3]]
+    together = [STATES[:3], (TURNED,)]
+    if len(candidate.dtypes) > 1:
+        together.insert(1, STATES[3:])
     for states in together:
         if (case := next(shapes, None)) is None or _wrong_after(candidate, case, states) is None:
             continue
@@ -39,7 +43,8 @@ def first_calls(candidate: Candidate) -> Problem:
             if one is not None and (text := _wrong_after(candidate, one, named)) is not None:
                 if not named:
                     return None  # such a shape is wrong in any case: `sizes` tells
-                return one, f"after a first call of this shape {' and '.join(named)}: {text}"
+                what = "" if named == (TURNED,) else "of this shape "
+                return one, f"after a first call {what}{' and '.join(named)}: {text}"
     return None
 
 
@@ -55,10 +60,28 @@ def _shapes(candidate: Candidate, case: OpCase) -> Iterator[OpCase]:
         yield one
 
 
+def _turned(candidate: Candidate, case: OpCase) -> OpCase:
+    """With the sizes of two axes exchanged, so that each input which has one of them has both; or
+    with the sizes of the first two that the op takes so. The case itself where there are none."""
+    op, dims = candidate.op, case.case.dims
+    axes = [axis for axis, size in dims.items() if isinstance(size, int)]
+    for one, other in itertools.combinations(axes, 2):
+        if dims[one] == dims[other]:
+            continue
+        sizes = {one: dims[other], other: dims[one]}
+        turned = replace(case, case=case.case.resized(**sizes))
+        fits = op.fits({**op.numbers(turned.case.dims), **op.params, **case.case.params}) is None
+        if fits and turned.unsupported() is None:
+            return turned
+    return case
+
+
 def _wrong_after(candidate: Candidate, case: OpCase, states: tuple[str, ...]) -> str | None:
     """What is wrong with a call after one in these states, in words; "" for an error."""
     other = next((one for one in reversed(candidate.dtypes) if one is not case.dtype), case.dtype)
     first = replace(case, dtype=other) if "in another dtype" in states else case
+    if TURNED in states and (first := _turned(candidate, case)) is case:
+        return None
     within: dict[str, contextlib.AbstractContextManager[Any]] = {
         "in inference mode": torch.inference_mode(),
         "under autocast": torch.autocast(candidate.device.type, NARROW),

@@ -1,5 +1,6 @@
 """A call under autocast, compiled, captured, on another stream, or with an empty batch."""
 
+import itertools
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,14 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase, References
 from tinyllama.harness.correct.checks.crash import place, refuses
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
+from tinyllama.harness.correct.checks.finding import (
+    Candidate,
+    Problem,
+    Rank,
+    Unsupported,
+    leaves,
+    worst,
+)
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
 from tinyllama.harness.correct.checks.sizes import UNLIKE
 from tinyllama.harness.correct.compare import compare
@@ -28,10 +36,8 @@ def autocast(candidate: Candidate) -> Problem:
     """
     if candidate.op.mutated:
         raise Unsupported("it works in place, which autocast leaves alone")
-    for narrow in NARROW:
-        if (seen := _autocast(candidate, narrow)) is not None:
-            return seen
-    return _mixed(candidate, NARROW[0])
+    each = (_autocast(candidate, narrow) for narrow in NARROW)
+    return worst(itertools.chain(each, (look(candidate, NARROW[0]) for look in (_mixed, _inside))))
 
 
 def _autocast(candidate: Candidate, dtype: torch.dtype) -> Problem:
@@ -95,6 +101,32 @@ def _mixed(candidate: Candidate, dtype: torch.dtype) -> Problem:
     return None
 
 
+def _inside(candidate: Candidate, dtype: torch.dtype) -> Problem:
+    """What is wrong where the backward pass runs under autocast, too, as `loss.backward()` within
+    the context does. What it costs in precision is as autocast makes it; an error, where the
+    reference has none, is one."""
+    if not candidate.op.differentiable:
+        return None
+    case = candidate.smallest(torch.float32)
+    inputs = candidate.inputs(case)
+    each = []
+    for one in (replace(candidate, provider=candidate.op["eager"]), candidate):
+        with torch.autocast(candidate.device.type, dtype):
+            graph = Graph(one, inputs)
+            try:
+                each.append(graph.gradients())
+            except RuntimeError as error:
+                if one is not candidate:
+                    return None
+                text = str(error).partition(chr(10))[0]
+                return case, f"a backward pass under autocast: {place(error)}{text}"
+    for name, right in each[0].items():
+        own, right = each[1][name].double(), right.double()
+        if not (own - right).norm() <= UNLIKE * right.norm():
+            return case, f"a backward pass under autocast: grad {name} is not the reference's"
+    return None
+
+
 def _results(candidate: Candidate, inputs: Inputs, within: Any) -> dict[str, torch.Tensor]:
     graph = Graph(candidate, inputs, within=within)
     gradients = graph.gradients() if candidate.op.differentiable else {}
@@ -140,19 +172,64 @@ def compiled(candidate: Candidate) -> Problem:
         torch.compiler.reset()
     if wrong := candidate.wrong(case, results, inputs):
         return case, str(wrong[0])
-    if derived is not None:
-        args = {name: copied(value) for name, value in inputs.args.items()}
-        for name in candidate.op.differentiable:
-            args[name].requires_grad_()
-        params = {**candidate.op.params, **inputs.params}
-        declared: Any = derived.custom_op
-        checked = torch.library.opcheck(
-            declared, (*args.values(), *params.values()), raise_exception=False
+    if derived is None:
+        return _of_other_sizes(candidate, case)
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    for name in candidate.op.differentiable:
+        args[name].requires_grad_()
+    params = {**candidate.op.params, **inputs.params}
+    declared: Any = derived.custom_op
+    checked = torch.library.opcheck(
+        declared, (*args.values(), *params.values()), raise_exception=False
+    )
+    failed = [f"{name}: {found}" for name, found in checked.items() if found != "SUCCESS"]
+    return (case, f"opcheck: {failed[0].partition(chr(10))[0]}") if failed else None
+
+
+def _of_other_sizes(candidate: Candidate, case: OpCase) -> Problem:
+    """What is wrong in another dtype, and where one compiled function is called with other sizes:
+    the declared result of a custom op may hold for the first call alone. That such code does not
+    compile is advice."""
+    others = [one for one in reversed(candidate.dtypes) if one is not case.dtype][:1]
+    plain = [one for one in candidate.plain() if one.dtype is case.dtype]
+    sizes = [one for one in plain if _alike(one, case)][:1]
+    for one in [*(replace(case, dtype=dtype) for dtype in others), *sizes]:
+        if one.unsupported() is not None:
+            continue
+        dynamic = one in sizes
+        torch.compiler.reset()
+        call = torch.compile(
+            candidate.provider.call, fullgraph=True, dynamic=dynamic, backend=candidate.backend
         )
-        failed = [f"{name}: {found}" for name, found in checked.items() if found != "SUCCESS"]
-        if failed:
-            return case, f"opcheck: {failed[0].partition(chr(10))[0]}"
+        own = candidate.provider
+        try:
+            for given in (case, one) if dynamic else (one,):
+                inputs = candidate.inputs(given)
+                results = evaluate(
+                    candidate.op, call, inputs, own.overwrites, dtypes=own.output_dtypes
+                )
+                if wrong := candidate.wrong(given, results, inputs):
+                    what = "compiled for any size: " if dynamic else ""
+                    return given, f"{what}{wrong[0]}"
+        except (torch._dynamo.exc.TorchDynamoException, RuntimeError) as error:
+            text = str(error).strip().partition(chr(10))[0]
+            if dynamic:
+                return one, f"not compiled for any size: {text}", Rank.ADVICE
+            return one, f"not one graph: {text}"
+        finally:
+            torch.compiler.reset()
     return None
+
+
+def _alike(one: OpCase, other: OpCase) -> bool:
+    """Whether they differ in sizes alone, and in none of 0 or 1, of which the compiler makes
+    constants."""
+    pairs = [(size, other.case.dims[axis]) for axis, size in one.case.dims.items()]
+    if one.case.params != other.case.params or any(type(a) is not type(b) for a, b in pairs):
+        return False
+    return all(a == b or (isinstance(a, int) and min(a, b) > 1) for a, b in pairs) and any(
+        a != b for a, b in pairs
+    )
 
 
 def captured(candidate: Candidate) -> Problem:

@@ -45,6 +45,15 @@ class Graph:
         self.outputs = dict(zip(self.op.outputs, outputs, strict=False))
         self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
 
+    def backward(self) -> None:
+        """Add the gradients to ``.grad`` of the arguments."""
+        outputs = [self.outputs[name] for name in self.upstream]
+        upstream = [
+            gradient.clone().to(self.outputs[name].dtype)
+            for name, gradient in self.upstream.items()
+        ]
+        torch.autograd.backward(outputs, upstream, retain_graph=True)
+
     def gradients(
         self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone, *, copy: bool = True
     ) -> dict[str, torch.Tensor]:

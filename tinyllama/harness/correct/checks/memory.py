@@ -37,7 +37,7 @@ def sharing(candidate: Candidate) -> Problem:
             continue  # `sizes` tells of one entry that the op takes and the candidate does not
         if seen:
             return case, seen
-        own, others = _shared(args, outputs), _shared(args, reference)
+        own, others = shared(args, outputs), shared(args, reference)
         names = list(candidate.op.outputs)
         for at, name in own.items():
             if at not in others:
@@ -84,7 +84,7 @@ def _plain(candidate: Candidate) -> Iterator[tuple[OpCase, bool]]:
             yield one, False
 
 
-def _shared(args: Leaves, outputs: tuple[torch.Tensor, ...]) -> dict[int, str]:
+def shared(args: Leaves, outputs: tuple[torch.Tensor, ...]) -> dict[int, str]:
     """The places of outputs in the storage of an input, and that input."""
     starts = {
         tensor.untyped_storage().data_ptr(): name
@@ -94,6 +94,23 @@ def _shared(args: Leaves, outputs: tuple[torch.Tensor, ...]) -> dict[int, str]:
     }
     found = [starts.get(one.untyped_storage().data_ptr()) for one in outputs]
     return {place: name for place, name in enumerate(found) if name is not None}
+
+
+def passed_on(candidate: Candidate, inputs: Inputs) -> str | None:
+    """Which output is an input with these parameters, and is not the reference's, in words."""
+    if candidate.op.mutated:
+        return None
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    with torch.no_grad():
+        own = shared(args, outputs_of(candidate, args, inputs.params))
+        if not own:
+            return None
+        eager = replace(candidate, provider=candidate.op["eager"])
+        others = shared(args, outputs_of(eager, args, inputs.params))
+    for place, name in own.items():
+        if place not in others:
+            return f"{list(candidate.op.outputs)[place]} shares memory with {name}"
+    return None
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

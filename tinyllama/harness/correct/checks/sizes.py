@@ -53,6 +53,8 @@ NOISE = 0.2  # seconds by which the time of few programs differs
 ALIKE = 4.0  # times as far beyond a bound as another implementation
 LOST = 8.0  # times the largest error of an element that is usual
 UNLIKE = 0.1  # of the norm of an entry: the least by which it is not that of the reference
+LISTS = (1, 67, 259)  # lengths of lists of tensors
+ENTRIES = (3, 1, 2)  # sizes of their tensors, in turn
 TRIES = 8  # following sizes that are tried where an op or a provider does not take one
 
 
@@ -83,9 +85,13 @@ def sizes(candidate: Candidate) -> Finding | str:
             long.append(axis)
         said.append(f"{axis} up to {size:,}{why}" if size else f"{axis} not tried{why}")
     if refused is not None:
-        return refused
+        return _lists(candidate, base) or refused
     if not reached:
+        if (fault := _lists(candidate, base)) is not None:
+            return fault
         raise Unsupported("; ".join(said))
+    if (fault := _lists(candidate, base)) is not None:
+        return fault
     both = _together(candidate, base, long)
     if isinstance(both, Finding):
         return both
@@ -129,6 +135,24 @@ def _together(candidate: Candidate, base: OpCase, axes: list[str]) -> Finding | 
             text = f"{fault.check}: {fault.message}"
             return replace(fault, check="sizes", message=text, special=fault.rank)
     return [f"not at once, for lack of time: {', '.join(left)}"] if left else []
+
+
+def _lists(candidate: Candidate, base: OpCase) -> Finding | None:
+    """What is wrong with lists of other lengths: a launch takes so many tensors, and no more."""
+    for axis, size in base.case.dims.items():
+        if not isinstance(size, tuple) or not any(
+            one.many and axis in one.axes for one in candidate.op.inputs.values()
+        ):
+            continue
+        for count in LISTS:
+            sizes = tuple(itertools.islice(itertools.cycle(ENTRIES), count))
+            case = replace(base, case=base.case.resized(**{axis: sizes}))
+            if case.unsupported() is None and (fault := next(_faults(candidate, case), None)):
+                text = f"{fault.check}: lists of {count}: {fault.message}"
+                named = f"{candidate.provider}-{count} tensors"
+                found = replace(fault, check="sizes", message=text, special=fault.rank)
+                return replace(found, case=named)
+    return None
 
 
 def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCase]:

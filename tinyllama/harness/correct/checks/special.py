@@ -23,8 +23,9 @@ from tinyllama.harness.correct.cases import OpCase, References, elements
 from tinyllama.harness.correct.checks.crash import refuses
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, others
 from tinyllama.harness.correct.checks.guards import GuardedMemory
+from tinyllama.harness.correct.checks.memory import passed_on
 from tinyllama.harness.correct.checks.settings import of_several
-from tinyllama.harness.correct.checks.sizes import WIDER, general
+from tinyllama.harness.correct.checks.sizes import MOST_ELEMENTS, UNLIKE, WIDER, general, resized
 from tinyllama.harness.correct.evaluate import (
     ContractError,
     Inputs,
@@ -61,6 +62,8 @@ SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up")
 MOST_ERROR = 1e-3
 OF_RANGE = ("far apart", "shifted")  # kinds that are tried in float16, too: its sums overflow
 INFINITIES = (float("inf"), float("-inf"))
+HALVED = (2051, 259)  # lengths of a row of which half is more than a block of 1,024, or of 128
+ROWS = 4  # of which one is sought that leaves the outputs of the reference finite
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 DRAWN = 4096  # integers, of which the least and the largest are taken
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
@@ -124,18 +127,28 @@ def special_values(candidate: Candidate) -> Problem:
             if not may or not refuses(error) or isinstance(error, ContractError):
                 raise
             continue
-        if seen is not None:
+        said = seen[1] if seen is not None else passed_on(candidate, changed)
+        if said:
             named = ", ".join(f"{parameter} = {value!r}" for parameter, value in given.items())
-            return case, f"{named}: {seen[1]}"
+            return case, f"{named}: {said}"
     for parameter in [
         name for name, value in plain.params.items() if type(value) is float and value
     ]:
         if (wrong := _zero(candidate, case, parameter, names)) is not None:
             return case, f"{parameter} = 0.0: {wrong}"
+        for other in (1.0, 2, -plain.params[parameter]):
+            if (wrong := _other(candidate, case, parameter, other)) is None:
+                continue
+            if other >= 0:
+                return case, f"{parameter} = {other!r}: {wrong}"
+            advice = advice or (case, f"{parameter} = {other!r}: {wrong}", Rank.ADVICE)
     for name, value in itertools.product(names, INFINITIES):
         infinite = _changed(plain, [name], partial(having, value))
         if lost := _nan(candidate, case, infinite, of_nan=False):
             return case, f"{value} in {name}: {lost}"
+    for name in names:
+        if (found := _half_a_row(candidate, case, name)) is not None:
+            return found
     for name in names:
         if advice is None and (
             lost := _nan(candidate, case, _changed(plain, [name], partial(having, math.nan)))
@@ -202,6 +215,62 @@ def _zero(candidate: Candidate, case: OpCase, parameter: str, names: list[str]) 
         if seen is not None:
             return seen[1]
     return None
+
+
+def _other(candidate: Candidate, case: OpCase, parameter: str, other: Any) -> str | None:
+    """What is wrong for another value of a parameter: 1.0, at which a factor makes no difference, a
+    whole number, and one of the other sign. Each may be refused."""
+    op, usual = candidate.op, candidate.inputs(case)
+    given = {**usual.params, parameter: other}
+    if op.fits({**op.numbers(case.case.dims), **given}) is not None:
+        return None
+    changed = replace(usual, params=given)
+    try:
+        seen = _differs(candidate, case, changed, refusable=True)
+        return seen[1] if seen is not None else passed_on(candidate, changed)
+    except Exception as error:
+        if isinstance(error, _RefusedError) or (refuses(error) and type(other) is not float):
+            return None
+        raise
+
+
+def _half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
+    """What is wrong where the first half of a row, more than a block, is -inf, as of what a mask
+    leaves out: an output is a NaN that is one nowhere else, or differs."""
+    axes = candidate.op.inputs[name].axes
+    if not axes or not isinstance(case.case.dims[axes[-1]], int):
+        return None
+    for size in HALVED:
+        long = resized(candidate, case, axes[-1], size)
+        if long is None or elements(candidate.op, long.case) > MOST_ELEMENTS:
+            continue
+        inputs = candidate.inputs(long)
+        row, eager = None, candidate.op["eager"].call
+        for tried in range(ROWS):
+            made = _changed(inputs, [name], partial(_half, tried))
+            known = evaluate(candidate.op, eager, made)
+            outputs = [known[one] for one in candidate.op.outputs if one in known]
+            row = made if all(not one.isinf().any() for one in outputs) else row
+        if row is None:
+            continue
+        if lost := _nan(candidate, long, row, of_nan=False):
+            return long, f"half a row of -inf in {name}: {lost}"
+        known = evaluate(candidate.op, eager, row)
+        results = candidate.results(row)
+        for which, right in known.items():
+            if right.is_floating_point() and right.isfinite().all():
+                own = results[which].double()
+                if not (own - right.double()).norm() <= UNLIKE * right.double().norm():
+                    return long, f"half a row of -inf in {name}: {which} is not the reference's"
+        return None
+    return None
+
+
+def _half(row: int, x: torch.Tensor) -> torch.Tensor:
+    changed = x.clone()
+    rows = changed.view(-1, x.shape[-1])
+    rows[row % len(rows), : x.shape[-1] // 2] = -math.inf
+    return changed
 
 
 class _RefusedError(Exception):

@@ -95,14 +95,14 @@ def _others() -> Iterator[None]:
         yield
     finally:
         for name, one in SETTINGS.items():
-            if one.other is not None or not _equal(one.get(), usual[name]):
+            if one.other is not None or not same_setting(one.get(), usual[name]):
                 one.set(usual[name])
         torch.set_default_dtype(default)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def same_setting(one: Any, other: Any) -> bool:
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(same_setting, one, other))
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     return bool(np.array_equal(one, other))
@@ -120,7 +120,7 @@ def left_behind(candidate: Candidate) -> Problem:
             before = {name: setting.get() for name, setting in SETTINGS.items()}
             called(replace(candidate, provider=one), inputs)
             after = {name: setting.get() for name, setting in SETTINGS.items()}
-            left = [name for name, value in before.items() if not _equal(after[name], value)]
+            left = [name for name, value in before.items() if not same_setting(after[name], value)]
             if one is candidate.provider and torch.get_default_dtype() is not torch.float32:
                 left.append("the default dtype")
         changed[one.name] = left
