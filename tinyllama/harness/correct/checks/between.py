@@ -2,7 +2,9 @@
 tensors that were moved; and what is left when both are over."""
 
 import gc
-from collections.abc import Iterator, Mapping
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +17,14 @@ from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, l
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
 from tinyllama.harness.correct.evaluate import Inputs, is_gradient
 from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.machine.modes import DispatchMode
 
 Gradients = Mapping[str, torch.Tensor]
 IN_FLIGHT = 9  # calls between a forward pass and its backward pass: other layers of a model
-ALIKE = 1e-3  # of the norm of a gradient
+COUNTED = 3  # calls in a row, between which tensors are counted
+ALIKE = 1e-3  # of the norm of a result
+POINTS = 6  # within a call at which another thread makes a call
+PATIENCE = 5.0  # seconds that it may take, before it is taken to wait for a lock
 MOVED = ("contiguous", "transposed")  # layouts of inputs whose saved tensors are moved
 
 
@@ -120,8 +126,7 @@ def _sharing(candidate: Candidate, inputs: Inputs) -> tuple[str, str] | None:
 
 def with_a_gradient(candidate: Candidate, case: OpCase, first: Gradients) -> Problem:
     """What is wrong where outputs are changed in place by operations that autograd sees, as by a
-    residual that is added: gradients are to follow. An error, where the reference has none, is
-    advice."""
+    residual that is added: gradients are to follow, or autograd is to refuse it."""
 
     def tried(one: Candidate) -> Gradients:
         graph = Graph(one, one.inputs(case))
@@ -135,16 +140,71 @@ def with_a_gradient(candidate: Candidate, case: OpCase, first: Gradients) -> Pro
         return None
     try:
         found = tried(candidate)
-    except RuntimeError as error:
-        if "view" not in str(error):  # else it is one that is saved for the backward pass
-            return None
-        text = "an output cannot be changed in place, as by y.mul_(2), where gradients are wanted"
-        return case, f"{text}: {str(error).partition('. ')[0]}", Rank.ADVICE
+    except RuntimeError:  # saved for the backward pass, or a view that a function has made
+        return None
     wrong = [n for n, one in found.items() if not (one - 2 * first[n]).norm() <= first[n].norm()]
     if wrong:
         text = "gradients do not follow an output that is multiplied in place"
         return case, f"{text}: {', '.join(wrong)}"
     return None
+
+
+def in_threads(candidate: Candidate, case: OpCase) -> Problem:
+    """What is wrong where another thread makes a call in the midst of one, as several threads or
+    streams do: memory for intermediate results that is kept must not be shared. A call may wait for
+    a lock."""
+    first, second = (candidate.inputs(case, draw) for draw in (0, 1))
+    usual, between = _named(candidate, first), _Between()
+    with between:
+        _named(candidate, first)
+    points = {between.calls * number // POINTS for number in range(POINTS)}
+    between = _Between(lambda: _named(candidate, second), points)
+    with between:
+        found = _named(candidate, first)
+    for thread in between.threads:
+        thread.join()
+    for name, value in found.items():
+        right = usual[name].double()
+        if not same_bits(value, usual[name]) and not (
+            (value.double() - right).norm() <= ALIKE * right.norm()
+        ):
+            text = "a call in another thread, in the midst of the first one, changes its"
+            return case, f"{text} {name}: they share memory for intermediate results", Rank.UNSAFE
+    return None
+
+
+def _named(candidate: Candidate, inputs: Inputs) -> dict[str, torch.Tensor]:
+    if candidate.op.differentiable:
+        return _results(Graph(candidate, inputs))
+    return {name: one.clone() for name, one in Graph(candidate, inputs).outputs.items()}
+
+
+def _launching() -> bool:
+    """Whether a kernel is interpreted just now, which no other thread may interrupt."""
+    module = sys.modules.get("tinyllama.harness.kernels.interpreter_values")
+    return module is not None and bool(module.RUNNING)
+
+
+class _Between(DispatchMode):
+    """Counts calls of torch outside of launches, and calls a function in a thread before some."""
+
+    def __init__(
+        self, other: Callable[[], Any] | None = None, points: Collection[int] = ()
+    ) -> None:
+        super().__init__()
+        self.other, self.points, self.calls = other, points, 0
+        self.threads: list[threading.Thread] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not _launching():
+            if self.calls in self.points and self.other is not None:
+                self.threads.append(threading.Thread(target=self.other, daemon=True))
+                self.threads[-1].start()
+                self.threads[-1].join(PATIENCE)
+            self.calls += 1
+        return func(*args, **(kwargs or {}))
 
 
 def moved(candidate: Candidate, case: OpCase) -> Problem:
@@ -195,8 +255,8 @@ def kept_alive(candidate: Candidate, case: OpCase) -> Problem:
         if own:
             return case, f"memory of {', '.join(own)} {what}", rank
     counts = [_tensors(candidate, case) for _ in range(2)]
-    if counts[1] - counts[0] >= IN_FLIGHT:
-        more = (counts[1] - counts[0]) // IN_FLIGHT
+    if counts[1] - counts[0] >= COUNTED:
+        more = (counts[1] - counts[0]) // COUNTED
         text = f"each call leaves {more} more tensors than the one before: something keeps them"
         return case, text, Rank.UNSAFE
     return None
@@ -204,7 +264,7 @@ def kept_alive(candidate: Candidate, case: OpCase) -> Problem:
 
 def _tensors(candidate: Candidate, case: OpCase) -> int:
     """How many there are in this process after calls in a row."""
-    for draw in range(IN_FLIGHT):
+    for draw in range(COUNTED):
         graph = Graph(candidate, candidate.inputs(case, draw))
         if candidate.op.differentiable:
             graph.gradients()

@@ -53,10 +53,11 @@ def fresh_contents(candidate: Candidate) -> Problem:
         return memory.in_place(candidate, case)
     every = memory.sharing, memory.neighbours, state.left_behind, state.of_others, memory.parameters
     looks = [partial(look, candidate) for look in (*every, arguments.other_arguments)]
-    looks += [] if candidate.op.differentiable else [partial(between.kept_alive, candidate, case)]
+    of_calls = () if candidate.op.differentiable else (between.in_threads, between.kept_alive)
     in_turn = partial(_in_turn, candidate, case), partial(first_calls, candidate)
     advised = partial(memory.masked, candidate, case), partial(arguments.from_elsewhere, candidate)
-    return worst(look() for look in (*looks, *in_turn, *advised))
+    others = [partial(look, candidate, case) for look in of_calls]  # else `backward_twice` asks
+    return worst(look() for look in (*looks, *in_turn, *others, *advised))
 
 
 def _in_turn(candidate: Candidate, case: OpCase) -> Problem:
@@ -178,7 +179,8 @@ def backward_twice(candidate: Candidate) -> Problem:
     of_gradients = between.behind_a_change, between.behind_a_gradient, between.accumulated
     looks: list[Callable[..., Problem]]
     looks = [partial(look, first=first) for look in (*of_gradients, between.with_a_gradient)]
-    return worst(look(candidate, case) for look in (*looks, between.moved, between.kept_alive))
+    others = between.moved, between.in_threads, between.kept_alive
+    return worst(look(candidate, case) for look in (*looks, *others))
 
 
 def _other_calls(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from tinyllama.harness.correct.cases import OpCase, References
 from tinyllama.harness.correct.checks.crash import place, refuses
@@ -23,8 +24,10 @@ from tinyllama.harness.correct.compare import compare
 from tinyllama.harness.correct.evaluate import ContractError, Inputs, copied, evaluate
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.machine.device import cannot, synchronize
+from tinyllama.harness.machine.modes import DispatchMode
 
 DRAWS = 4  # that estimate how sensitive a result is to rounding
+TORCHS = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "inductor"}
 NARROW = torch.bfloat16, torch.float16  # of autocast
 
 
@@ -173,7 +176,7 @@ def compiled(candidate: Candidate) -> Problem:
     if wrong := candidate.wrong(case, results, inputs):
         return case, str(wrong[0])
     if derived is None:
-        return _of_other_sizes(candidate, case)
+        return worst(look(candidate, case) for look in (_custom_ops, _of_other_sizes))
     args = {name: copied(value) for name, value in inputs.args.items()}
     for name in candidate.op.differentiable:
         args[name].requires_grad_()
@@ -184,6 +187,44 @@ def compiled(candidate: Candidate) -> Problem:
     )
     failed = [f"{name}: {found}" for name, found in checked.items() if found != "SUCCESS"]
     return (case, f"opcheck: {failed[0].partition(chr(10))[0]}") if failed else None
+
+
+class _Called(DispatchMode):
+    """Keeps copies of the arguments of each custom op's first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[Any, tuple[Any, dict[str, Any]]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace not in TORCHS and func not in self.calls:
+            self.calls[func] = tree_map(_kept, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _kept(value: Any) -> Any:
+    return copied(value.detach()) if isinstance(value, torch.Tensor) else value
+
+
+def _custom_ops(candidate: Candidate, case: OpCase) -> Problem:
+    """What `torch.library.opcheck` says of the custom ops that a call makes, in each dtype: whether
+    what they declare to the compiler is what they give, and change."""
+    for dtype in candidate.dtypes:
+        one = replace(case, dtype=dtype)
+        if one.unsupported() is not None:
+            continue
+        called = _Called()
+        with called:
+            candidate.results(candidate.inputs(one))
+        for op, (args, named) in called.calls.items():
+            tests = ("test_schema", "test_faketensor")
+            found = torch.library.opcheck(op, args, named, test_utils=tests, raise_exception=False)
+            failed = [f"{test}: {said}" for test, said in found.items() if said != "SUCCESS"]
+            if failed:
+                return one, f"opcheck of {op}: {failed[0].partition(chr(10))[0]}"
+    return None
 
 
 def _of_other_sizes(candidate: Candidate, case: OpCase) -> Problem:

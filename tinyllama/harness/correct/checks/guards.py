@@ -33,7 +33,8 @@ class GuardedMemory(DispatchMode, Bounds):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        return self.guarded(result) if func in UNINITIALISED and result.numel() else result
+        own = func in UNINITIALISED and result.numel() and not result.is_meta
+        return self.guarded(result) if own else result
 
     def guarded(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
         """A tensor of the same shape, strides and contents between canaries, gaps included, and as

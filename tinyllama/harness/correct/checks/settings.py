@@ -29,7 +29,9 @@ def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
         if type(value) is float:
             others = [value * factor for factor in FACTORS] if value else (0.5,)
         elif type(value) is int:
-            others = (value + step for step in STEPS)
+            taken = (one.flatten() for one in inputs.args.values() if _whole(one))
+            drawn = (one[place].item() for one in taken for place in (0, -1))
+            others = (*(value + step for step in STEPS), *drawn)  # one of them may be left out
         for other in others:
             params = {**inputs.params, name: other}
             if candidate.op.fits({**candidate.op.numbers(case.case.dims), **params}) is not None:
@@ -48,6 +50,10 @@ def _moved(result: torch.Tensor, known: torch.Tensor) -> bool:
     if result.shape != known.shape:
         return True
     return bool((result.double() - known).norm() > SEEN * known.double().norm())
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.int64 and value.numel() > 0
 
 
 def of_several(candidate: Candidate, case: OpCase) -> Iterator[Mapping[str, Any]]:

@@ -53,7 +53,7 @@ NOISE = 0.2  # seconds by which the time of few programs differs
 ALIKE = 4.0  # times as far beyond a bound as another implementation
 LOST = 8.0  # times the largest error of an element that is usual
 UNLIKE = 0.1  # of the norm of an entry: the least by which it is not that of the reference
-LISTS = (1, 67, 259)  # lengths of lists of tensors
+LISTS = (1, 67, 131)  # lengths of lists of tensors
 ENTRIES = (3, 1, 2)  # sizes of their tensors, in turn
 TRIES = 8  # following sizes that are tried where an op or a provider does not take one
 

@@ -96,8 +96,9 @@ def special_values(candidate: Candidate) -> Problem:
     for one, name, value in numbered:
         alike = _changed(candidate.inputs(one), [name], partial(torch.full_like, fill_value=value))
         with contextlib.suppress(_RefusedError):
-            if (seen := _differs(candidate, one, alike, refusable=True)) is not None:
-                return one, f"{name} all {value}: {seen[1]}"
+            seen = _differs(candidate, one, alike, refusable=True)
+            if said := seen[1] if seen is not None else passed_on(candidate, alike):
+                return one, f"{name} all {value}: {said}"
     advice = None
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
     kinds = list(itertools.product(every, KINDS)) if names else []
@@ -137,7 +138,7 @@ def special_values(candidate: Candidate) -> Problem:
         if (wrong := _zero(candidate, case, parameter, names)) is not None:
             return case, f"{parameter} = 0.0: {wrong}"
         for other in (1.0, 2, -plain.params[parameter]):
-            if (wrong := _other(candidate, case, parameter, other)) is None:
+            if (wrong := _other(candidate, case, parameter, other, names)) is None:
                 continue
             if other >= 0:
                 return case, f"{parameter} = {other!r}: {wrong}"
@@ -217,16 +218,23 @@ def _zero(candidate: Candidate, case: OpCase, parameter: str, names: list[str]) 
     return None
 
 
-def _other(candidate: Candidate, case: OpCase, parameter: str, other: Any) -> str | None:
+def _other(
+    candidate: Candidate, case: OpCase, parameter: str, other: Any, names: list[str]
+) -> str | None:
     """What is wrong for another value of a parameter: 1.0, at which a factor makes no difference, a
-    whole number, and one of the other sign. Each may be refused."""
+    whole number, and one of the other sign, also far apart: there the largest element becomes the
+    least one. Each may be refused."""
     op, usual = candidate.op, candidate.inputs(case)
     given = {**usual.params, parameter: other}
     if op.fits({**op.numbers(case.case.dims), **given}) is not None:
         return None
     changed = replace(usual, params=given)
+    far = replace(_changed(usual, names, KINDS["far apart"]), params=given)
     try:
         seen = _differs(candidate, case, changed, refusable=True)
+        if seen is None and other < 0:
+            more: dict[str, Any] = {"usual": changed, "times": FAR}
+            seen = _differs(candidate, case, far, refusable=True, **more)
         return seen[1] if seen is not None else passed_on(candidate, changed)
     except Exception as error:
         if isinstance(error, _RefusedError) or (refuses(error) and type(other) is not float):
