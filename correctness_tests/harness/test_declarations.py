@@ -179,6 +179,18 @@ def test_registry_refuses_duplicates_and_incomplete_ops() -> None:
         registry["tay"]
 
 
+def test_an_op_that_has_two_names_in_a_module_is_declared_once() -> None:
+    module = ModuleType("two_names")
+    module.__spec__ = ModuleSpec("two_names", None)
+    op = declare()
+    op.reference(lambda x: x)
+    op.module = "two_names"
+    vars(module).update(one=op, other=op)
+    registry = Registry()
+    registry.add_module(module)
+    assert list(registry) == ["toy"]
+
+
 FILE = """
 from tinyllama.harness.declare import registry as registry_file
 from tinyllama.harness import Case, Op, Tensor

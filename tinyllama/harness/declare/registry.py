@@ -59,7 +59,8 @@ class Registry(Mapping[str, Op]):
                 f"{module.__name__} is still being imported, and its ops would be missed: "
                 f"import the package that discovers them first"
             )
-        for value in list(vars(module).values()):
+        # Two names of one object declare one op.
+        for value in {id(value): value for value in vars(module).values()}.values():
             if isinstance(value, Op) and value.module == module.__name__:
                 self.add(value, module.__name__)
 
