@@ -451,3 +451,26 @@ def test_a_function_that_computes_in_float32_has_a_right_second_derivative() -> 
     narrow = of("narrow", norm, cases=[Case(N=3, D=1), Case(N=5, D=16)])
     one = finding(narrow, lambda x: norm(x.float()).to(x.dtype), "second derivative")
     assert one.outcome is Outcome.PASSED, one
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_what_launches_a_kernel_is_asked_what_kernels_are(kernels: bool) -> None:
+    """Although it does not declare that it has any."""
+    pytest.importorskip("triton")
+    from tinyllama.harness.kernels.launch import jit, tl
+
+    @jit
+    def sum_kernel(x, y, N, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.arange(0, BLOCK)
+        seen = tl.load(x + tl.program_id(0) * N + at, mask=at < N, other=0.0)
+        tl.store(y, tl.load(y) + tl.sum(seen, 0))
+
+    def call(x: T) -> T:
+        y = torch.zeros(())
+        sum_kernel[(len(x),)](x.contiguous(), y, x.shape[1], BLOCK=16)
+        return y
+
+    added = declared("added", lambda x: x.sum(), {"x": PLAIN}, {"y": ""})
+    one = finding(added, call if kernels else added["eager"].call, "races")
+    assert one.outcome is (Outcome.FAILED if kernels else Outcome.UNSUPPORTED), one
+    assert not kernels or "two programs of a launch store to 1 addresses" in one.message
