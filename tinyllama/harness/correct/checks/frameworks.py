@@ -104,8 +104,8 @@ def _mixed(candidate: Candidate, dtype: torch.dtype) -> Problem:
 
 def _inside(candidate: Candidate, dtype: torch.dtype) -> Problem:
     """What is wrong where the backward pass runs under autocast, too, as `loss.backward()` within
-    the context does. What it costs in precision is as autocast makes it; an error, where the
-    reference has none, is one."""
+    the context does: an error, or what is not finite, where the reference has none. How precise it
+    is there is not asked: gradients may cancel."""
     if not candidate.op.differentiable:
         return None
     case = candidate.smallest(torch.float32)
@@ -122,9 +122,8 @@ def _inside(candidate: Candidate, dtype: torch.dtype) -> Problem:
                 text = str(error).partition(chr(10))[0]
                 return case, f"a backward pass under autocast: {place(error)}{text}"
     for name, right in each[0].items():
-        own, right = each[1][name].double(), right.double()
-        if not (own - right).norm() <= UNLIKE * right.norm():
-            return case, f"a backward pass under autocast: grad {name} is not the reference's"
+        if right.isfinite().all() and not each[1][name].isfinite().all():
+            return case, f"a backward pass under autocast: grad {name} is not finite"
     return None
 
 
