@@ -8,19 +8,23 @@ tried with the tests that import the module and execute the changed lines, in th
 (`tools.mutant_tests`; needs `coverage`). First a function is changed in forks of a process that
 has collected these tests: about a second a mutant. A change of what runs at import, and one that
 survives, is then planted in a copy of the tree, where the tests and their processes import it.
+Each mutant ends before the next is tried, so the first that ended are a sample, too.
 A mutant is killed when one of them fails; one that only raises or does not end is counted apart:
 that shows that the code runs, not that it is checked. What a file (--json) holds is not tried
-again, so a run can be continued. `tools/mutants.toml` must explain each survivor, or the exit
-status is 1.
+again, so a run can be continued after its time (--seconds), Ctrl-C or SIGTERM. `tools/mutants.toml`
+must explain each survivor, or the exit status is 1.
 """
 
 import argparse
 import ast
+import contextlib
 import hashlib
+import itertools
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +43,9 @@ from tools.mutant_tests import (
     servers,
 )
 from tools.mutation import Change, changes_of, defaults
-from tools.tested import SURVIVED
+from tools.tested import ENDED, KILLED, RAISED, SURVIVED
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -81,13 +87,14 @@ class Mutant:
         names = (one.id for one in ast.walk(self.change.statement) if isinstance(one, ast.Name))
         return next(names, "")
 
-    def tried(self, server: Server, budget: float, planted: bool) -> Trial:
-        """How its tests end with the change planted in a copy of the tree, or else swapped in:
-        those of the nearest test file, then those of the next four, then those of all others.
-        budget: the seconds that each of the three may take unchanged."""
+    def tried(self, server: Server, budget: float) -> Trial:
+        """How its tests end with the change swapped in, and if it survives or cannot be swapped in,
+        planted in a copy of the tree: those of the nearest test file, then those of the next four,
+        then those of all others. budget: the seconds that each of the three may take unchanged."""
         every = nearest(self.module, self.subject)
+        parts = every[:1], every[1:5], every[5:]
         outcome = SURVIVED, "no test runs it"
-        for files in (every[:1], every[1:5], every[5:]):
+        for planted, files in itertools.product((False, True) if self.lines else (True,), parts):
             if outcome[0] != SURVIVED:
                 break
             if tests := chosen(files, self.file, self.lines, self.around, server, budget):
@@ -123,38 +130,43 @@ def drawn(every: Sequence[Mutant], seed: int) -> list[Mutant]:
     return sorted(every, key=place)
 
 
-def attempts(some: Sequence[Mutant], jobs: int, end: float, budget: float) -> Iterator[Tried]:
+def attempts(
+    some: Sequence[Mutant], jobs: int, end: float, budget: float
+) -> Generator[Tried, None, None]:
     """The trials of these mutants, so many at a time, each as soon as it ended; none of those that
     have not ended by ``end`` (of `time.monotonic`)."""
     files = sorted({file for one in some for file in nearest(one.module)})
-    with servers(jobs, end, files) as started, ThreadPoolExecutor(jobs) as pool:
+    # A server that is closed answers no more, so that the pool ends.
+    with ThreadPoolExecutor(jobs) as pool, servers(jobs, end, files) as started:
         free: SimpleQueue[Server] = SimpleQueue()
         for server in started:
             free.put(server)
 
-        def tried(one: Mutant, planted: bool) -> Trial | None:
+        def tried(one: Mutant) -> Trial | None:
             server = free.get()
             try:
                 # Else each of hundreds would ask its server, in vain.
-                return one.tried(server, budget, planted) if time.monotonic() < end else None
+                return one.tried(server, budget) if time.monotonic() < end else None
             except TimeOverError:
                 return None
             finally:
                 free.put(server)
 
-        left = list(some)
-        for planted in (False, True):
-            now = [one for one in left if planted or one.lines]
-            trials = {pool.submit(tried, one, planted): one for one in now}
-            try:
-                for future in as_completed(trials):
-                    found, one = future.result(), trials[future]
-                    if found and (planted or found.outcome != SURVIVED):
-                        left.remove(one)
-                        yield Tried(one.name, found)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        trials = {pool.submit(tried, one): one for one in some}
+        try:
+            for future in as_completed(trials):
+                if found := future.result():
+                    yield Tried(trials[future].name, found)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _stop(*_: object) -> None:
+    """The first Ctrl-C or SIGTERM ends the run; another does not disturb how it ends."""
+    for stop in STOPS:
+        signal.signal(stop, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -173,8 +185,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     # A shell that runs this in the background has it ignore Ctrl-C, and the tests with it.
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.default_int_handler)
+    for stop in STOPS:
+        signal.signal(stop, _stop)
     end = float("inf") if args.seconds is None else time.monotonic() + args.seconds
     every = mutants(args.only)
     if args.again and not (args.json and args.json.is_file()):
@@ -194,21 +206,33 @@ def main(argv: list[str] | None = None) -> int:
     if args.again:
         done = {key: one for key, one in done.items() if not one.open(known)}
     left = [one for one in wanted if one.key not in done]
-    for one in attempts(left, args.jobs, end, args.budget):
-        done[one.key] = one
-        print(one.text(known), flush=True)
-        if args.json:  # hours lie between the first and the last
-            kept = {**before, **done}
-            trials = [kept[other.key] for other in wanted if other.key in kept]
-            mutant_record.write(args.json, args.seed, len(every), trials)
-    trials = list(done.values())
-    if missing := len(wanted) - len(trials):
-        print(f"{missing} of the sample did not end in time, and survivors take longest: no rate")
-        return 1
-    same = sum(one.trial.outcome == SURVIVED and not one.unexplained(known) for one in trials)
-    rate = mutant_record.rate([one.trial for one in trials], same)
+    stopped = False
+    try:
+        with contextlib.closing(attempts(left, args.jobs, end, args.budget)) as trying:
+            for one in trying:
+                done[one.key] = one
+                print(one.text(known), flush=True)
+                if args.json:  # hours lie between the first and the last
+                    kept = {**before, **done}
+                    trials = [kept[other.key] for other in wanted if other.key in kept]
+                    mutant_record.write(args.json, args.seed, len(every), trials)
+    except KeyboardInterrupt:
+        stopped = True
+    # What ended after one that did not took less time, which few survivors do.
+    first = [done[one.key] for one in itertools.takewhile(lambda one: one.key in done, wanted)]
+    if missing := len(wanted) - len(first):
+        print(
+            f"{'stopped' if stopped else 'no time is left'}: {missing} of the sample are left out"
+        )
+    same = sum(one.trial.outcome == SURVIVED and not one.unexplained(known) for one in first)
+    outcomes = [one.trial for one in first]
+    counts = Counter(one.outcome for one in outcomes)
+    said = ", ".join(f"{counts[one]} {one}" for one in (KILLED, RAISED, ENDED, SURVIVED))
+    print(f"of the first {len(first)} of seed {args.seed}: {said}, {same} of these explained")
+    rate = mutant_record.rate(outcomes, same)
     print(f"{rate} of the mutants that ran to an end and are not equivalent were killed")
-    return 1 if any(one.unexplained(known) for one in trials) else 0
+    unexplained = any(one.unexplained(known) for one in done.values())
+    return 130 if stopped else int(bool(missing) or unexplained)
 
 
 if __name__ == "__main__":

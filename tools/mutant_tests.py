@@ -25,6 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tinyllama.harness.machine.files import replace_text
 from tools.copies import copied
 from tools.mutant_record import ROOT, relative
 from tools.once import TEST
@@ -36,6 +37,7 @@ MOST = 60.0  # seconds of a processor, after which no other test of a file is tr
 SECONDS = 600.0  # that tracing a file may take
 TIMES = 5.0  # as long as the unchanged test a test may take, beside `LEAST`
 LEAST = 60.0  # seconds; processors may be busy
+ENDING = 20.0  # seconds that a process may take to end those that it started
 ENOUGH = 20  # test files: a module may be imported by few, and be executed by others
 BUDGET = 45.0  # seconds that the tests chosen from some files may take unchanged
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -137,20 +139,29 @@ class Server:
         self.tree, self._end, self._files, self._planted = tree, end, files, 0
         self._paths = [str(tree), *(path for path in _paths() if Path(path) != ROOT)]
         self._running: dict[bool, subprocess.Popen[str]] = {}
+        self._changing, self._closed = threading.Lock(), False
 
     def process(self, collected: bool = False) -> "subprocess.Popen[str]":
-        if collected not in self._running:
-            # Else each request would compile the tree once more.
-            given = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
-            self._running[collected] = subprocess.Popen(
-                [sys.executable, "-m", "tools.tested", *(self._files if collected else ())],
-                cwd=self.tree,
-                env={**given, **WITHOUT_GPU, "PYTHONPATH": os.pathsep.join(self._paths)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        return self._running[collected]
+        with self._changing:
+            if collected not in self._running:
+                if self._closed:
+                    raise RuntimeError("the run was stopped")
+                self._running[collected] = self._started(collected)
+            return self._running[collected]
+
+    def _started(self, collected: bool) -> "subprocess.Popen[str]":
+        # Else each request would compile the tree once more.
+        given = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+        folder = str(self.tree.parent)  # what a process that is killed leaves goes with the tree
+        paths = {"PYTHONPATH": os.pathsep.join(self._paths), "TMPDIR": folder}
+        return subprocess.Popen(
+            [sys.executable, "-m", "tools.tested", *(self._files if collected else ())],
+            cwd=self.tree,
+            env={**given, **WITHOUT_GPU, **paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def ask(
         self,
@@ -229,9 +240,21 @@ class Server:
         return self.process().pid
 
     def close(self) -> None:
+        """End its processes, and what these have started, also while another thread asks them."""
+        with self._changing:
+            self._closed = True
         for process in self._running.values():
-            process.kill()
-            process.communicate()
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(ENDING)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):  # what it did not read
+                    assert pipe
+                    pipe.close()
 
 
 def _paths() -> list[str]:
@@ -295,8 +318,7 @@ def trace(file: str, server: Server) -> Trace:
             if found.digest == digest(server.tree / file):
                 return found
         made = _made(file, server)
-        KEPT.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(vars(made)), encoding="utf-8")
+        replace_text(kept, json.dumps(vars(made)))
     print(f"{file}: {len(made.seconds)} tests, {sum(made.seconds.values()):.0f} s", flush=True)
     for test in made.failed:
         print(f"left out, since it fails unchanged: {test}", flush=True)

@@ -42,6 +42,7 @@ IMPORTED = (
 )
 COLLECTING = 600.0  # seconds that it may take
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PARENT = os.getppid()
 
 
 # -- in the process of a request ------------------------------------------------------------------
@@ -213,6 +214,7 @@ class Collected:
 
 
 def _answer(request: dict[str, Any], folder: Path, collected: Collected | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(request["environment"], TMPDIR=str(folder))
     tempfile.tempdir = None
     output = os.open(folder / "output", os.O_CREAT | os.O_WRONLY)
@@ -271,6 +273,12 @@ def _end_all() -> None:
         time.sleep(0.02)
 
 
+def _stop(*_: object) -> None:
+    """End, with all that the tests have started."""
+    _end_all()
+    os._exit(128 + signal.SIGTERM)
+
+
 def answered(request: dict[str, Any], collected: Collected | None = None) -> Any:
     """What a request gives in a process of its own, or how that ended without an answer."""
     with tempfile.TemporaryDirectory() as name:
@@ -285,6 +293,8 @@ def answered(request: dict[str, Any], collected: Collected | None = None) -> Any
                 os._exit(0)
         try:
             while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+                if os.getppid() != PARENT:  # nobody waits for an answer
+                    _stop()
                 own = _descendants()
                 if time.monotonic() > end or len(own) > PROCESSES or _resident(own) > RESIDENT:
                     return ENDED, ""
@@ -306,6 +316,7 @@ def serve(asked: TextIO, told: TextIO, collected: Collected | None = None) -> No
     gc.collect()
     gc.freeze()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, _stop)
     for line in asked:
         print(json.dumps(answered(json.loads(line), collected)), file=told, flush=True)
 

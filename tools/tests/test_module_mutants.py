@@ -1,8 +1,9 @@
 """The tool that mutates Python modules: what it changes, and what it tries a change with."""
 
 import ast
+import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,20 +144,74 @@ def test_a_record_is_of_all_modules(tmp_path: Path) -> None:
         module_mutants.main(["--only", "training.curve", "--json", str(tmp_path / "x.json")])
 
 
-@pytest.mark.parametrize("ended", [1, 2])
-def test_a_sample_that_did_not_end_has_no_rate(
-    ended: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("ended", "first", "rate"), [([0, 1, 2], 3, "66.7%"), ([0, 2], 1, "0.0%"), ([1, 2], 0, "none")]
+)
+def test_a_run_that_is_cut_short_has_the_rate_of_the_first(
+    ended: list[int],
+    first: int,
+    rate: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What survives is tried longest: the others alone would flatter."""
+    """What survives is tried longest: those that ended after it would flatter."""
 
-    def some(left: list[Any], *rest: object) -> list[Any]:
-        trial = Trial(1, "1 -> 2", "x = 2", KILLED)
-        return [Tried(one.name, trial) for one in left[:ended]]
+    def some(left: list[Any], *rest: object) -> Iterator[Tried]:
+        for place in ended:
+            outcome = KILLED if place else SURVIVED
+            yield Tried(left[place].name, Trial(1, "1 -> 2", left[place].key[1], outcome))
 
     monkeypatch.setattr(module_mutants, "attempts", some)
-    monkeypatch.setattr(Tried, "key", property(id))
-    assert module_mutants.main(["--only", "training.curve", "--sample", "2"]) == 2 - ended
-    assert ("no rate" in capsys.readouterr().out) == (ended == 1)
+    assert module_mutants.main(["--only", "training.curve", "--sample", "3"]) == 1
+    said = capsys.readouterr().out
+    assert f"of the first {first} of seed 0: {max(0, first - 1)} killed, 0 raised" in said
+    assert f"{rate} of the mutants that ran" in said
+    assert (f"no time is left: {3 - first} of the sample" in said) == (first < 3)
+
+
+class Asked:
+    """A server that notes what it is asked. A change that is planted survives, too."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, object]] = []
+
+    def swapped(self, file: str, text: str, tests: object) -> tuple[str, str]:
+        self.requests.append(("swapped", text))
+        return SURVIVED, ""
+
+    @contextlib.contextmanager
+    def planted(self, file: str, text: str) -> Iterator[None]:
+        self.requests.append(("planted", text))
+        yield
+
+    def run(self, tests: object) -> tuple[str, str]:
+        return SURVIVED, ""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The only server of a run, in which each mutant has one test, of the nearest file."""
+    one = Asked()
+
+    @contextlib.contextmanager
+    def servers(*_: object) -> Iterator[list[Asked]]:
+        yield [one]
+
+    monkeypatch.setattr(module_mutants, "servers", servers)
+    monkeypatch.setattr(module_mutants, "nearest", lambda *_: ["t"])
+    monkeypatch.setattr(module_mutants, "chosen", lambda files, *_: dict.fromkeys(files, 0.1))
+    return one
+
+
+def test_what_survives_is_planted_before_the_next_is_tried(asked: Asked) -> None:
+    """So that a run that is cut short has tried the first of its sample to their end."""
+    source = "LIMIT = 2\ndef f(x):\n    return x + 1\n"
+    some = [Mutant("here", "here.py", change) for change in changes_of(source, {})]
+    tried = list(module_mutants.attempts(some, 1, float("inf"), 1.0))
+    assert [one.trial.outcome for one in tried] == [SURVIVED] * len(some)
+    first, *others = (one.change.source for one in some)
+    both = [(way, text) for text in others for way in ("swapped", "planted")]
+    assert asked.requests == [("planted", first), *both]
 
 
 def test_the_lines_of_a_change_are_those_of_its_statement() -> None:
