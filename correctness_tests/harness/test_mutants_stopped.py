@@ -68,6 +68,7 @@ def test_a_signal_ends_the_run_at_once_and_leaves_its_results_alone(
     folder, pids, record = tmp_path / "temporary", tmp_path / "pids", tmp_path / "record.json"
     folder.mkdir()
     asked: list[object] = []
+    sent: list[float] = []
 
     class Server(mutant_tests.Server):
         def _started(self, collected: bool) -> "subprocess.Popen[str]":
@@ -91,8 +92,10 @@ def test_a_signal_ends_the_run_at_once_and_leaves_its_results_alone(
         try:
             named(pids)
         finally:
+            sent.append(time.monotonic())
             for _ in range(2):
                 os.kill(os.getpid(), number)
+                time.sleep(0.05)  # else they were one
 
     some = [one for one in module_mutants.mutants("training.curve") if one.lines]
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
@@ -106,7 +109,7 @@ def test_a_signal_ends_the_run_at_once_and_leaves_its_results_alone(
     asking.start()
     try:
         status = module_mutants.main(["--sample", "3", "--jobs", "1", "--json", str(record)])
-        at = time.monotonic()
+        took = time.monotonic() - sent[0]
         asking.join()
     finally:
         for one, handler in before.items():
@@ -115,7 +118,7 @@ def test_a_signal_ends_the_run_at_once_and_leaves_its_results_alone(
     assert "stopped: 2 of the sample are left out" in capsys.readouterr().out
     assert [one.trial.outcome for one in mutant_record.read(record)] == [KILLED]
     assert ends(named(pids), 0.1), "the process that a test started"
-    assert time.monotonic() - at < 5
+    assert took < 10
     assert list(folder.iterdir()) == []
 
 
