@@ -178,6 +178,18 @@ def test_memory_is_limited_to_what_is_available_but_a_reserve(
     assert limits == [(8 * 2**30 - remote.RESERVE, resource.RLIM_INFINITY)]
 
 
+@pytest.mark.parametrize(("device", "limited"), [("cpu", True), ("cuda", False)])
+def test_memory_is_limited_where_kernels_run_on_the_cpu(
+    device: str, limited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver of a GPU reserves more addresses than the machine has memory."""
+    limits = Mock()
+    monkeypatch.setattr(remote, "limit_memory", limits)
+    names = {"file": None, "op": "rms_norm", "provider": "eager"}
+    remote.Checks(str(tmp_path / "log"), package="tinyllama.ops", device=device, seed=0, **names)
+    assert limits.called == limited
+
+
 def test_each_tensor_of_inputs_is_replaced_and_nothing_else() -> None:
     one, two, three = (torch.full((2,), float(number)) for number in range(3))
     inputs = Inputs(

@@ -6,6 +6,7 @@ memory that a call reads.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -64,6 +65,11 @@ class _Recording(TorchDispatchMode):
         if new or func._schema.is_mutable:
             self.graph.calls.append(again)
         return results
+
+
+def recording(graph: RecordedGraph) -> AbstractContextManager[object]:
+    """What runs inside is recorded in a graph."""
+    return _Recording(graph)
 
 
 def record_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
