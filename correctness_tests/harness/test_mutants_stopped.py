@@ -118,7 +118,7 @@ def test_a_signal_ends_the_run_at_once_and_leaves_its_results_alone(
     assert "stopped: 2 of the sample are left out" in capsys.readouterr().out
     assert [one.trial.outcome for one in mutant_record.read(record)] == [KILLED]
     assert ends(named(pids), 0.1), "the process that a test started"
-    assert took < 10
+    assert took < 30, "the test sleeps for 60 s"
     assert list(folder.iterdir()) == []
 
 
