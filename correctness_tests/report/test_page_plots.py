@@ -152,6 +152,12 @@ def test_the_roofline_has_its_ceilings_and_every_op_beneath(drawn: list[Axes]) -
     assert first[1:] == [(2.0, 5e12), (2.0, 1e12)]
     assert second[1:] == [(400.0, 6e14), (400.0, 6e14)]
     assert dots == [[(mark.x, mark.y)] for mark in marks]
+    for text, line in zip(axes.texts, (first, second), strict=False):
+        assert text.xy == pytest.approx((line[0][0], 1.8 * PEAK))  # type: ignore[attr-defined]
+        assert text.xyann == (0, 3), "points above it"  # type: ignore[attr-defined]
+        assert text.get_horizontalalignment() == "center"
+    assert (axes.texts[-1].xy, axes.texts[-1].xyann) == ((0, 1), (2, -12))  # type: ignore[attr-defined]
+    assert axes.xaxis.labelpad == 3
     assert all(mark.tip in plot.svg for mark in marks)
 
 
