@@ -4,6 +4,7 @@ found by the check that is about its class; a right function beside it passes.""
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ pytest.importorskip("triton")
 from correctness_tests.support.tried import MATRIX, Call, finding, small
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.correct.checks import Outcome, Rank, sizes
+from tinyllama.harness.kernels import promises
 from tinyllama.harness.kernels.launch import jit, tl
 
 FAILED, PASSED = Outcome.FAILED, Outcome.PASSED
@@ -287,3 +289,40 @@ def test_a_promise_that_holds_is_no_fault() -> None:
 
     narrow = small("doubled_16", lambda x: 2 * x, {"x": Tensor("N D")}, Y, cases[:1])
     assert finding(narrow, call, "outputs", requires=("triton",)).outcome is PASSED
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [(tl.int1, 1), (tl.int8, 1), (tl.bfloat16, 2), (tl.float32, 4), (tl.int64, 8), (None, 1)],
+)
+def test_neighbours_are_as_far_apart_as_elements_are_long(dtype: Any, size: int) -> None:
+    """size: in bytes, of an element that an address is of; None: of numbers."""
+    pointers = tl.int32 if dtype is None else tl.pointer_type(dtype)
+    places = np.arange(8)
+    parted = places + 5 * (places >= 4)
+
+    def holds(at: Any, run: int) -> bool:
+        try:
+            promises.held(4096 + size * at, pointers, "tt.contiguity", [run])
+        except promises.PromiseError:
+            return False
+        return True
+
+    assert holds(places, 8)
+    assert holds(parted, 4)
+    assert not holds(parted, 8)
+    assert not holds(2 * places, 8)
+    assert not holds(places // 2, 8)
+    assert not holds(places[:2] * 3, 2)
+    assert holds(places * 3, 1), "each alone"
+
+
+@pytest.mark.parametrize("pointers", [tl.int64, tl.pointer_type(tl.int8)])
+def test_an_alignment_is_of_the_first_value(pointers: Any) -> None:
+    promises.held(np.array([48, 3]), pointers, "tt.divisibility", [16, 1])
+    promises.held(np.array([]), pointers, "tt.divisibility", [16])
+    for number in (1, 8, 40, 4095):
+        with pytest.raises(promises.PromiseError, match=f"a multiple of 16; .* is {number}$"):
+            promises.held(np.array([number]), pointers, "tt.divisibility", [1, 16])
+    beyond = np.array([48 + 2**60 + 2**52])  # bits that a tagged address has
+    assert promises.held(beyond, tl.pointer_type(tl.int8), "tt.divisibility", [16]) is None
