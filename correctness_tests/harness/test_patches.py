@@ -80,6 +80,43 @@ def test_changes_are_made_and_undone_and_what_was_added_is_removed(owner: Any) -
     assert owner.one is one
 
 
+def test_a_launch_leaves_the_whole_language_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the first one, which finds what Triton changes; for compilers that come after it."""
+    monkeypatch.setattr(patches, "_KNOWN", {})
+    owners = [tl, tl.core, tl.math, *filter(inspect.isclass, vars(tl.core).values())]
+    before = [dict(vars(owner)) for owner in owners]
+    changed: dict[str, int] = {}
+    make = patches._Changes.make
+
+    def noted(self: Any) -> None:
+        make(self)
+        for owner, old in zip(owners, before, strict=True):
+            changed.setdefault(owner.__name__, 0)
+            changed[owner.__name__] += dict(vars(owner)) != old
+
+    monkeypatch.setattr(patches._Changes, "make", noted)
+    for kernel in (summed, exponential):
+        result(kernel)
+        assert [dict(vars(owner)) for owner in owners] == before
+    assert sum(times > 0 for times in changed.values()) > 2, "several are changed meanwhile"
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_change_of_each_owner_is_found(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = [SimpleNamespace(kept=1, changed=2) for _ in range(3)]
+
+    def patch(function: object) -> None:
+        owners[place].changed, owners[place].added = 3, 4
+
+    monkeypatch.setattr(patches, "_OWNERS", owners)
+    found = patches._found(patch, Mock())
+    assert [(name, before, after) for _, name, before, after, _ in found] == [
+        ("changed", 2, 3),
+        ("added", patches._MISSING, 4),
+    ]
+    assert all(owner is owners[place] for owner, *_ in found)
+
+
 @pytest.mark.parametrize("kernels", [(exponential, summed), (summed, exponential)])
 def test_what_was_changed_for_one_launch_stays_changed_for_the_next_inside(
     monkeypatch: pytest.MonkeyPatch, kernels: tuple[Any, ...]
