@@ -133,6 +133,38 @@ def test_what_an_import_inside_gives_is_reached(load: Load, tmp_path: Path) -> N
     assert "hidden" in names(load(text), tmp_path, other)
 
 
+@pytest.mark.parametrize("loaded", [False, True], ids=["not loaded", "loaded"])
+@pytest.mark.parametrize("init", [False, True], ids=["folder", "package"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from {0} import late\n    return late.hidden()",
+        "import {0}.late as late\n    return late.hidden()",
+        "import {0}.late\n    return {0}.late.hidden()",
+        "from {0}.late import hidden\n    return hidden()",
+    ],
+)
+def test_what_an_import_inside_of_a_folder_gives_is_reached(
+    text: str, init: bool, loaded: bool, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without ``__init__.py`` is a module without a file."""
+    folder = f"reach_{next(NUMBER)}"
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "late.py").write_text(HIDDEN)
+    if init:
+        (tmp_path / folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    if loaded:
+        importlib.import_module(f"{folder}.late")
+    call = load(f"def call():\n    {text.format(folder)}\n").call
+    if text.startswith("from {0} import") and not init and not loaded:
+        with pytest.raises(UnboundedError, match=f"it imports {folder} when it is called"):
+            Reached(tmp_path.resolve(), call)
+        return
+    reached = Reached(tmp_path.resolve(), call)
+    assert (sys.modules[f"{folder}.late"].__file__, 1) in reached.places
+
+
 @pytest.mark.parametrize(
     "text", ["from {0} import late\n    return late", "import {0}.late as late\n    return late"]
 )

@@ -204,13 +204,12 @@ class Reached:
         """What an import inside a function may give. A module from outside the tree that is not
         loaded yet could run anything."""
         self._load(name, package)
-        known = [sys.modules[one] for one in _meant(name, package) if one in sys.modules]
-        if not known:
+        if not any(one in sys.modules for one in _meant(name, package)):
             raise UnboundedError(f"it imports {name} when it is called")
-        self._push(*known)
 
     def _load(self, name: str, package: str) -> None:
-        """Load a module if it is one of the tree. What its import runs counts as reached."""
+        """A module that an import may mean. If it is one of the tree it is loaded, and what its
+        import runs counts as reached."""
         for one in _meant(name, package):
             if one not in sys.modules and module_file(Path(self.root), one) is not None:
                 executed = Executed(Path(self.root))
@@ -221,7 +220,8 @@ class Reached:
                     raise UnboundedError(f"it imports {one} when it is called") from error
                 self.places |= executed.places
                 self._namespaces[id(vars(found))] = found
-                self._push(found)
+            if one in sys.modules:
+                self._push(sys.modules[one])
 
     def _own(self, kind: type) -> bool:
         """Whether a class is of the tree."""
