@@ -42,6 +42,8 @@ ENOUGH = 20  # test files: a module may be imported by few, and be executed by o
 BUDGET = 45.0  # seconds that the tests chosen from some files may take unchanged
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
+THESE = {"tools.module_mutants", "tools.mutant_tests"}  # whose tests read what a module says
+
 Tests = dict[str, float]  # by name, the seconds that each takes unchanged
 
 
@@ -88,7 +90,11 @@ def tests_of(module: str) -> dict[str, int]:
         importers = [path for one in now for path in _importers(one)]
         helpers = [path for path in importers if "support" in path.parts]
         users = [*importers, *(user for path in helpers for user in _importers(module_of(path)))]
-        found = {str(path.relative_to(ROOT)) for path in users if path.name.startswith("test_")}
+        found = {
+            str(path.relative_to(ROOT))
+            for path in users
+            if path.name.startswith("test_") and not THESE & imports(path)
+        }
         tests = dict.fromkeys(found, between) | tests
         now = [name for path in importers if (name := module_of(path)) not in seen]
         seen.update(now)
