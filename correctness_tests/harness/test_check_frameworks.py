@@ -10,6 +10,7 @@ from correctness_tests.support.captured import RecordedGraph, recording
 from correctness_tests.support.tried import MATRIX, finding, small, with_backward
 from tinyllama.harness import Provider
 from tinyllama.harness.correct.checks import Candidate, Outcome, frameworks
+from tinyllama.ops import OPS
 
 T = torch.Tensor
 KEPT: list[T] = []  # of the first call
@@ -107,3 +108,23 @@ def test_nothing_is_left_compiled_before_and_after(
     problem = frameworks.compiled(Candidate(OP, provider, backend="eager"))
     assert (problem is None) == (call is product)
     assert noted == ["reset", "compiled", "reset"]
+
+
+@pytest.mark.parametrize("failing", [{}, {"test_schema": "the schema", "test_aot": "the rest"}])
+def test_torch_checks_a_custom_op_with_every_gradient_wanted(
+    failing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    op, given = OPS["silu_mul"], []
+
+    def checked(declared: object, args: tuple[T, ...], **options: object) -> dict[str, str]:
+        given.append((declared, [one.requires_grad for one in args], options))
+        return {"test_faketensor": "SUCCESS", **failing}
+
+    monkeypatch.setattr(torch.library, "opcheck", checked)
+    candidate = Candidate(op, op["triton"], backend="eager")
+    problem = frameworks.compiled(candidate)
+    assert op["triton"].derived
+    assert given == [(op["triton"].derived.custom_op, [True, True], {"raise_exception": False})]
+    expected = (candidate.smallest(), "opcheck: test_schema: the schema") if failing else None
+    assert problem == expected
