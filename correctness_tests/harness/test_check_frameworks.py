@@ -102,8 +102,12 @@ def test_nothing_is_left_compiled_before_and_after(
         found: Callable[..., T] = plain(*args, **options)  # type: ignore[call-overload]
         return found
 
+    def noted_reset() -> None:
+        noted.append("reset")
+        reset()
+
     monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(torch.compiler, "reset", lambda: (noted.append("reset"), reset()))
+    monkeypatch.setattr(torch.compiler, "reset", noted_reset)
     provider = Provider(OP.name, "tried", call, dtypes=(torch.float32,))
     problem = frameworks.compiled(Candidate(OP, provider, backend="eager"))
     assert (problem is None) == (call is product)
