@@ -88,7 +88,10 @@ class Change:
 
     @functools.cached_property
     def gives(self) -> str:
-        """The changed line, which tells the change from the same one elsewhere."""
+        """The changed line, which tells the change from the same one elsewhere; of a call that is
+        dropped, which call it was."""
+        if isinstance(self.new, ast.Pass):
+            return f"pass  # {self._said(self.node)}".partition("\n")[0]
         own = self.statement
         for block in ("body", "orelse", "finalbody"):  # their first lines are not asked for
             if hasattr(own, block):

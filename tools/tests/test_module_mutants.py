@@ -67,6 +67,13 @@ def test_each_kind_of_change_is_made_in_its_place_alone() -> None:
     assert ("2.0 -> 20.0", "LIMIT: float = 20.0") in names
 
 
+def test_each_call_that_is_dropped_is_a_mutant() -> None:
+    """By one name, all but the first of a function were taken for it."""
+    source = "def f(x):\n    x.start()\n    if x:\n        x.wait('a\\n')\n    x.end()\n"
+    names = [change.gives for change in changes_of(source, {}) if "pass" in change.text]
+    assert names == ["pass  # x.start()", "pass  # x.wait('a\\n')", "pass  # x.end()"]
+
+
 def test_a_change_has_the_same_name_in_each_version_of_python() -> None:
     """A formatted string is unparsed with other quotes in some."""
     source = """def f(x):\n    return x + 1, f"it's {x['a']}"\n"""
