@@ -250,6 +250,34 @@ def test_a_damaged_field_is_named(tmp_path: Path, change: dict[str, Any], messag
     assert f"checkpoint {str(path)!r} is damaged" in str(error.value)
 
 
+SCALER = {**torch.amp.GradScaler("cpu").state_dict(), "scale": 8.0}
+OTHERS = [None, "1", True, math.nan, math.inf, -1.0]
+
+
+@pytest.mark.parametrize("name", [*SCALER, "more", ""])
+def test_each_number_of_a_scaler_is_read_and_nothing_else(name: str) -> None:
+    """name: of the one that is damaged; "more" is unknown, and "" is missing."""
+    whole = dict.fromkeys(("steps", "version"), 1) | {"tier": "v1", "interrupted": False}
+    whole |= {"model": {}, "train": {}, "batches": {"kind": "random tokens"}, "scaler": SCALER}
+
+    def refused(scaler: dict[str, Any]) -> bool:
+        try:
+            checkpoint._check({**whole, "scaler": scaler})
+        except ValueError as error:
+            return "no state of a gradient scaler" in str(error)
+        return False
+
+    assert not refused({})
+    assert not refused(SCALER)
+    if name in SCALER:
+        assert all(refused({**SCALER, name: other}) for other in OTHERS)
+        assert refused({**SCALER, name: 0}) == (name == "scale")
+    elif name:
+        assert refused({**SCALER, name: 1.0})
+    for lost in SCALER:
+        assert refused({one: value for one, value in SCALER.items() if one != lost})
+
+
 @pytest.mark.parametrize("value", [None, torch.zeros(3)], ids=["absent", "short"])
 @pytest.mark.parametrize("name", ["random.cpu", "optimizer.exp_avg.0"])
 def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, value: torch.Tensor | None) -> None:
