@@ -251,7 +251,7 @@ def test_a_damaged_field_is_named(tmp_path: Path, change: dict[str, Any], messag
 
 
 SCALER = {**torch.amp.GradScaler("cpu").state_dict(), "scale": 8.0}
-OTHERS = [None, "1", True, math.nan, math.inf, -1.0]
+OTHERS = [math.nan, math.inf, -1.0, True, None, "1"]
 
 
 @pytest.mark.parametrize("name", [*SCALER, "more", ""])
