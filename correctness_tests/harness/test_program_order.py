@@ -4,6 +4,7 @@ Each kernel sums rows of x into one, in a way that real kernels use; the fault i
 """
 
 import contextlib
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -135,6 +136,22 @@ def test_programs_that_wait_for_each_other_end(order: str) -> None:
     ):
         summed(in_order, right=False)
     assert isinstance(raised.value.__cause__, EndlessError)
+
+
+@jit
+def fails(x, y, D: tl.constexpr, RIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(y, tl.load(x))
+    tl.debug_barrier()
+    if tl.program_id(0) == 3:
+        tl.load(x).nothing  # noqa: B018
+    tl.store(y + 1, tl.load(x))
+
+
+def test_no_thread_of_a_program_is_left_after_an_error() -> None:
+    before = set(threading.enumerate())
+    with ordered(Order("interleaved")), pytest.raises(Exception, match="nothing"):
+        summed(fails, right=False)
+    assert set(threading.enumerate()) <= before
 
 
 def test_only_the_kernel_that_is_named_is_reordered() -> None:
