@@ -308,6 +308,15 @@ def test_a_load_is_tritons_own_only_the_first_time() -> None:
             assert len(calls) == 1, (mask, other)
 
 
+def test_no_more_loads_are_remembered_than_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "MOST", 2)
+    _, remembered, calls = loading()
+    pointer, mask = places((4,), 1, tl.float32), block(tl.int1, (4,), 1)
+    for other, made in ((1.0, 1), (2.0, 2), (1.0, 2), (3.0, 3), (1.0, 4), (3.0, 4)):
+        remembered(pointer, mask, other)
+        assert len(calls) == made, other
+
+
 def test_a_load_that_is_remembered_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(interpreter_values, "WATCHERS", [lambda *access: seen.append(access)])
