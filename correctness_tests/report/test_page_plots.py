@@ -127,6 +127,17 @@ def test_names_that_have_no_room_are_left_out_but_not_the_last() -> None:
     assert "2026-01-12" in named
 
 
+def test_no_number_stands_at_a_mark_between_those_that_are_named(drawn: list[Axes]) -> None:
+    """matplotlib names them where less than a decade is drawn."""
+    plots.lines([plots.Line(KEY, ((1, 3.0), (2, 4.0), (3, 5.0)))], "x", "y", "i", "l")
+    roofline.roofline([roofline.Mark("a", KEY, 2.0, 1e12, "t")], None, [], "i", "l")
+    for axes in drawn:
+        for axis in (axes.xaxis, axes.yaxis):
+            found = axis.get_minor_formatter()
+            assert [found(value, 0) for value in (2.0, 3.0, 4e12)] == [""] * 3
+    assert list(drawn[0].xaxis.get_minor_locator()()) == [1, 2, 3]
+
+
 def test_the_roofline_has_its_ceilings_and_every_op_beneath(drawn: list[Axes]) -> None:
     marks = [
         roofline.Mark("a", KEY, 2.0, 5e12, "low"),
