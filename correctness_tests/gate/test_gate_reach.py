@@ -117,6 +117,32 @@ def test_what_a_call_could_run_is_reached(way: str, load: Load, tmp_path: Path) 
     assert "hidden" in names(load(HIDDEN + REACHING[way] + "\n"), tmp_path)
 
 
+def test_what_a_kernel_calls_is_reached(load: Load, tmp_path: Path) -> None:
+    """By the line of its ``def``, where the interpreter has it begin."""
+    pytest.importorskip("triton")
+    text = """\
+        from tinyllama.harness.kernels import jit, tl
+
+        @jit
+        def hidden(x):
+            return x + 1
+
+        @jit
+        def kernel(x):
+            tl.store(x, hidden(tl.load(x)))
+
+        @jit
+        def other(x):
+            tl.store(x, 1)
+
+        def call(x):
+            kernel[(1,)](x)
+    """
+    found = names(load(text), tmp_path)
+    assert {"call", "kernel", "hidden"} <= found
+    assert "other" not in found
+
+
 @pytest.mark.parametrize(
     "body",
     ["return other.hidden()", "return getattr(other, 'hid' + 'den')()", "return vars(other)['x']"],
