@@ -194,7 +194,7 @@ def test_a_load_without_other_is_held_to_its_mask() -> None:
 
     def call(other: bool) -> Any:
         def of(x: torch.Tensor) -> torch.Tensor:
-            x, y = x.contiguous(), torch.empty(len(x))
+            x, y = x.contiguous(), x.new_empty(len(x))
             sum_kernel[(len(x),)](x, y, x.shape[1], OTHER=other, BLOCK=16)
             return y
 

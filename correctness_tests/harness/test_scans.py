@@ -1,10 +1,12 @@
-"""A scan of an interpreted kernel rounds as on a device: in a tree, in its own type."""
+"""A scan of an interpreted kernel rounds as on a device: in a tree, in its own type. Extremes of
+NaN are as there, and torch's default device changes nothing."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from tinyllama.harness.kernels.bounds import Bounds, watched
 from tinyllama.harness.kernels.launch import jit, tl
 
 pytestmark = pytest.mark.quick
@@ -37,3 +39,32 @@ def test_a_scan_has_the_accuracy_of_a_tree() -> None:
 def test_a_scan_of_float16_rounds_each_sum() -> None:
     x = torch.full((1, 4096), 1.0, dtype=torch.float16)
     assert scanned(x)[0, 0, -1] == 4096, "added one by one, it stays at 2048"
+
+
+@jit
+def extremes(x, out, places, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    a = tl.load(x + tl.arange(0, SIZE))
+    tl.store(out, tl.max(a, 0))
+    tl.store(out + 1, tl.min(a, 0))
+    tl.store(places, tl.argmax(a, 0))
+    tl.store(places + 1, tl.argmin(a, 0))
+
+
+def test_extremes_ignore_nan_and_are_nan_where_there_is_nothing_else() -> None:
+    for x, right, where in (
+        ([float("nan")] * 4, [float("nan")] * 2, [0, 0]),
+        ([float("nan"), 2.0, 3.0, -1.0], [3.0, -1.0], [2, 3]),
+        ([-float("inf")] * 4, [-float("inf")] * 2, [0, 0]),
+    ):
+        out, places = torch.zeros(2), torch.zeros(2, dtype=torch.int32)
+        extremes[(1,)](torch.tensor(x), out, places, SIZE=4)
+        torch.testing.assert_close(out, torch.tensor(right), equal_nan=True)
+        assert places.tolist() == where
+
+
+def test_a_launch_makes_nothing_on_the_default_device() -> None:
+    """Where accesses are watched, the interpreter makes tensors of its own."""
+    x, out = torch.ones(2, 4), torch.zeros(3, 2, 4)
+    with watched(Bounds().watch), torch.device("meta"):
+        scans[(1,)](x, out, ROWS=2, COLUMNS=4)
+    assert out[2, 1].tolist() == [2.0] * 4

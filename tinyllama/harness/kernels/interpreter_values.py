@@ -315,8 +315,36 @@ def _fix_scans() -> None:
     stock.ScanOps.cumsum = scanned
 
 
+def _fix_extremes() -> None:
+    """The maximum of nothing but NaN is a NaN, of which numpy warns; its place, for which numpy
+    raises an error, is the first."""
+    min_max = stock.ReduceOps.min_max
+
+    def place(of: Callable[..., Array], lowest: float) -> Callable[..., Array]:
+        def found(data: Array, **axis: Any) -> Array:
+            return of(
+                np.where(np.isnan(data), lowest, data) if data.dtype.kind == "f" else data, **axis
+            )
+
+        return found
+
+    known = {
+        np.nanmax: np.fmax.reduce,
+        np.nanmin: np.fmin.reduce,
+        np.nanargmax: place(np.argmax, -np.inf),
+        np.nanargmin: place(np.argmin, np.inf),
+        None: None,
+    }
+
+    def quiet(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        return min_max(self, input, known[val_reduce_op], known[idx_reduce_op])
+
+    stock.ReduceOps.min_max = quiet
+
+
 _fix_comparisons()
 _fix_arguments()
 _fix_scans()
+_fix_extremes()
 _fix_values()
 _fix_scalars()

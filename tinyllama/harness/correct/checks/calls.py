@@ -12,7 +12,7 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks import arguments, between, memory, state
-from tinyllama.harness.correct.checks.between import differing
+from tinyllama.harness.correct.checks.between import differing, unlike
 from tinyllama.harness.correct.checks.finding import (
     Candidate,
     Problem,
@@ -161,7 +161,7 @@ def backward_twice(candidate: Candidate) -> Problem:
         return case, f"other gradients the second time: {', '.join(wrong)}"
     with ThreadPoolExecutor(1) as thread:  # as of a GPU, whose backward pass has its own
         elsewhere = thread.submit(graph.gradients).result()
-    if wrong := list(differing(first, elsewhere)):
+    if wrong := list(unlike(first, elsewhere)):
         return case, f"other gradients in another thread: {', '.join(wrong)}"
     outputs = {name: copied(value.detach()) for name, value in graph.outputs.items()}
     kept = graph.gradients(copy=False)
