@@ -30,7 +30,7 @@ test-slow: bootstrap ## the correctness tests that `test` leaves out
 test-checks: bootstrap ## our kernels through our checks: every case, every configuration, inductor
 	$(RUN) pytest correctness_tests/ops/test_checks.py $(WORKERS) -m slow
 
-test-tools: bootstrap ## the tests of tools/, which only those who change this project need
+test-tools: bootstrap ## the tests of tools/, and of a new op in a copy of this tree
 	$(RUN) pytest tools/tests $(WORKERS)
 
 soak: bootstrap ## the correctness tests over many more random seeds

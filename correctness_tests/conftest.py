@@ -51,6 +51,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The same for what a file of tests leaves: `check` collects several times in each run."""
+    apart = nextitem is None or nextitem.path != item.path
+    if apart and worker_device(item.config).type == "cpu":
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries report what is left at the end as leaked
 

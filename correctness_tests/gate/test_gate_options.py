@@ -271,9 +271,9 @@ class Posed:
 
 
 @pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("report", ["", "out.json"])
+@pytest.mark.parametrize("report", [None, "out.json"])
 def test_a_judge_is_asked_with_what_the_session_was(
-    named: bool, report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: bool, report: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
     monkeypatch.chdir(tmp_path)

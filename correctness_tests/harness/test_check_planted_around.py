@@ -345,7 +345,7 @@ PLANTED: list[tuple[str, str, Op, Call, str]] = [
     (".grad is written", TWICE, times, InnerBackward.apply, "has written to that of w"),
     (".grad is one memory", TWICE, summed, Sum.apply, ".grad"),
     ("saved by its weight", TWICE, times, OfTheWeight.apply,
-     "another call with the same tensor w changes the gradients of the first: w"),
+     "another call with the same w changes the gradients of the first: w"),
     ("one workspace", FRESH, softmax, in_a_shared_workspace, "in another thread, in the midst"),
     ("a cache that grows", FRESH, softmax, growing, "1 more tensors"),
     ("rows cut off", "input layouts", cube, of_dense_matrices, "outputs: y"),

@@ -187,8 +187,8 @@ def _other_calls(
     candidate: Candidate, case: OpCase, args: Leaves
 ) -> Iterator[tuple[str, Callable[[], Graph | None]]]:
     """Calls that come between a forward pass and its backward pass: on other contents, also where
-    one input is the same tensor, with other settings, and of another shape. None where such a call
-    is refused. args: of the forward pass."""
+    some inputs are the same tensors, with other settings, and of another shape. None where such a
+    call is refused. args: of the forward pass."""
 
     def tried(inputs: Inputs) -> Graph | None:
         try:
@@ -200,11 +200,12 @@ def _other_calls(
     yield "another call", partial(Graph, candidate, inputs)
     for _ in range(between.IN_FLIGHT):  # a workspace for each of a few calls
         yield "one of several other calls", partial(Graph, candidate, inputs)
-    for name in args if len(args) > 1 else ():
-        mixed = {n: args[n] if n == name else copied(one) for n, one in inputs.args.items()}
+    names = list(args)
+    for kept in (names[:1], names[1:]) if len(names) > 1 else ():  # a state is kept for either
+        mixed = {n: args[n] if n in kept else copied(one) for n, one in inputs.args.items()}
         given = replace(inputs, args=mixed)
         same = partial(Graph, candidate, given, prepare=lambda value: value)
-        yield f"another call with the same tensor {name}", same
+        yield f"another call with the same {' and '.join(kept)}", same
     changed = {name: value for name, value in settings(candidate, case)}
     if changed:
         other = replace(inputs, params={**inputs.params, **changed})
