@@ -6,7 +6,8 @@ RUN := .venv/bin/python -m
 # The tests start hundreds of processes: each module is compiled once, not in each of them.
 export PYTHONDONTWRITEBYTECODE =
 # Stealing keeps the tests of a file in one process, where they share what is made once.
-WORKERS := -n auto --dist worksteal
+# One worker more than processors: some tests wait for processes and clocks.
+WORKERS := -n $(shell expr $$(nproc) + 1) --dist worksteal
 # Made again when one of these changes, or with another PYTHON.
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))

@@ -116,7 +116,12 @@ def contradicted(saboteur: Saboteur) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+SLOW = pytest.mark.slow("the references of blocks and attention, through every check")
+LONG = ("stack", "block", "attention")  # their kernels pass all checks in test_checks.py, too
+EACH = [pytest.param(op, id=name, marks=[SLOW] if name in LONG else []) for name, op in OPS.items()]
+
+
+@pytest.mark.parametrize("op", EACH)
 def test_what_is_right_passes_every_check(op: Op) -> None:
     """No false alarm: the machinery finds nothing wrong with the reference itself. On its other
     shapes it is held to its own bound in test_ops.py, and to independent code in

@@ -112,6 +112,7 @@ def test_two_groups_run_at_once_each_whole_on_its_gpu_in_one_report(spread: Spre
     assert made == [("one", False), ("one", True), ("two", True), ("two", True)]
 
 
+@pytest.mark.slow("workers of its own, which import torch")
 def test_a_worker_that_dies_and_a_test_that_fails_leave_no_baseline(spread: Spread) -> None:
     """The group of the one that died is missing, as is one that nothing measured."""
     spread.expect("one", "two", "three")
