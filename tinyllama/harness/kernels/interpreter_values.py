@@ -316,8 +316,9 @@ def _fix_scans() -> None:
 
 
 def _fix_extremes() -> None:
-    """The maximum of nothing but NaN is a NaN, of which numpy warns; its place, for which numpy
-    raises an error, is the first."""
+    """A maximum ignores NaN, as on a device; that of nothing but NaN is a NaN, and its place the
+    first. In Triton 3.6 the interpreter's is a NaN wherever there is one; later, numpy warns of NaN
+    alone, or raises an error."""
     min_max = stock.ReduceOps.min_max
 
     def place(of: Callable[..., Array], lowest: float) -> Callable[..., Array]:
@@ -328,16 +329,16 @@ def _fix_extremes() -> None:
 
         return found
 
-    known = {
-        np.nanmax: np.fmax.reduce,
-        np.nanmin: np.fmin.reduce,
-        np.nanargmax: place(np.argmax, -np.inf),
-        np.nanargmin: place(np.argmin, np.inf),
-        None: None,
+    known: dict[Any, Any] = {
+        **dict.fromkeys((np.max, np.nanmax), np.fmax.reduce),
+        **dict.fromkeys((np.min, np.nanmin), np.fmin.reduce),
+        **dict.fromkeys((np.argmax, np.nanargmax), place(np.argmax, -np.inf)),
+        **dict.fromkeys((np.argmin, np.nanargmin), place(np.argmin, np.inf)),
     }
 
     def quiet(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
-        return min_max(self, input, known[val_reduce_op], known[idx_reduce_op])
+        value, index = (known.get(each, each) for each in (val_reduce_op, idx_reduce_op))
+        return min_max(self, input, value, index)
 
     stock.ReduceOps.min_max = quiet
 
