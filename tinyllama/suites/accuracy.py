@@ -37,7 +37,7 @@ def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
     comparisons = case.compare(device, seed, references=_shared_references(case, device, seed))
     assert comparisons, "nothing was compared"
     wrong = [str(comparison) for comparison in comparisons if not comparison.passed]
-    wrong += [text for _, text in reference.faults(case, device, seed)]
+    wrong += [text for _, text in reference.faults(case, seed)]
     assert not wrong, "\n".join([str(case), *wrong])
 
 

@@ -113,11 +113,11 @@ def _of_reference(finding: Finding, candidate: Candidate) -> Finding:
         return finding
     cases = [case for case in candidate.covered() if case.layout == case.upstream]
     for case in cases:
-        for result, text in reference.faults(case, candidate.device, candidate.seed):
+        for result, text in reference.faults(case, candidate.seed):
             if is_gradient(result) is (name == accuracy.GRADIENTS):
                 return Finding(name, Outcome.FAILED, str(case), text)
     if name == accuracy.OUTPUTS and (
-        text := reference.narrow(cases[0], candidate.device, candidate.seed)
+        text := reference.narrow(cases[0], candidate.seed)
     ):
         return Finding(name, Outcome.FAILED, str(cases[0]), text, special=Rank.ADVICE)
     return finding
