@@ -116,9 +116,7 @@ def _of_reference(finding: Finding, candidate: Candidate) -> Finding:
         for result, text in reference.faults(case, candidate.seed):
             if is_gradient(result) is (name == accuracy.GRADIENTS):
                 return Finding(name, Outcome.FAILED, str(case), text)
-    if name == accuracy.OUTPUTS and (
-        text := reference.narrow(cases[0], candidate.seed)
-    ):
+    if name == accuracy.OUTPUTS and (text := reference.narrow(cases[0], candidate.seed)):
         return Finding(name, Outcome.FAILED, str(cases[0]), text, special=Rank.ADVICE)
     return finding
 
