@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
+from correctness_tests.support.tried import assert_found
+from correctness_tests.support.tried import in_each_dtype as finding
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.correct.checks import Outcome, sizes
 from tinyllama.harness.declare.values import Values
 
 Call = Callable[..., Any]
@@ -289,19 +291,11 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "SIZES", FEW)
 
 
-def finding(op: Op, call: Call, check: str) -> Finding:
-    (one,) = run(Candidate(op, Provider(op.name, "tried", call, op.dtypes)), only=[check])
-    return one
-
-
 @pytest.mark.parametrize(
     ("check", "op", "call", "said"), [one[1:] for one in PLANTED], ids=[one[0] for one in PLANTED]
 )
 def test_a_planted_fault_is_found(check: str, op: Op, call: Call, said: str) -> None:
-    one = finding(op, call, check)
-    assert one.outcome is Outcome.FAILED, one
-    assert said in one.message
-    assert one.rank in (Rank.WRONG, Rank.UNSAFE)
+    assert_found(op, call, check, said)
 
 
 @pytest.mark.parametrize(

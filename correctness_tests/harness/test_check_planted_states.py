@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.support.tried import MATRIX
+from correctness_tests.support.tried import MATRIX, assert_found
+from correctness_tests.support.tried import in_each_dtype as finding
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
+from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, run, sizes
 from tinyllama.harness.declare.specs import FLOATS
 
 T = torch.Tensor
@@ -252,19 +253,11 @@ def few_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sizes, "SIZES", (sizes.BOTH,) if together else FEW)
 
 
-def finding(op: Op, call: Call, check: str) -> Finding:
-    (one,) = run(Candidate(op, Provider(op.name, "tried", call, op.dtypes)), only=[check])
-    return one
-
-
 @pytest.mark.parametrize(
     ("check", "op", "call", "said"), [one[1:] for one in PLANTED], ids=[one[0] for one in PLANTED]
 )
 def test_a_planted_fault_is_found(check: str, op: Op, call: Call, said: str) -> None:
-    one = finding(op, call, check)
-    assert one.outcome is Outcome.FAILED, one
-    assert said in one.message
-    assert one.rank in (Rank.WRONG, Rank.UNSAFE)
+    assert_found(op, call, check, said)
 
 
 @pytest.mark.parametrize(("check", "op"), [(check, op) for (check, _), op in RIGHT.items()])
