@@ -212,3 +212,27 @@ def test_a_missing_gradient_is_no_race() -> None:
     call = with_backward(lambda dz, x, y: (dz * y, None))
     findings = found(product, call, "gradients", "races", requires=("triton",))
     assert [one.outcome for one in findings.values()] == [FAILED, PASSED]
+
+
+@jit
+def halves_kernel(x, y, D, HALF, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, BLOCK)
+    row, to = tl.program_id(0) * D, tl.where(at < HALF, at + HALF, at - HALF)
+    tl.store(y + row + to, tl.load(x + row + at, mask=at < D), mask=at < D)
+
+
+@pytest.mark.parametrize("check", ["fresh contents", "resources"])
+def test_sizes_that_the_reference_refuses_are_not_asked_for(check: str) -> None:
+    """Although the op does not declare that D must be even."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        x, y, half = x.contiguous(), x.new_empty(x.shape), x.shape[1] // 2
+        assert x.shape[1] // half, "a division by zero for one column"
+        halves_kernel[(len(x),)](x, y, x.shape[1], half, BLOCK=64)
+        return y
+
+    plain = Tensor("N D")
+    swapped = lambda x: x.unflatten(1, (2, -1)).flip(1).flatten(1)  # noqa: E731
+    halves = small("halves", swapped, {"x": plain}, {"y": "N D"}, cases=[Case(N=5, D=8)])
+    seen = finding(halves, call, check, requires=("triton",))
+    assert seen.outcome is PASSED or seen.rank is Rank.ADVICE, seen

@@ -75,7 +75,7 @@ def _of_one_entry(candidate: Candidate) -> Iterator[OpCase]:
     base = candidate.smallest()
     for axis, size in base.case.dims.items():
         one = resized(candidate, base, axis, 1) if isinstance(size, int) and size > 1 else None
-        if one is not None and one.case.dims[axis] == 1:
+        if one is not None and one.case.dims[axis] == 1 and candidate.takes(one):
             yield one
 
 

@@ -260,6 +260,14 @@ class Candidate:
         compared = case.judge(results, inputs, references=references, **given)
         return [one for one in compared if not one.passed]
 
+    def takes(self, case: OpCase) -> bool:
+        """Whether the reference takes these sizes: an op may leave out what must fit."""
+        try:
+            evaluate(self.op, self.op["eager"].call, self.inputs(case))
+        except Exception:
+            return False
+        return True
+
     def with_kernels(self) -> "Candidate":
         """The same, which says that it has kernels where its smallest case launches one here."""
         if "triton" in self.provider.requires or self.device.type != "cpu" or not HAS_TRITON:
