@@ -221,7 +221,7 @@ def halves_kernel(x, y, D, HALF, BLOCK: tl.constexpr):  # type: ignore[no-untype
     tl.store(y + row + to, tl.load(x + row + at, mask=at < D), mask=at < D)
 
 
-@pytest.mark.parametrize("check", ["fresh contents", "resources"])
+@pytest.mark.parametrize("check", ["fresh contents", "resources", "special values"])
 def test_sizes_that_the_reference_refuses_are_not_asked_for(check: str) -> None:
     """Although the op does not declare that D must be even."""
 

@@ -250,7 +250,11 @@ def _half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
         return None
     for size in HALVED:
         long = resized(candidate, case, axes[-1], size)
-        if long is None or elements(candidate.op, long.case) > MOST_ELEMENTS:
+        if (
+            long is None
+            or elements(candidate.op, long.case) > MOST_ELEMENTS
+            or not candidate.takes(long)
+        ):
             continue
         inputs = candidate.inputs(long)
         row, eager = None, candidate.op["eager"].call
