@@ -80,11 +80,11 @@ def found(call: Any, *only: str) -> dict[str, Finding]:
 @pytest.mark.parametrize(
     ("kernel", "shift", "seen"),
     [
-        (storing, FAR, "program (0, 0, 0): a store of 4 bytes "),
-        (storing, 7, "program (0, 0, 0): a store of 4 bytes 0 bytes behind the end of out, "),
-        (adding, -FAR, "an atomic of 4 bytes "),
-        (swapping, FAR, "an atomic of 4 bytes "),
-        (reading, -1, "a load of 4 bytes 4 bytes before the start of x, a buffer of 32 bytes"),
+        (storing, FAR, "program (0, 0, 0): a store of 4 bytes, "),
+        (storing, 7, "program (0, 0, 0): a store of 4 bytes, right behind the end of out, "),
+        (adding, -FAR, "an atomic of 4 bytes, "),
+        (swapping, FAR, "an atomic of 4 bytes, "),
+        (reading, -1, "a load of 4 bytes, 4 bytes before the start of x, a buffer of 32 bytes"),
     ],
     ids=["far store", "near store", "atomic", "swap", "load"],
 )

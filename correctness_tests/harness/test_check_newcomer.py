@@ -115,7 +115,7 @@ def test_kernels_that_are_not_declared_are_asked_what_declared_ones_are() -> Non
     findings = found(plain, launching(1), "out of bounds", "races", "resources", "program order")
     bounds = findings.pop("out of bounds")
     assert bounds.outcome is FAILED
-    assert "doubled, program (0, 0, 0): a store of 4 bytes 0 bytes behind" in bounds.message
+    assert "doubled, program (0, 0, 0): a store of 4 bytes, right behind" in bounds.message
     assert {one.outcome for one in findings.values()} == {PASSED}
 
 

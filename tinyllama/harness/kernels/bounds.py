@@ -136,10 +136,12 @@ class Bounds:
         if address < nearest.start:
             where = f"{nearest.start - address} bytes before the start of {nearest.name}"
         else:
-            where = f"{address - nearest.end} bytes behind the end of {nearest.name}"
+            gap = address - nearest.end
+            behind = f"{gap} bytes behind" if gap else "right behind"
+            where = f"{behind} the end of {nearest.name}"
         length = nearest.end - nearest.start
         self.strays.append(
-            f"{author_line()}{kernel}, program {program}: {_article(kind)} of {size} bytes "
+            f"{author_line()}{kernel}, program {program}: {_article(kind)} of {size} bytes, "
             f"{where}, a buffer of {length} bytes"
         )
 

@@ -364,7 +364,8 @@ def second_derivative(candidate: Candidate) -> Problem:
         text = f"declared to have a second derivative: {error}"
         return transformed(candidate, case) or ((case, text, Rank.CONTRACT) if declared else None)
     if found is None:
-        text = "first derivatives under create_graph are silently detached"
+        text = "first derivatives under create_graph are silently detached: mark the backward "
+        text += "pass as once_differentiable"
         return transformed(candidate, case) or (case, text, Rank.ADVICE)
     if not declared:
         return case, "declared to have no second derivative, and gives one", Rank.CONTRACT

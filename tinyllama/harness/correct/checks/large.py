@@ -113,7 +113,7 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
 
 def _far_rows(candidate: Candidate) -> Problem | Finding:
     if BF16 not in candidate.dtypes:
-        raise Unsupported("it takes no bfloat16, of which 2^31 elements have addresses here")
+        raise Unsupported("it takes no bfloat16, the one dtype in which this is tried")
     case = _with_entries(candidate, APART, BF16)
     try:
         far = Far()
