@@ -108,7 +108,8 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
     with among(interpreter_values.SUMS, narrow.note):
         candidate.shielded().results(inputs)
     text = "; ".join(narrow.found.values())
-    return (case, f"{text}: wrong beyond 2^31 elements", Rank.ADVICE) if text else None
+    text += "; beyond 2^31 elements it overflows: make it int64" if text else ""
+    return (case, text, Rank.ADVICE) if text else None
 
 
 def _far_rows(candidate: Candidate) -> Problem | Finding:
