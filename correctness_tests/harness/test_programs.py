@@ -36,6 +36,18 @@ def copy_rows(x, y, stride, D, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type
 
 
 @jit
+def loop_rows(x, y, stride, D, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same: a loop's variable has the width of its bounds."""
+    first = tl.program_id(0)
+    first = first.to(tl.int64) if WIDE else first
+    at = tl.arange(0, BLOCK)
+    for row in range(first, first + 1):
+        for one in tl.range(row, row + 1):
+            left = tl.load(x + one * stride + at, mask=at < D)
+            tl.store(y + one.to(tl.int64) * D + at, left, mask=at < D)
+
+
+@jit
 def adding(y, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.atomic_add(y + tl.arange(0, BLOCK), 1.0)
 
@@ -84,15 +96,16 @@ def test_two_launches_may_store_one_address() -> None:
     assert finding.outcome is Outcome.PASSED, finding
 
 
+@pytest.mark.parametrize("kernel", [copy_rows, loop_rows], ids=["program", "loop"])
 @pytest.mark.parametrize("wide", [True, False])
-def test_an_offset_of_32_bits_is_found(wide: bool) -> None:
+def test_an_offset_of_32_bits_is_found(wide: bool, kernel: Any) -> None:
     def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         B, T, D = x.shape
         plain = x.detach()
         for t in range(T):
             row = plain[:, t]
             copy = torch.empty(B, D, dtype=x.dtype)
-            copy_rows[(B,)](row, copy, x.stride(0), D, WIDE=wide, BLOCK=2 ** D.bit_length())
+            kernel[(B,)](row, copy, x.stride(0), D, WIDE=wide, BLOCK=2 ** D.bit_length())
             x = x + torch.zeros_like(x, memory_format=torch.contiguous_format).index_copy(
                 1, torch.tensor([t]), (copy - row)[:, None]
             )

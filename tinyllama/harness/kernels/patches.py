@@ -43,8 +43,12 @@ class Index(int):
         return tl.cast(int(self), dtype, *rest, **named)
 
 
-def counted(numbers: Callable[..., Iterable[int]], *args: Any, **named: Any) -> Iterator[Index]:
-    return map(Index, numbers(*args, **named))
+def counted(numbers: Callable[..., Iterable[int]], *args: Any, **named: Any) -> Iterator[Any]:
+    """The variable of a loop, of 64 bits where a bound is: compiled, it has their widest type."""
+    types = (one.dtype for one in (*args, *named.values()) if isinstance(one, tl.tensor))
+    wide = next((one for one in types if one.primitive_bitwidth > 32), None)
+    each = map(Index, numbers(*args, **named))
+    return (one.to(wide) for one in each) if wide else each
 
 
 class _Scope:
