@@ -44,7 +44,8 @@ def counts(x, y, N, stride):  # type: ignore[no-untyped-def]
     for row in range(tl.program_id(0), N, tl.num_programs(0)):
         at = x + row.to(tl.int64) * stride  # type: ignore[attr-defined]
         for column in tl.range(0, 2):
-            tl.store(y + column.to(row.dtype) + 2 * row, tl.load(at + column))  # type: ignore[attr-defined]
+            place = (column.to(row.dtype) + (2 * row).to(tl.int64)).to(row.dtype)  # type: ignore[attr-defined]
+            tl.store(y + place, tl.load(at + (column - 1 + 1).to(tl.int64)))
 
 
 def result(kernel: Any) -> float:

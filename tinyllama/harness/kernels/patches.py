@@ -34,13 +34,26 @@ _INSIDE: list[None] = []
 
 
 class Index(int):
-    """A loop variable of an interpreted kernel: a number that can be cast, since a compiled kernel
-    has a tensor there."""
+    """A loop variable of an interpreted kernel, or what is computed from it: a number that can be
+    cast, since a compiled kernel has a tensor there."""
 
     dtype = tl.int32
 
     def to(self, dtype: Any, *rest: Any, **named: Any) -> Any:
         return tl.cast(int(self), dtype, *rest, **named)
+
+
+def _of_indices(usual: Callable[[int, Any], Any]) -> Callable[[Index, Any], Any]:
+    def computed(self: Index, other: Any) -> Any:
+        found = usual(self, other)
+        return found if found is NotImplemented else Index(found)
+
+    return computed
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        setattr(Index, _method, _of_indices(getattr(int, _method)))
 
 
 def counted(numbers: Callable[..., Iterable[int]], *args: Any, **named: Any) -> Iterator[Any]:
