@@ -368,7 +368,8 @@ def second_derivative(candidate: Candidate) -> Problem:
         text += "pass as once_differentiable"
         return transformed(candidate, case) or (case, text, Rank.ADVICE)
     if not declared:
-        return case, "declared to have no second derivative, and gives one", Rank.CONTRACT
+        text = "declared to have no second derivative, and gives one, right or wrong: mark the "
+        return case, f"{text}backward pass as once_differentiable, or declare it", Rank.CONTRACT
     right = second(candidate, candidate.op["eager"].call, inputs.double())
     assert right is not None
     usual = second(candidate, candidate.op["eager"].call, inputs)  # a float32 on the way is right
