@@ -13,7 +13,7 @@ from correctness_tests.support.tried import MATRIX, finding, found, small
 from correctness_tests.support.tried import with_backward as of
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.correct.checks import Outcome, Rank
-from tinyllama.harness.kernels.launch import jit, tl
+from tinyllama.harness.kernels.launch import jit, next_power_of_2, tl
 
 PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
 
@@ -236,3 +236,24 @@ def test_sizes_that_the_reference_refuses_are_not_asked_for(check: str) -> None:
     halves = small("halves", swapped, {"x": plain}, {"y": "N D"}, cases=[Case(N=5, D=8)])
     seen = finding(halves, call, check, requires=("triton",))
     assert seen.outcome is PASSED or seen.rank is Rank.ADVICE, seen
+
+
+@jit
+def tile_kernel(x, y, N, D, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    mask = (rows < N) & (columns < D)
+    tl.store(y + rows * D + columns, tl.load(x + rows * D + columns, mask=mask), mask=mask)
+
+
+def test_a_size_whose_tile_triton_takes_nowhere_is_refused_and_not_wrong() -> None:
+    """Nor is it a limit of the interpreter: the compiler raises the same error."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        x, y, (N, D) = x.contiguous(), x.new_empty(x.shape), x.shape
+        tile_kernel[(1,)](x, y, N, D, ROWS=8192, BLOCK=max(64, next_power_of_2(D)))
+        return y
+
+    few: Any = lambda dims: None if dims["N"] == 5 else "other rows"  # noqa: E731
+    seen = finding(copy, call, "sizes", requires=("triton",), supports=few)
+    assert (seen.outcome, seen.rank) == (Outcome.CRASHED, Rank.CONTRACT), seen
+    assert "exceeds triton maximum" in seen.message

@@ -16,6 +16,7 @@ from tinyllama.harness.machine.device import lost
 
 _REFUSAL = "InterpreterError"  # of triton.runtime.errors: what it raises for any error of a kernel
 _HARNESS = __name__.partition(".correct.")[0]
+_TOO_LARGE = "exceeds triton maximum"  # of a block: what Triton says to interpret and to compile it
 _REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
 _OTHERS = {"torch", "triton", "numpy", *sys.stdlib_module_names}  # machinery that is no candidate's
 
@@ -79,8 +80,9 @@ def in_backward(error: BaseException) -> bool:
 
 def refuses(error: BaseException) -> bool:
     """Whether it is what a call raises that does not take its arguments: an error of these types,
-    or a RuntimeError that the author's own ``raise`` made, and not torch or a device."""
-    if isinstance(error, _REFUSALS):
+    or a RuntimeError that the author's own ``raise`` made, and not torch or a device; or Triton's,
+    of a block with more elements than any may have."""
+    if isinstance(error, _REFUSALS) or _too_large(error):
         return True
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
@@ -105,10 +107,15 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def _refused_by_interpreter(error: Exception) -> bool:
-    """Whether an interpreted kernel raised something other than an assertion."""
+    """Whether an interpreted kernel raised what need not be raised where it is compiled: neither an
+    assertion, nor that a block is too large."""
     chain = list(_chain(error))
-    asserted = any(isinstance(one, AssertionError) for one in chain)
-    return not asserted and any(type(one).__name__ == _REFUSAL for one in chain)
+    own = _too_large(error) or any(isinstance(one, AssertionError) for one in chain)
+    return not own and any(type(one).__name__ == _REFUSAL for one in chain)
+
+
+def _too_large(error: BaseException) -> bool:
+    return any(isinstance(one, ValueError) and _TOO_LARGE in str(one) for one in _chain(error))
 
 
 def _compiles_for(candidate: Candidate) -> str | None:
