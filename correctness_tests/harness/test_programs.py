@@ -161,7 +161,7 @@ def test_an_offset_of_32_bits_in_a_dense_tensor_is_advice(wide: bool) -> None:
         assert finding.rank is Rank.ADVICE
         assert finding.message.startswith(f"{__file__}:")
         assert "test_programs.copy_dense: an offset of 32 bits reaches element" in finding.message
-        assert finding.message.endswith("it overflows: make it int64")
+        assert finding.message.endswith("for more than 2^31 elements it must be int64")
 
 
 @pytest.mark.parametrize(

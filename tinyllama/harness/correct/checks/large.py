@@ -108,7 +108,7 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
     with among(interpreter_values.SUMS, narrow.note):
         candidate.shielded().results(inputs)
     text = "; ".join(narrow.found.values())
-    text += "; beyond 2^31 elements it overflows: make it int64" if text else ""
+    text += "; for more than 2^31 elements it must be int64" if text else ""
     return (case, text, Rank.ADVICE) if text else None
 
 
