@@ -33,16 +33,26 @@ def test_more_than_all_of_it_waits_until_nothing_is_held() -> None:
             order.append(name)
 
     with shared.held(4.0):
-        large = threading.Thread(target=held, args=("large", 50.0))
+        large = threading.Thread(target=held, args=("large", 50.0), daemon=True)
         large.start()
         time.sleep(0.05)
-        small = threading.Thread(target=held, args=("small", 1.0))
+        small = threading.Thread(target=held, args=("small", 1.0), daemon=True)
         small.start()
         time.sleep(0.05)
         assert order == [], "who asks first is served first, though the small one would fit"
     large.join(5)
     small.join(5)
     assert order == ["large", "small"]
+
+
+def test_who_waits_is_told_when_another_begins_and_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared, told = Memory(10.0), list[float]()
+    monkeypatch.setattr(shared._changed, "notify_all", lambda: told.append(shared._held))
+    with shared.held(4.0):
+        assert told == [4.0]
+    assert told == [4.0, 0.0]
 
 
 def test_what_fits_is_held_at_the_same_time_and_given_back_after_an_error() -> None:

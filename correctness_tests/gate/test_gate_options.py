@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -325,3 +326,13 @@ def test_a_folder_that_is_named_is_in_the_tree(
         return
     with pytest.raises(pytest.UsageError, match=r"is outside .*: name a folder of timings in it"):
         plugin._inside(name, folder, tmp_path)
+
+
+def test_a_file_that_was_opened_for_a_refused_option_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "check_measuring", lambda config: None)
+    option = Mock(**{**dict.fromkeys(plugin.REFUSED), "benchmark_json": (tmp_path / "a").open("w")})
+    with pytest.raises(pytest.UsageError, match="--benchmark-json"):
+        plugin.pytest_configure(Mock(stash={}, option=option))
+    assert option.benchmark_json.closed

@@ -1,6 +1,7 @@
 """Faults of an outsider that every check passed once, each on the smallest op that can have it, and
 the right implementation beside it."""
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from correctness_tests.support.tried import MATRIX, finding, small
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.checks import Rank, state
+from correctness_tests.support.tried import FP32, MATRIX, finding, small
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks import Candidate, Rank, between, state
 from tinyllama.harness.correct.checks.accuracy import ABSENT, LAYOUTS, UPSTREAMS
+from tinyllama.harness.correct.evaluate import Inputs
 
 WEIGHT = Tensor("D", grad=True)
 weighed = small("weighed", lambda x, w: x * w, {"x": MATRIX, "w": WEIGHT}, {"y": "N D"})
@@ -114,6 +117,35 @@ def test_what_is_between_the_passes(call: Any, expected: Rank | None, words: str
     seen = finding(weighed, call, "backward twice", double_backward=False)
     assert seen.rank is expected, seen
     assert words in seen.message
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_cycles_are_collected_when_the_check_asks_for_it(on: bool) -> None:
+    """Not during the calls, however often Python does it by itself; later it goes on as before."""
+    drawn: list[tuple[int, bool]] = []
+    kept: list[torch.Tensor] = []
+
+    def give(ctx: Any, *gradients: torch.Tensor) -> Any:
+        kept.extend(gradients)
+        return gradients
+
+    class Noting(Candidate):
+        def inputs(self, case: OpCase, draw: int = 0) -> Inputs:
+            drawn.append((draw, gc.isenabled()))
+            return super().inputs(case, draw)
+
+    tried = Provider("weighed", "tried", weighing(in_a_cycle, give=give), dtypes=FP32)
+    case = OpCase(weighed, tried, weighed.cases[0], torch.float32)
+    try:
+        if not on:
+            gc.disable()
+        found = between._alive(Noting(weighed, tried), case)
+        assert gc.isenabled() == on
+    finally:
+        gc.enable()
+    always = ["grad x", "grad w"]
+    assert found == {False: ["x", "w", "y", *always], True: always}
+    assert drawn == [(number, False) for number in range(between.IN_FLIGHT)]
 
 
 # -- layouts, and combinations ---------------------------------------------------------------------

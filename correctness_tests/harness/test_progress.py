@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -76,6 +77,19 @@ def test_what_was_redrawn_is_erased_before_a_line_and_at_the_end() -> None:
     with Progress(lambda line: said.append(line[9:]), lambda text: said.append(f"<{text}>")) as one:
         one.line("a line")
     assert said == ["<>", "a line", "<>"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_is_shown_does_not_stay_in_a_buffer(terminal: bool) -> None:
+    stream = Mock()
+    stream.isatty.return_value = terminal
+    doing = of_stream(stream)
+    doing.line("a line")
+    assert stream.mock_calls[-1] == call.flush()
+    with doing:
+        pass
+    assert stream.mock_calls[-1] == call.flush()
+    assert stream.write.call_count == (3 if terminal else 1)
 
 
 def test_who_waits_for_a_device_is_told_for_whom(

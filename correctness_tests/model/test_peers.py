@@ -3,11 +3,13 @@
 `test_ranks.py` has the steps of two ranks that use them.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -130,6 +132,24 @@ def test_gradients_are_written_in_their_place(tier: str, device: torch.device) -
     assert placed.of(one) is None
     with placed(master, buffer):
         assert placed.of(torch.zeros(3)) is None
+
+
+@pytest.mark.parametrize("multicast", [None, "0"])
+def test_memory_that_all_ranks_can_read_is_zero_and_without_multicast(
+    multicast: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a user sets it otherwise."""
+    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", multicast or "")
+    if multicast is None:
+        monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST")
+    symmetric = Mock(empty=lambda *size, **kind: torch.full(size, torch.nan, **kind))
+    monkeypatch.setattr(torch.distributed, "_symmetric_memory", symmetric, raising=False)
+    monkeypatch.setattr(peers.dist, "group", Mock(WORLD="all"))
+    memory, way = peers._connected(torch.ones(5, dtype=torch.float64))
+    assert torch.equal(memory, torch.zeros(5, dtype=torch.float64))
+    symmetric.rendezvous.assert_called_once_with(memory, "all")
+    assert way is symmetric.rendezvous.return_value
+    assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == (multicast or "1")
 
 
 # -- what cannot be ----------------------------------------------------------------------------

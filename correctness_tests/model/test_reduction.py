@@ -6,10 +6,11 @@ asynchronous one are doubled when it is waited for. `test_ranks.py` has two rank
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -162,6 +163,22 @@ def test_buckets_are_as_large_as_a_layer(early: bool) -> None:
     way.plain, plain = True, lambda *batch: ("plain", *batch)
     model.loss_with = plain  # type: ignore[assignment, method-assign]
     assert way.loss(1, 2) == ("plain", 1, 2)
+
+
+@pytest.mark.usefixtures("wrapped")
+def test_buckets_are_made_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After what was launched before, and before what is launched later."""
+    told = Mock()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: told.own)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: told.current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(stream.entered()))
+    model = TinyLlama(SHAPE).to("meta")
+    Parallel(model, model.loss_with, TWO)
+    assert told.mock_calls == [
+        call.own.wait_stream(told.current),
+        call.own.entered(),
+        call.current.wait_stream(told.own),
+    ]
 
 
 @pytest.mark.usefixtures("wrapped")

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
+from unittest.mock import call as called
 
 import pytest
 import torch
@@ -275,3 +277,22 @@ def test_products_have_the_precision_that_is_asked_for(
 
 def test_a_plan_without_capture_is_eager() -> None:
     assert str(a_step(plan=StepPlan()).plan) == "eager"
+
+
+@pytest.mark.parametrize(("overlap", "early"), [(True, False), (True, True), (False, True)])
+def test_a_step_is_counted_before_its_parts_are_updated(overlap: bool, early: bool) -> None:
+    one: Any = a_step()
+    parts = [{1: torch.ones(1)}, {0: torch.ones(1)}]
+    told = Mock()
+    told.reduction.early, told.reduction.arrive.return_value = early, parts
+    one._reduction, one.optimizer, one._side = told.reduction, told.optimizer, told.side
+    one.plan, one._counted, one._judged = replace(one.plan, overlap=overlap), 5, 6
+    one._update()
+    assert told.mock_calls == [
+        called.side.wait(5) if overlap else called.optimizer.begin(6),
+        called.reduction.arrive(),
+        *(called.optimizer.update_with(part, beside=False) for part in parts),
+        called.reduction.finish(),
+        called.optimizer.update_rest(),
+        called.side.join(),
+    ]

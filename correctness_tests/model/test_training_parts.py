@@ -147,6 +147,17 @@ def test_a_run_that_two_signals_could_end_is_marked() -> None:
     assert made.done == 5
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_generators_of_the_cpu_and_of_this_device_are_seeded(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "default_generator", mine := Mock())
+    monkeypatch.setattr(torch.cuda, "manual_seed", gpu := Mock())
+    train._seed(7, torch.device(device))
+    assert mine.mock_calls == [call.manual_seed(7)]
+    assert gpu.mock_calls == ([call(7)] if device == "cuda" else [])
+
+
 # -- diagnoses ---------------------------------------------------------------------------------
 
 

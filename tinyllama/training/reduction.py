@@ -282,7 +282,6 @@ class Beside(Reduction):
             if matrix.dim() > 1:
                 _sum([matrix])
         _sum([gradient for gradient in there if gradient.dim() == 1])
-        self._reduced.clear()
 
 
 class Sharded(Reduction):

@@ -294,7 +294,6 @@ def _alive(candidate: Candidate, case: OpCase) -> dict[bool, list[str]]:
             for one in several(tuple(value) if isinstance(value, list) else value)
         }
 
-    gc.collect()
     on = gc.isenabled()
     gc.disable()
     try:
