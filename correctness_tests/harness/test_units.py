@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS, laid_out
+from tinyllama.harness.correct.layouts import LAYOUTS, TIED, UPSTREAMS, laid_out
 from tinyllama.harness.kernels import gluon
 from tinyllama.harness.kernels.occupancy import Occupancy, occupancy
 from tinyllama.harness.machine.device import (
@@ -305,7 +305,15 @@ STRIDES = {
     "expanded": (0, 4, 1),
     "summed": (0, 0, 0),
     "distinct": (45, 15, 3),  # the third tensor of a call: elements 3 apart, rows of 3 * (4 + 1)
+    "offset": (12, 4, 1),
+    "padded": (20, 5, 1),
+    "swapped": (4, 8, 1),
+    "cut": (16, 4, 1),
+    "parted": (12, 4, 1),  # of four axes
+    "broadcast": (3, 1, 0),
+    "shared": (4, 0, 1),
 }
+GAPS = {"strided": 24, "distinct": 66, "offset": 2, "padded": 16, "cut": 8}
 
 
 @pytest.mark.parametrize("layout", STRIDES)
@@ -315,14 +323,16 @@ def test_each_layout_has_its_strides_and_keeps_its_values(layout: str, dtype: to
     found = laid_out(sample, dtype, CPU, layout, 3)
     assert found.shape == sample.shape
     assert found.dtype is dtype
+    if layout in TIED and dtype is torch.int64:
+        layout = "contiguous"
     assert found.stride() == STRIDES[layout]
-    expected = {"expanded": sample[:1], "summed": sample[:1, :1, :1]}.get(layout, sample)
-    assert torch.equal(found, expected.expand(2, 3, 4).to(dtype))
-    if layout in ("strided", "distinct"):
+    repeated = {"expanded": sample[:1], "summed": sample[:1, :1, :1]}
+    repeated |= {"broadcast": sample[..., :1], "shared": sample[:, :1]}
+    assert torch.equal(found, repeated.get(layout, sample).expand(2, 3, 4).to(dtype))
+    if layout in GAPS:
         whole = found.as_strided((found.untyped_storage().size() // found.itemsize,), (1,), 0)
-        gaps = len(whole) - 24
         empty = whole.isnan() if dtype.is_floating_point else whole == 0
-        assert int(empty.sum()) == gaps + (not dtype.is_floating_point)  # where 0 is a value too
+        assert int(empty.sum()) == GAPS[layout] + (dtype is torch.int64)  # where 0 is a value, too
 
 
 def test_what_has_no_axis_or_one_has_the_layouts_that_it_can() -> None:
@@ -333,6 +343,12 @@ def test_what_has_no_axis_or_one_has_the_layouts_that_it_can() -> None:
         assert torch.equal(found, torch.zeros(4) if layout == "summed" else row)
     with pytest.raises(ValueError, match="unknown layout 'dense': use one of "):
         laid_out(row, torch.float32, CPU, "dense", 1)
+    parted = laid_out(torch.ones(2, 3, 4, 5), torch.float32, CPU, "parted", 1)
+    assert (parted.shape, parted.stride()) == ((2, 3, 4, 5), (80, 20, 5, 1))
+    assert laid_out(torch.ones(2, 3), torch.float32, CPU, "padded", 1).stride() == (4, 1)
+    assert laid_out(row, torch.float32, CPU, "padded", 1).untyped_storage().nbytes() == 4 * 5
+    for dtype, factor in ((torch.float32, 2.0**-40), (torch.float16, 2.0**-17)):
+        assert torch.equal(laid_out(row, dtype, CPU, "faint", 1), row.to(dtype) * factor)
 
 
 # -- where Triton has no Gluon --------------------------------------------------------------------
