@@ -1,6 +1,7 @@
 """By what results and inputs are known again: digests of bits, projections, and what is added to a
 call to see the gate find it."""
 
+import math
 import statistics
 import time
 from unittest.mock import Mock
@@ -80,6 +81,19 @@ def test_a_digest_tells_one_bit_anywhere() -> None:
     assert digest(torch.tensor([2, 0])) != digest(torch.tensor([0, 1])), "no sum of places"
 
 
+def test_a_digest_is_a_sum_over_words_of_eight_bytes_with_odd_weights() -> None:
+    """Modulo 2**64, in whole numbers without a limit."""
+    odd = 0x9E3779B97F4A7C15
+    words = [3, -5, 2**40 + 1, -(2**63), 0, 2**62 - 1]
+    mixed = [(word ^ (word >> 32)) + 1 for word in words]
+    expected = sum(one * (place * odd | 1) for place, one in enumerate(mixed)) % 2**64
+    value = torch.tensor(words)
+    for dtype in [*TYPES[1:], torch.int8]:
+        same = value.view(dtype)
+        assert digests.digest_of_all([same]) == digests_of_calls([[same]]) == [expected]
+    assert digests_of_calls([[], [value], []]) == [0, expected, 0]
+
+
 def test_a_digest_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     whole = digest(value)
@@ -96,6 +110,20 @@ def test_a_digest_is_of_values_wherever_they_lie(dtype: torch.dtype, start: int)
     value = torch.randint(-3, 4, (67,), generator=generator).to(dtype)
     part = value[start : start + 64]
     assert digests.digest_of_all([part, value]) == [digest(part.clone()), digest(value)]
+
+
+def test_projections_are_sums_with_signs_that_are_as_often_plus_as_minus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signs = torch.tensor([digests.projections(one) for one in torch.eye(64)])
+    assert signs.abs().eq(1).all()
+    assert abs(signs.sum()) < 4 * math.sqrt(signs.numel())
+    value = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    assert digests.projections(value) == pytest.approx((value @ signs).tolist())
+    assert digests.projections(torch.ones(3, dtype=torch.int64)) == (0.0,) * 8
+    monkeypatch.setattr(digests, "_PART", 48)
+    (first, *_), *_, (last, *_) = (digests.projections(one) for one in torch.eye(64))
+    assert (abs(first), abs(last)) == (1, 1)
 
 
 def test_projections_are_of_the_size_of_what_differs() -> None:

@@ -104,13 +104,14 @@ def test_a_function_of_the_tree_is_found_among_those_of_others(
 def test_modules_that_are_imported_later_are_looked_at_unless_they_are_of_the_tree(
     name: str, file: str, seen: bool, modules: dict[str, Any]
 ) -> None:
+    modules["first"].old = function("old")
     spaces = Spaces()
     modules["no module"] = SimpleNamespace(new=function("new"))
     modules[name] = module(name, file, of=[function("new")])
     assert found(spaces) == ({"new"} if seen else set(), {})
 
 
-@pytest.mark.parametrize("file", ["<string>", f"{HERE}x.py", "/trees/a.py", "/lib/a.py"])
+@pytest.mark.parametrize("file", ["<string>", f"{HERE}values.py", "/trees/a.py", "/lib/a.py"])
 def test_functions_of_others_are_none_of_the_tree(file: str, modules: dict[str, Any]) -> None:
     spaces = Spaces()
     modules["first"].new = [function("new", file), len, None]

@@ -164,6 +164,21 @@ def test_what_is_not_known_is_left_to_triton(
     assert known.launch_key(odd, {}) is None
 
 
+def test_where_a_kernel_is_not_specialised_by_its_key_triton_is_asked(
+    specialised: list[Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "knows", lambda index: False)
+    assert known.launch_key((X, 2.0), {}) is None
+    monkeypatch.setattr(known, "knows", lambda index: True)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: -1)
+    assert known.launch_key((X, 2.0), {}) is None
+
+
+def test_addresses_that_are_multiples_of_16_are_alike(specialised: list[Compiled]) -> None:
+    found = [known.launch_key((X[start:], 2.0), {}) for start in (0, 4, 8, 1, 5)]
+    assert found[0] == found[1] == found[2] != found[3] == found[4]
+
+
 @pytest.mark.parametrize("named", [X, (X,), [64]], ids=["tensor", "tuple", "list"])
 def test_a_tensor_given_by_name_is_not_kept(named: Any, specialised: list[Compiled]) -> None:
     """A key that held it would keep its memory."""

@@ -104,22 +104,20 @@ def show(made: Known | None) -> None:
 
 # -- the key ----------------------------------------------------------------------------------
 
-# Of the arguments of a launch, by their types: where tensors are, and values that a kernel is
-# specialised by; None where another type is among them.
 _Types = tuple[type, ...]
-_PLACES: dict[tuple[_Types, _Types], tuple[list[int], list[int]] | None] = {}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _HELD = (torch.Tensor, tuple, list, dict, set)  # by name: a key would keep what is in them alive
 
 
+@functools.cache
 def _places(types: _Types, named: _Types) -> tuple[list[int], list[int]] | None:
-    if (types, named) not in _PLACES:
-        tensors = [i for i, kind in enumerate(types) if kind in _TENSORS]
-        values = [i for i, kind in enumerate(types) if kind in (int, bool)]
-        others = {*types} - {*_TENSORS, int, bool, float, type(None)}
-        known = tensors and not others and not any(issubclass(kind, _HELD) for kind in named)
-        _PLACES[types, named] = (tensors, values) if known else None
-    return _PLACES[types, named]
+    """Of the arguments of a launch, by their types: where tensors are, and values that a kernel is
+    specialised by; None where another type is among them."""
+    tensors = [i for i, kind in enumerate(types) if kind in _TENSORS]
+    values = [i for i, kind in enumerate(types) if kind in (int, bool)]
+    others = {*types} - {*_TENSORS, int, bool, float, type(None)}
+    known = tensors and not others and not any(issubclass(kind, _HELD) for kind in named)
+    return (tensors, values) if known else None
 
 
 @functools.cache
@@ -150,7 +148,7 @@ def launch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]
     addresses are multiples of 16, whole numbers, constants and options. None where a launch has
     something else, or is not on one GPU: Triton then decides."""
     types, named = tuple(map(type, args)), tuple(map(type, kwargs.values()))
-    places = _PLACES[types, named] if (types, named) in _PLACES else _places(types, named)
+    places = _places(types, named)
     if places is None:
         return None
     tensors = [args[i] for i in places[0]]
