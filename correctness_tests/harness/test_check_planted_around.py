@@ -370,7 +370,7 @@ PLANTED: list[tuple[str, str, Op, Call, str]] = [
     ("vmap", "second derivative", running, Running.apply, "torch.vmap along axis 0 of x: y"),
     ("a fake's dtype", "compiled", doubled, lambda x: NOT_KEPT(x), "opcheck of planted.doubled"),
     ("a fake's size", "compiled", longer, longer_by_a_custom_op, "compiled for any size: y"),
-    ("backward under autocast", "autocast", product, Product.apply, "a backward pass under autoc"),
+    ("backward under autocast", "autocast", product, Product.apply, ": index_add_(): self "),
 ]  # fmt: skip
 ADVICE: list[tuple[str, str, Op, Call, str]] = [
     ("the default device", FRESH, ramp, lambda x: x * torch.arange(1, 1 + x.shape[-1]),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT, python
-from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
+from tinyllama.harness import Case, DeclarationError, Op, Provider, Registry, Tensor, load_file
 from tinyllama.harness.correct.cases import OpCase, op_cases
 from tinyllama.harness.correct.layouts import FAINT, LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare import registry as registry_file
@@ -94,6 +94,12 @@ def declare_affine() -> Op:
     op = declare(inputs=inputs, params={"factor": 1.0, "bias": 0.5})
     op.reference(lambda x, gain, factor=1.0, bias=0.5: x * gain * factor + bias)
     return op
+
+
+def test_a_provider_has_no_slack_but_what_it_declares() -> None:
+    provider = Provider("x", "y", torch.sin, (), slack={torch.float16: 3.0})
+    found = [provider.slack_in(dtype) for dtype in (torch.float16, torch.float32)]
+    assert found == [3.0, 1.0]
 
 
 def test_an_implementation_may_take_its_inputs_together() -> None:

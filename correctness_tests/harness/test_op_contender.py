@@ -338,9 +338,9 @@ def test_what_modules_declare_are_their_ops_and_their_providers_of_others() -> N
         return SimpleNamespace(name=name, module=module, providers=each)
 
     ops = [
+        op("none", "other", eager="other"),
         op("own", "mine", eager="mine", theirs="other"),
         op("others", "other", eager="other", fast="mine", last="mine"),
-        op("none", "other", eager="other"),
     ]
     registry: Any = {one.name: one for one in ops}
     found = op_contender.declared_by(registry, ["mine"])

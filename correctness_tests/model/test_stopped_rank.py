@@ -95,6 +95,7 @@ def test_only_a_silent_process_of_the_same_launcher_is_killed(
         with pytest.raises(SystemExit) as ended:
             answering._end([1, 2])
         assert ended.value.code == 1
+        assert "ranks [1, 2] have not answered" in (tmp_path / "error.json").read_text()
 
     try:
         assert parent(child.pid) == os.getpid()

@@ -150,6 +150,10 @@ def test_the_table_of_ops_has_a_row_for_each_case_and_a_column_for_each_provider
     assert header.split(" | ")[0:4] == ["| op", "case", "dtype", "eager"]
     assert len(rows) == len({entry.call[:3] for entry in entries})
     assert sum(row.count("%)") for row in rows) == len(entries)
+    record.entries.append(replace(entries[-1], provider="last"))
+    header, _, *rows = ops_markdown([record]).split("\n\n")[0].splitlines()
+    assert header.endswith(" | last |")
+    assert sum(row.count("%)") for row in rows) == len(entries) + 1
 
 
 def test_an_op_shows_its_last_pass_and_what_did_not_run_is_said() -> None:

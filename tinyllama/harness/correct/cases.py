@@ -176,7 +176,7 @@ class OpCase:
                 self.op, tried.call, inputs, tried.overwrites, dtypes=tried.output_dtypes
             )
         found = (references or self.references)(inputs)
-        slack *= tried.slack.get(self.dtype, 1.0)
+        slack *= tried.slack_in(self.dtype)
         return self.judge(results, inputs, slack=slack, references=found)
 
     def judge(

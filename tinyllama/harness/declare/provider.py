@@ -76,6 +76,9 @@ class Provider:
     def __call__(self, *args: Any, **params: Any) -> Any:
         return self.call(*args, **params)
 
+    def slack_in(self, dtype: torch.dtype) -> float:
+        return self.slack.get(dtype, 1.0)
+
     def offered(self, op: AnOp) -> AnOp:
         """The op without the gradients that this provider does not give."""
         if not self.frozen:

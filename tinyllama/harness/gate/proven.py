@@ -74,7 +74,7 @@ class Proven(OpContender):
         exact = evaluate(self.op, eager, inputs.double())
         plain = evaluate(self.op, eager, inputs)
         got = self._one_call(seed)
-        slack = self.case.provider.slack.get(self.case.dtype, 1.0)
+        slack = self.case.provider.slack_in(self.case.dtype)
         proofs = {}
         for name, oracle in exact.items():
             if name not in got:
@@ -131,7 +131,7 @@ class Proven(OpContender):
             inputs = self._varied(_copies(self._master()))
         plain = evaluate(self.op, eager, inputs)
         oracle = evaluate(self.op, eager, inputs.double()) if exact else plain
-        slack = self.case.provider.slack.get(self.case.dtype, 1.0)
+        slack = self.case.provider.slack_in(self.case.dtype)
         limits = {} if exact else self._limits(plain)
         for name, wanted in plain.items():
             if name not in got:

@@ -209,7 +209,7 @@ class OpContender:
 
     def _judge_first(self) -> None:
         inputs, provider = self._fresh(), self.case.provider
-        slack = SLACK * provider.slack.get(self.case.dtype, 1.0)
+        slack = SLACK * provider.slack_in(self.case.dtype)
         results = evaluate(self.op, provider.call, inputs, provider.overwrites)
         comparisons = self.case.judge(results, inputs, slack=slack)
         failed = [str(one) for one in comparisons if not one.passed]

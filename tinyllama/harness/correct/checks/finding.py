@@ -158,7 +158,7 @@ class Candidate:
 
     @property
     def slack(self) -> dict[torch.dtype, float]:
-        return {dtype: SLACK * self.provider.slack.get(dtype, 1.0) for dtype in self.dtypes}
+        return {dtype: SLACK * self.provider.slack_in(dtype) for dtype in self.dtypes}
 
     @property
     def dtypes(self) -> list[torch.dtype]:

@@ -65,7 +65,7 @@ def sizes(candidate: Candidate) -> Finding | str:
     """
     base = general(candidate)
     usual = candidate
-    slack = {dtype: WIDER * candidate.provider.slack.get(dtype, 1.0) for dtype in candidate.dtypes}
+    slack = {dtype: WIDER * candidate.provider.slack_in(dtype) for dtype in candidate.dtypes}
     candidate = replace(candidate, provider=replace(candidate.provider, slack=slack))
     apart = [one for one in _varied(candidate, base) if next(_faults(candidate, one), None)]
     said, reached, refused = [], False, None
