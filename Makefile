@@ -12,7 +12,7 @@ WORKERS := -n $(shell expr $$(nproc) + 1) --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test quick test-slow test-checks test-tools soak bench bench-full mutants sanitize counters lint floor clean bootstrap
+.PHONY: help test quick test-slow test-checks test-tools test-processes soak bench bench-full mutants sanitize counters lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -33,6 +33,12 @@ test-checks: bootstrap ## our kernels through our checks: every case, every conf
 
 test-tools: bootstrap ## the tests of tools/, and of a new op in a copy of this tree
 	$(RUN) pytest tools/tests $(WORKERS)
+
+PROCESSES := gate/test_gate_own.py project/test_cli_signals.py \
+	$(addprefix harness/test_,plugin.py spread.py lost_gpu.py)
+
+test-processes: bootstrap ## the tests that start gates, workers of pytest or training runs
+	$(RUN) pytest $(addprefix correctness_tests/,$(PROCESSES)) $(WORKERS) -m slow
 
 soak: bootstrap ## the correctness tests over many more random seeds
 	$(RUN) pytest correctness_tests $(WORKERS) --soak-seeds 20

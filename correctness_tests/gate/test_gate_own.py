@@ -305,6 +305,7 @@ def test_an_op_that_ends_its_process_with_0_is_a_worker_that_died(
     assert "WORKER DIED" in capfd.readouterr().out
 
 
+@pytest.mark.slow("it starts a gate, whose workers import torch")
 def test_no_conftest_of_the_candidate_is_loaded_by_its_judge(
     tree: Path, quiet: None, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def test_one(number):
 WHY = "no call on the GPU works in this process any more (*test_one[[]3[]]): CUDA error: mis*"
 
 
+@pytest.mark.slow("workers of its own, which import torch")
 def test_a_worker_that_lost_its_gpu_is_replaced(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)

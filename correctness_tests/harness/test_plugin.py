@@ -47,6 +47,7 @@ def test_left_out_cases_are_counted_by_reason(suite: pytest.Pytester) -> None:
     suite.runpytest_inprocess("-m", "slow").assert_outcomes(passed=3, deselected=2)
 
 
+@pytest.mark.slow("workers of its own, which import torch")
 def test_workers_leave_out_the_same_and_take_the_seed_that_was_drawn(
     suite: pytest.Pytester,
 ) -> None:

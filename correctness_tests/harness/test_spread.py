@@ -96,6 +96,7 @@ def spread(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Spread
     return this
 
 
+@pytest.mark.slow("workers of its own, which import torch")
 def test_two_groups_run_at_once_each_whole_on_its_gpu_in_one_report(spread: Spread) -> None:
     """And the worst verdict of any worker is the exit status."""
     spread.baseline()

@@ -48,6 +48,7 @@ def test_ctrl_c_before_there_is_a_run_is_one_line(monkeypatch: pytest.MonkeyPatc
     assert done == Done(130, "", "tinyllama: interrupted\n")
 
 
+@pytest.mark.slow("it starts a training run, which imports torch")
 @pytest.mark.parametrize(("number", "name"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
 def test_a_signal_in_a_real_process(tmp_path: Path, number: str, name: str) -> None:
     saved = tmp_path / "saved"

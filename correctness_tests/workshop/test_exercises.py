@@ -108,6 +108,7 @@ def test_each_block_size_is_compiled_and_the_time_needs_a_gpu() -> None:
     assert widest[0] < widest[-1] == 16
 
 
+@pytest.mark.slow("kernels are compiled: six seconds")
 def test_larger_blocks_of_attention_take_more_registers_until_they_spill() -> None:
     _, *rows = exercises.attention_blocks(torch.device("cpu"))
     sizes = [int(row[0]) * int(row[1]) for row in rows]
