@@ -2,7 +2,9 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,3 +121,30 @@ def test_a_provider_that_covers_no_case_is_not_called() -> None:
     op = small("twice", lambda x: 2 * x, {"x": MATRIX}, {"y": "N D"})
     nothing = Provider(op.name, "tried", pytest.fail, dtypes=(torch.float64,))
     opened._call(op, nothing, torch.device("cpu"))
+
+
+def raises() -> None:
+    raise OSError("no more files\nby anybody")
+
+
+@pytest.mark.parametrize(
+    ("say", "said", "reason"),
+    [
+        (lambda: {"a": 1}, {"a": 1}, ""),
+        (raises, None, "raised OSError: no more files"),
+        (lambda: sys.exit(0), None, "raised SystemExit: 0"),
+        (lambda: os._exit(0), None, opened.ENDED),
+        (object, None, "raised TypeError: Object of type object is not JSON serializable"),
+    ],
+    ids=["said", "raised", "exit", "ended", "no JSON"],
+)
+def test_a_fork_that_says_nothing_is_told_with_its_reason(
+    say: Callable[[], Any], said: Any, reason: str, tmp_path: Path
+) -> None:
+    report, began = tmp_path / "report.json", time.monotonic()
+    pid = opened._forked(say, report)
+    while not opened._ended(pid, began):
+        time.sleep(0.001)
+    assert opened._answer(report) == (said, reason)
+    if reason:
+        assert opened._read(report)[0].unidentified == f"its import or a call {reason}"

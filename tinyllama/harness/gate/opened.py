@@ -134,11 +134,8 @@ class Observer:
             pid, began = _forked(partial(_all_imported, names), report), time.monotonic()
             while not _ended(pid, began):
                 time.sleep(0.01)
-            try:
-                found: dict[str, dict[str, str]] = json.loads(report.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                return {name: {"import of all files": ENDED} for name in names}
-        return found
+            found, error = _answer(report)
+        return {name: {"import of all files": error} for name in names} if error else found
 
     def _each(self, groups: Sequence[Group]) -> tuple[list[Seen], list[set[str]]]:
         waiting = list(range(len(groups)))
@@ -188,19 +185,35 @@ def _orders(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
 
 
 def _forked(say: Callable[[], Any], report: Path) -> int:
-    """The number of a fork that writes what a function says."""
+    """The number of a fork that writes what a function says, or raises (see `_answer`)."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
         return pid
     os.setpgid(0, 0)
-    status = 1
     try:
-        report.write_text(json.dumps(say()))
-        status = 0
+        with contextlib.suppress(BaseException):
+            report.write_text(_tried(say))
     finally:
-        os._exit(status)
+        os._exit(0)
+
+
+def _tried(say: Callable[[], Any]) -> str:
+    try:
+        return json.dumps({"said": say()})
+    except BaseException as error:
+        text = f"raised {type(error).__name__}: {error}"
+        return json.dumps({"raised": text.splitlines()[0][:300]})
+
+
+def _answer(report: Path) -> tuple[Any, str]:
+    """What a fork said, or why it said nothing."""
+    try:
+        found = json.loads(report.read_text(encoding="utf-8"))
+        return (None, str(found["raised"])) if "raised" in found else (found["said"], "")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, ENDED
 
 
 def _ended(pid: int, began: float) -> bool:
@@ -211,11 +224,10 @@ def _ended(pid: int, began: float) -> bool:
 
 
 def _read(report: Path) -> tuple[Seen, set[str]]:
-    try:
-        content = json.loads(report.read_text(encoding="utf-8"))
-        return Seen(**content["seen"]), set(content["news"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return Seen(unidentified=f"its import or a call {ENDED}"), set()
+    said, error = _answer(report)
+    if error:
+        return Seen(unidentified=f"its import or a call {error}"), set()
+    return Seen(**said["seen"]), set(said["news"])
 
 
 def _observed(
