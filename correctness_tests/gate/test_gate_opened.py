@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,19 +134,21 @@ def raises() -> None:
     [
         (lambda: {"a": 1}, {"a": 1}, ""),
         (raises, None, "raised OSError: no more files"),
-        (lambda: sys.exit(0), None, "raised SystemExit: 0"),
-        (lambda: os._exit(0), None, opened.ENDED),
+        (sys.exit, None, "raised SystemExit: "),
+        (lambda: os._exit(0), None, "ended the process"),
+        (partial(signal.raise_signal, signal.SIGUSR2), None, "ended the process by SIGUSR2"),
+        (signal.pause, None, "ended the process by SIGKILL, which it gets after 0 s"),
         (object, None, "raised TypeError: Object of type object is not JSON serializable"),
     ],
-    ids=["said", "raised", "exit", "ended", "no JSON"],
+    ids=["said", "raised", "exit", "ended", "signal", "late", "no JSON"],
 )
 def test_a_fork_that_says_nothing_is_told_with_its_reason(
-    say: Callable[[], Any], said: Any, reason: str, tmp_path: Path
+    say: Callable[[], Any], said: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, began = tmp_path / "report.json", time.monotonic()
-    pid = opened._forked(say, report)
-    while not opened._ended(pid, began):
+    monkeypatch.setattr(opened, "SECONDS", 0.05 if "SIGKILL" in reason else 60.0)
+    fork = opened._Fork(say, tmp_path / "report.json")
+    while not fork.ended():
         time.sleep(0.001)
-    assert opened._answer(report) == (said, reason)
+    assert fork.answer() == (said, reason)
     if reason:
-        assert opened._read(report)[0].unidentified == f"its import or a call {reason}"
+        assert opened._read(fork)[0].unidentified == f"its import or a call {reason}"

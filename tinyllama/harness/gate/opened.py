@@ -41,7 +41,6 @@ from tinyllama.harness.machine.device import cannot
 
 HARNESS = os.path.join("tinyllama", "harness", "")
 SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
-ENDED = f"ended the process, or took more than {SECONDS:.0f} s"
 _KERNELS = ("configs", "gluon", "interpreter", "libdevice", "programs", "shared_types")
 # What a first backward pass and a first interpreted kernel load, here for all forks. The latter
 # change triton: each fork that did that itself would be made again.
@@ -130,16 +129,15 @@ class Observer:
         """By module, what its import changes of those before it, in this order. Where that
         cannot be told, each module changes something."""
         with tempfile.TemporaryDirectory(prefix="observed-") as folder:
-            report = Path(folder) / "replaced.json"
-            pid, began = _forked(partial(_all_imported, names), report), time.monotonic()
-            while not _ended(pid, began):
+            fork = _Fork(partial(_all_imported, names), Path(folder) / "replaced.json")
+            while not fork.ended():
                 time.sleep(0.01)
-            found, error = _answer(report)
+            found, error = fork.answer()
         return {name: {"import of all files": error} for name in names} if error else found
 
     def _each(self, groups: Sequence[Group]) -> tuple[list[Seen], list[set[str]]]:
         waiting = list(range(len(groups)))
-        running: dict[int, tuple[int, float]] = {}  # of a fork: its group, when it began
+        running: dict[int, _Fork] = {}  # by the place of its group
         found: list[Seen] = [Seen() for _ in groups]
         news: list[set[str]] = [set() for _ in groups]
         self.before = self.before or (process_state.code(), Spaces())
@@ -147,13 +145,11 @@ class Observer:
             while waiting or running:
                 while waiting and len(running) < max(1, len(os.sched_getaffinity(0)) // 2):
                     place = waiting.pop(0)
-                    report = Path(folder) / f"{place}.json"
-                    pid = _forked(partial(self._said, groups[place]), report)
-                    running[pid] = place, time.monotonic()
-                ended = [pid for pid in running if _ended(pid, running[pid][1])]
-                for pid in ended:
-                    place, _ = running.pop(pid)
-                    found[place], news[place] = _read(Path(folder) / f"{place}.json")
+                    say = partial(self._said, groups[place])
+                    running[place] = _Fork(say, Path(folder) / f"{place}.json")
+                ended = [place for place, fork in running.items() if fork.ended()]
+                for place in ended:
+                    found[place], news[place] = _read(running.pop(place))
                 if not ended:
                     time.sleep(0.01)
         return found, news
@@ -184,19 +180,44 @@ def _orders(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
     )
 
 
-def _forked(say: Callable[[], Any], report: Path) -> int:
-    """The number of a fork that writes what a function says, or raises (see `_answer`)."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    os.setpgid(0, 0)
-    try:
-        with contextlib.suppress(BaseException):
-            report.write_text(_tried(say))
-    finally:
-        os._exit(0)
+class _Fork:
+    """Of this process; it writes what a function says to a file that it alone has."""
+
+    def __init__(self, say: Callable[[], Any], report: Path) -> None:
+        self.report, self.began, self.status = report, time.monotonic(), 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid:
+            return
+        os.setpgid(0, 0)
+        try:
+            with contextlib.suppress(BaseException):
+                report.write_text(_tried(say))
+        finally:
+            os._exit(0)
+
+    def ended(self) -> bool:
+        """Whether it ended; it is ended where it takes too long."""
+        if time.monotonic() - self.began > SECONDS:
+            os.kill(self.pid, signal.SIGKILL)
+        pid, self.status = os.waitpid(self.pid, os.WNOHANG)
+        return pid == self.pid
+
+    def answer(self) -> tuple[Any, str]:
+        """What it said, or why it said nothing."""
+        try:
+            found = json.loads(self.report.read_text(encoding="utf-8"))
+            return (None, str(found["raised"])) if "raised" in found else (found["said"], "")
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, self._why()
+
+    def _why(self) -> str:
+        if not os.WIFSIGNALED(self.status):
+            return "ended the process"
+        number = os.WTERMSIG(self.status)
+        late = f", which it gets after {SECONDS:.0f} s" if number == signal.SIGKILL else ""
+        return f"ended the process by {signal.Signals(number).name}{late}"
 
 
 def _tried(say: Callable[[], Any]) -> str:
@@ -207,24 +228,8 @@ def _tried(say: Callable[[], Any]) -> str:
         return json.dumps({"raised": text.splitlines()[0][:300]})
 
 
-def _answer(report: Path) -> tuple[Any, str]:
-    """What a fork said, or why it said nothing."""
-    try:
-        found = json.loads(report.read_text(encoding="utf-8"))
-        return (None, str(found["raised"])) if "raised" in found else (found["said"], "")
-    except (OSError, ValueError, KeyError, TypeError):
-        return None, ENDED
-
-
-def _ended(pid: int, began: float) -> bool:
-    """Whether a fork ended; it is ended where it takes too long."""
-    if time.monotonic() - began > SECONDS:
-        os.kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, os.WNOHANG)[0] == pid
-
-
-def _read(report: Path) -> tuple[Seen, set[str]]:
-    said, error = _answer(report)
+def _read(fork: _Fork) -> tuple[Seen, set[str]]:
+    said, error = fork.answer()
     if error:
         return Seen(unidentified=f"its import or a call {error}"), set()
     return Seen(**said["seen"]), set(said["news"])
