@@ -192,9 +192,8 @@ class _Fork:
             return
         os.setpgid(0, 0)
         try:
-            with contextlib.suppress(BaseException):
-                report.write_text(_tried(say))
-        finally:
+            report.write_text(_tried(say))
+        finally:  # whatever is raised: this process has nothing else to do
             os._exit(0)
 
     def ended(self) -> bool:
