@@ -191,6 +191,9 @@ class _Fork:
         if self.pid:
             return
         os.setpgid(0, 0)
+        # torch makes its pool of threads anew in a fork, without a lock. Autograd's threads, one
+        # for each GPU, would do it at once, and torch would abort: "Invalid thread pool!"
+        torch.set_num_threads(1)
         try:
             report.write_text(_tried(say))
         finally:  # whatever is raised: this process has nothing else to do
