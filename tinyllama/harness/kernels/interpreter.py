@@ -88,7 +88,9 @@ def run(
     ):
         programs.fitting(grid, kernel)
         programs.launched(kernel, function)
-        called = programs.scheduled(_rewritten(function), kernel, stock.interpreter_builder)
+        called, grid = programs.scheduled(
+            _rewritten(function), kernel, stock.interpreter_builder, grid
+        )
         _InPlace(called, names, grid)(*args, **kwargs)
 
 

@@ -114,18 +114,21 @@ def launched(kernel: str, function: Callable[..., Any]) -> None:
         _ORDERS[-1][1][kernel] = f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def scheduled(function: Callable[..., Any], kernel: str, builder: Any) -> Callable[..., Any]:
-    """What the interpreter is to call for each program of a launch: a kernel's function itself, or
-    what runs all programs in order once it was called for the last one.
+def scheduled(
+    function: Callable[..., Any], kernel: str, builder: Any, grid: tuple[int, ...]
+) -> tuple[Callable[..., Any], tuple[int, ...]]:
+    """What the interpreter is to call for each program of a grid, and of which grid: a kernel's
+    function itself, or what runs all programs in order once it was called for the last one, or what
+    runs those at the ends of a grid when it is called for a smaller one.
 
     builder: the interpreter's, which holds the current program.
     """
     if _ENDS:
-        return _AtEnds(function, builder, _ENDS[-1])
-    if not _ORDERS:
-        return function
-    order, _ = _ORDERS[-1]
-    return function if order.kernel not in (None, kernel) else _Launch(function, order, builder)
+        ends = _AtEnds(function, builder, grid, _ENDS[-1])
+        return ends, ends.called_for
+    if not _ORDERS or _ORDERS[-1][0].kernel not in (None, kernel):
+        return function, grid
+    return _Launch(function, _ORDERS[-1][0], builder), grid
 
 
 def stored(write: Write, elements: int) -> None:
@@ -211,18 +214,31 @@ class _Called:
 
 
 class _AtEnds(_Called):
-    """One of which the programs at the ends of a grid's longest axis alone are run."""
+    """One of which the programs at the ends of a grid's longest axis alone are run.
 
-    def __init__(self, function: Callable[..., Any], builder: Any, ends: Ends) -> None:
+    called_for: a grid of as many programs.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], builder: Any, grid: tuple[int, ...], ends: Ends
+    ) -> None:
         super().__init__(function, builder)
-        self._ends = ends
+        self._grid, self._each = (*grid, *[1] * (3 - len(grid))), ends.each
+        programs, axis = max((size, -axis) for axis, size in enumerate(self._grid))
+        self._axis, self._left_out = -axis, max(0, programs - 2 * ends.each)
+        ends.most = max(ends.most, programs)
+        self.called_for = self._moved(self._grid, -self._left_out)
+
+    def _moved(self, places: tuple[int, ...], by: int) -> tuple[int, ...]:
+        axis = self._axis
+        return (*places[:axis], places[axis] + by, *places[axis + 1 :])
 
     def __call__(self, **arguments: Any) -> None:
-        programs, axis = max((size, -axis) for axis, size in enumerate(self._builder.grid_dim))
-        place = self._builder.grid_idx[-axis]
-        self._ends.most = max(self._ends.most, programs)
-        if place < self._ends.each or place >= programs - self._ends.each:
-            self._function(**arguments)
+        place = self._builder.grid_idx
+        self._builder.grid_dim = self._grid
+        if place[self._axis] >= self._each:
+            self._builder.grid_idx = self._moved(place, self._left_out)
+        self._function(**arguments)
 
 
 class _Launch(_Called):
