@@ -80,6 +80,7 @@ def _watched(ptrs: Any, mask: Any, kind: str) -> tuple[Any, Any]:
 def _fix_comparisons() -> None:
     compares = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
     stock_op = stock.InterpreterBuilder.binary_op
+    stock_ternary = stock.InterpreterBuilder.ternary_op
     stock_idiv = stock.InterpreterBuilder.create_idiv
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
@@ -90,12 +91,19 @@ def _fix_comparisons() -> None:
         operators.note(lhs, rhs, op, result)
         return result
 
+    def ternary_op(self: Any, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
+        result = stock_ternary(self, lhs, rhs, other, op)
+        if op is np.where:
+            operators.note(lhs, (rhs, other), operators.CHOICE, result)
+        return result
+
     def create_idiv(self: Any, lhs: Any, rhs: Any) -> Any:
         result = stock_idiv(self, lhs, rhs)
         operators.note(lhs, rhs, operators.divided, result)
         return result
 
     stock.InterpreterBuilder.binary_op = binary_op
+    stock.InterpreterBuilder.ternary_op = ternary_op
     stock.InterpreterBuilder.create_idiv = create_idiv
 
 
@@ -140,6 +148,7 @@ def _fix_values() -> None:
         return result
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        operators.note(ptrs, (value, mask, rest, named), operators.STORE, None)
         ptrs, mask = _watched(ptrs, mask, "store")
         stored = functools.partial(store, self, ptrs, _as_bits(value), mask, *rest, **named)
         programs.stored(stored, np.size(ptrs.data))

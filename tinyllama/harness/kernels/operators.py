@@ -6,7 +6,8 @@ types of the operands, or from the value of one that is a Python number. So the 
 such operands is Triton's own, and the builder notes the one call that it ends in. From then on that
 call is made at once; numpy broadcasts.
 
-So is a load whose mask and pointers have one shape, or whose mask is spread over the pointers.
+So are a choice between two operands, a block of one number, and a load or store whose mask and
+pointers have one shape, or whose mask is spread over the pointers.
 
 An operation is remembered only if what is remembered gives what Triton's own operation gave, bit
 for bit. Errors are never remembered, so that they are always Triton's own.
@@ -34,6 +35,8 @@ ADD_POINTER = object()  # stands for the builder's sum of a pointer and an offse
 
 CAST = object()  # stands for a conversion: its handle, the type it becomes
 LOAD = object()  # stands for a load: its pointers, and its mask, default and other arguments
+STORE = object()  # stands for a store: its pointers, and its value, mask and other arguments
+CHOICE = object()  # stands for a choice: its condition, and both operands
 
 _DESCRIPTOR = getattr(tl.core, "tensor_descriptor_base", None)
 _REFLECTED = {f"__r{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")}
@@ -178,8 +181,14 @@ def replacement(owner: Any, name: str, stock_operator: Callable[..., Any]) -> Ca
         return _cast(stock_operator)
     if name == "arange":
         return _arange(stock_operator)
+    if name == "full":
+        return _full(stock_operator)
+    if name == "where":
+        return _where(stock_operator)
     if name == "load" and owner is not _DESCRIPTOR:
         return _load(stock_operator)
+    if name == "store" and owner is not _DESCRIPTOR:
+        return _store(stock_operator)
     return stock_operator
 
 
@@ -305,6 +314,159 @@ def _load(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
+class _Store:
+    """What a store of a value of one type gives to the builder; ``keep``: what ids stand for."""
+
+    def __init__(self, noted: tuple[Any, Any, Any, Any], keep: Any) -> None:
+        _, (stored, _, self.rest, _), _, _ = noted
+        self.made, self.dtype, self.keep = stored.data.dtype, stored.dtype, keep
+
+    def __call__(self, pointers: Any, stored: Any, mask: Any) -> None:
+        shape = pointers.data.shape
+        if stored.data.shape != shape or stored.data.dtype is not self.made:
+            data = np.broadcast_to(stored.data.astype(self.made, copy=False), shape)
+            stored = stock.TensorHandle(data, self.dtype)
+        if mask is None:
+            mask = stock.TensorHandle(np.ones(shape, bool), tl.int1)
+        elif mask.data.shape != shape:
+            mask = stock.TensorHandle(np.broadcast_to(mask.data, shape), tl.int1)
+        stock.interpreter_builder.create_masked_store(pointers, stored, mask, *self.rest)
+
+
+def _store(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Stores of a block or scalar of the language."""
+    known: dict[Any, _Store] = {}
+
+    def first(key: Any, pointers: Any, stored: Any, mask: Any, named: dict[str, Any]) -> Any:
+        result, noted = _noted(lambda: stock_operator(pointers, stored, mask, **named))
+        if len(known) >= MOST:
+            known.clear()
+        if len(noted) and noted[-1][2] is STORE:
+            handle, (given, allowed, _, by_name), _, _ = noted[-1]
+            if (
+                handle is pointers.handle
+                and not by_name
+                and _converts(stored, given)
+                and _spread(allowed, mask, handle)
+            ):
+                keep = pointers.type, stored.type, None if mask is None else mask.type
+                known[key] = _Store(noted[-1], keep)
+        return result
+
+    def store(pointers: Any, value: Any, mask: Any = None, *rest: Any, **named: Any) -> Any:
+        named.pop("_semantic", None)
+        named.pop("_builder", None)
+        of_tensors = type(pointers) is type(value) is tl.tensor
+        of_tensors = of_tensors and (mask is None or type(mask) is tl.tensor)
+        if rest or not of_tensors or any(type(one) is not str for one in named.values()):
+            return stock_operator(pointers, value, mask, *rest, **named)
+        types = id(pointers.type), id(value.type), None if mask is None else id(mask.type)
+        key = (*types, *named.items())
+        found = known.get(key)
+        if found is None:
+            return first(key, pointers, value, mask, named)
+        return found(pointers.handle, value.handle, None if mask is None else mask.handle)
+
+    return store
+
+
+def _key(operand: Any) -> Any:
+    """What a tensor's type, or a number, has in common with those that are treated like it; None
+    for what is neither."""
+    if type(operand) is tl.tensor:
+        return id(operand.type)
+    number = operand.value if type(operand) is tl.constexpr else operand
+    if type(number) is float:
+        return float, number.hex()
+    if type(number) is bool:
+        return bool, number
+    return (int, int(number)) if isinstance(number, int) else None
+
+
+class _Choice:
+    """What ``where`` does with a condition and operands of some types; ``keep``: what ids stand
+    for."""
+
+    def __init__(self, noted: tuple[Any, Any, Any, Any], operands: Any, kind: Any) -> None:
+        _, given, _, made = noted
+        self.dtype, self.kind = made.dtype, kind
+        self.keep = [getattr(one, "type", None) for one in operands]
+        self.made = [handle.data.dtype for handle in given]
+        self.constants = [
+            None if type(one) is tl.tensor else handle.data.reshape(-1)[:1].copy()
+            for one, handle in zip(operands[1:], given, strict=True)
+        ]
+
+    def __call__(self, condition: Any, *operands: Any) -> Any:
+        one, other = (
+            operand.handle.data.astype(made, copy=False) if constant is None else constant
+            for operand, made, constant in zip(operands, self.made, self.constants, strict=True)
+        )
+        data = np.where(condition.handle.data, one, other)
+        return value(data, self.dtype, self.kind)
+
+
+def _where(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Choices by a block or scalar of int1."""
+    known: dict[Any, _Choice] = {}
+
+    def first(key: Any, *operands: Any) -> Any:
+        result, noted = _noted(stock_operator, *operands)
+        if len(known) >= MOST:
+            known.clear()
+        if len(noted) and noted[-1][2] is CHOICE and noted[-1][3] is result.handle:
+            pairs = zip(operands[1:], noted[-1][1], strict=True)
+            if all(type(one) is not tl.tensor or _converts(one, handle) for one, handle in pairs):
+                found = _Choice(noted[-1], operands, result.type)
+                if _same(found(*operands).handle.data, result.handle.data):
+                    known[key] = found
+        return result
+
+    def where(condition: Any, x: Any, y: Any, *rest: Any, **named: Any) -> Any:
+        named.pop("_semantic", None)
+        named.pop("_builder", None)
+        of_bits = type(condition) is tl.tensor and condition.type.scalar is tl.int1
+        keys = _key(x), _key(y)
+        if rest or named or not of_bits or None in keys:
+            return stock_operator(condition, x, y, *rest, **named)
+        key = (id(condition.type), *keys)
+        found = known.get(key)
+        return first(key, condition, x, y) if found is None else found(condition, x, y)
+
+    return where
+
+
+def _full(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
+    """A block of one number."""
+    known: dict[Any, tuple[Any, Any, Any]] = {}
+
+    def full(shape: Any, number: Any, dtype: Any, *rest: Any, **named: Any) -> Any:
+        named.pop("_semantic", None)
+        named.pop("_builder", None)
+        sizes = tuple(getattr(size, "value", size) for size in shape) if _listed(shape) else None
+        usual = sizes is not None and all(type(size) is int for size in sizes)
+        key = None if type(number) is tl.tensor else _key(number)
+        if rest or named or not usual or key is None or type(dtype) is not tl.dtype:
+            return stock_operator(shape, number, dtype, *rest, **named)
+        key = (sizes, key, dtype.name)
+        if key not in known:
+            result = stock_operator(shape, number, dtype)
+            if len(known) >= MOST:
+                known.clear()
+            if not result.type.is_block():
+                return result
+            data = result.handle.data
+            known[key] = data.reshape(-1)[:1].copy(), result.handle.dtype, result.type
+        first, element, kind = known[key]
+        return value(np.repeat(first, kind.numel).reshape(sizes), element, kind)
+
+    return full
+
+
+def _listed(shape: Any) -> bool:
+    return isinstance(shape, (list, tuple, tl.tuple))
+
+
 def _arange(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[tuple[int, int], Any] = {}
 
@@ -359,7 +521,9 @@ def _binary(name: str, stock_operator: Callable[..., Any]) -> Callable[..., Any]
             if kind is float:
                 value = value.hex()
             elif kind is not int and kind is not bool:
-                return stock_operator(a, b)
+                if not isinstance(value, int):
+                    return stock_operator(a, b)
+                kind = int  # a loop variable
             key = (id(a.type), kind, value)
             found = known.get(key)
             if found is not None:
