@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 import triton.language as tl
 from triton.runtime import interpreter as stock
 
-from tinyllama.harness.kernels import interpreter_values, libdevice, operators
+from tinyllama.harness.kernels import interpreter_values, libdevice, operators, patches
 
 DTYPES = (tl.int1, tl.int32, tl.uint32, tl.int64, tl.uint8, tl.float16, tl.bfloat16, tl.float32)
 SHAPES = ((), (4,), (2, 1), (2, 4))
@@ -86,6 +86,62 @@ def test_casts_and_indices_give_the_bits_of_tritons_own(dtype: Any) -> None:
         for slices in ((slice(None), None), (None, slice(None)), None, (slice(1), None), (0,)):
             for _ in range(2):
                 assert outcome(remembered, value, slices) == outcome(own, value, slices)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_choices_give_the_bits_of_tritons_own(dtype: Any) -> None:
+    own = libdevice.with_meaning(tl.where)
+    remembered = operators.replacement(tl, "where", own)
+    for shape, other, seed in itertools.product(SHAPES, DTYPES, (1, 2)):
+        condition = block(tl.int1, shape, seed)
+        one, two = block(dtype, shape, seed), block(other, shape, seed + 2)
+        for x, y in ((one, two), (two, 0.5), (3, one), (patches.Index(seed), one), (one, False)):
+            for _ in range(2):
+                assert outcome(remembered, condition, x, y) == outcome(own, condition, x, y)
+
+
+def test_blocks_of_a_number_give_the_bits_of_tritons_own() -> None:
+    own = libdevice.with_meaning(tl.full)
+    remembered = operators.replacement(tl, "full", own)
+    shapes = ((), (4,), [2, 4], (tl.constexpr(2), 1))
+    for shape, number, dtype in itertools.product(shapes, NUMBERS, DTYPES):
+        first, second = (outcome(remembered, shape, number, dtype) for _ in range(2))
+        assert first == second == outcome(own, shape, number, dtype), (shape, number, dtype)
+
+
+@pytest.mark.parametrize("element", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_stores_give_the_builder_what_tritons_own_give(
+    dtype: Any, element: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def noted(self: Any, places: Any, value: Any, mask: Any, *rest: Any) -> None:
+        operators.note(places, (value, mask, rest, {}), operators.STORE, None)
+        data = [(np.asarray(one.data).tobytes(), one.data.shape) for one in (places, value, mask)]
+        given.append((data, value.data.dtype, value.dtype.scalar, rest))
+
+    monkeypatch.setattr(stock.InterpreterBuilder, "create_masked_store", noted)
+    own, calls = counted(libdevice.with_meaning(tl.store))
+    remembered = operators.replacement(tl, "store", own)
+    for shape in SHAPES[1:]:
+        for seed in (1, 2, 3):
+            places, value = pointers(shape, seed, element), block(dtype, shape, seed)
+            for mask in (None, block(tl.int1, shape, seed), block(tl.int1, (1,) * len(shape), 1)):
+                libdevice.with_meaning(tl.store)(places, value, mask)
+                remembered(places, value, mask)
+    assert len(given) == 2 * 27
+    assert given[::2] == given[1::2]
+    assert len(calls) < 27 or dtype != element or element == tl.int1, "nothing was remembered"
+
+
+def test_numbers_of_loops_are_remembered() -> None:
+    """As numbers that are no loop's variables; each is one operation of Triton's own."""
+    remembered, calls = counting("__add__")
+    a = block(tl.int32, (4,), 1)
+    for number in (3, patches.Index(3), 4, patches.Index(4), patches.Index(5)):
+        assert (remembered(a, number).handle.data == a.handle.data + number).all()
+    assert [right for _, right in calls] == [3, 4, 5]
 
 
 def test_ranges_start_where_they_are_told() -> None:

@@ -323,7 +323,7 @@ class _Store:
 
     def __call__(self, pointers: Any, stored: Any, mask: Any) -> None:
         shape = pointers.data.shape
-        if stored.data.shape != shape or stored.data.dtype is not self.made:
+        if stored.data.shape != shape or stored.dtype is not self.dtype:
             data = np.broadcast_to(stored.data.astype(self.made, copy=False), shape)
             stored = stock.TensorHandle(data, self.dtype)
         if mask is None:
