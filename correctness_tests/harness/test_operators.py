@@ -132,7 +132,9 @@ def test_stores_give_the_builder_what_tritons_own_give(
                 remembered(places, value, mask)
     assert len(given) == 2 * 27
     assert given[::2] == given[1::2]
-    assert len(calls) < 27 or dtype != element or element == tl.int1, "nothing was remembered"
+    types_are_shared = block(dtype, (4,), 1).type is block(dtype, (4,), 2).type  # from triton 3.4
+    if types_are_shared and dtype == element != tl.int1:
+        assert len(calls) < 27, "nothing was remembered"
 
 
 def test_numbers_of_loops_are_remembered() -> None:
