@@ -196,6 +196,23 @@ def test_an_interpreters_limit_is_called_one_and_does_not_pass() -> None:
     assert not finding.outcome.good
 
 
+@pytest.mark.parametrize(
+    ("kernel", "outcome"), [(impossible, CRASHED), (refused, BLOCKED)], ids=["no kernel", "limit"]
+)
+@pytest.mark.parametrize("check", ["outputs", "special values"])
+def test_what_must_compile_is_the_case_that_the_interpreter_refuses(
+    check: str, kernel: Any, outcome: Outcome
+) -> None:
+    """The smallest case launches nothing."""
+    smallest = Candidate(OP, OP["eager"]).smallest().case.dims["N"]
+    launch = launching(kernel, torch.bfloat16)
+
+    def call(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return EAGER(gate, up) if len(gate) == smallest else launch(gate, up)
+
+    assert found(call, (check,), requires=("triton",))[check].outcome is outcome
+
+
 @pytest.mark.parametrize("kernel", [asserting, impossible], ids=["assertion", "no kernel"])
 def test_a_kernel_that_is_wrong_is_no_interpreters_limit(kernel: Any) -> None:
     finding = found(launching(kernel, torch.float32), requires=("triton",))["outputs"]

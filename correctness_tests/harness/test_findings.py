@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank
 from tinyllama.harness.correct.checks.finding import UNSAFE, Unsupported, leaves
 from tinyllama.harness.correct.compare import SLACK
@@ -106,13 +107,13 @@ def test_a_candidate_has_the_ops_dtypes_and_its_own_slack() -> None:
 
 
 def test_another_draw_has_other_values_and_each_case_is_announced() -> None:
-    told: list[str] = []
+    told: list[OpCase] = []
     made = Candidate(op, candidate().provider, announce=told.append)
     case = made.smallest()
     first, again, other = (made.inputs(case, draw) for draw in (0, 0, 1))
     assert torch.equal(first.args["x"], again.args["x"])
     assert not torch.equal(first.args["x"], other.args["x"])
-    assert told == [str(case)] * 3
+    assert told == [case] * 3
 
 
 def test_a_seed_and_a_draw_are_added() -> None:

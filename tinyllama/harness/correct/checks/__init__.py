@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from tinyllama.harness.correct import reference
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks import (
     accuracy,
     calls,
@@ -174,9 +175,9 @@ def _with_strays(finding: Finding, strays: list[str]) -> Finding:
 
 
 def _finding(name: str, candidate: Candidate) -> Finding:
-    last = ""
+    last: OpCase | None = None
 
-    def announce(case: str) -> None:
+    def announce(case: OpCase) -> None:
         nonlocal last
         last = case
         candidate.announce(case)
@@ -186,7 +187,7 @@ def _finding(name: str, candidate: Candidate) -> Finding:
     except Unsupported as reason:
         return Finding(name, Outcome.UNSUPPORTED, message=str(reason))
     except ContractError as error:
-        return Finding(name, Outcome.FAILED, last, str(error))
+        return Finding(name, Outcome.FAILED, str(last or ""), str(error))
     except Exception as error:
         return crashed(name, error, candidate, last)
     if isinstance(problem, Finding):

@@ -370,7 +370,7 @@ def _ended_by(candidate: Candidate, case: OpCase, error: Exception, refusable: b
     if isinstance(error, ContractError):
         finding = Finding(check, Outcome.FAILED, str(case), f"{place(error)}{error}")
     else:
-        finding = crashed(check, error, candidate, str(case))
+        finding = crashed(check, error, candidate, case)
     if refusable and refuses(error) and not isinstance(error, ContractError):
         return replace(finding, special=Rank.CONTRACT)
     return finding

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome
 from tinyllama.harness.correct.evaluate import backward_pass
 from tinyllama.harness.correct.launched import launches_of
@@ -25,9 +26,12 @@ class GpuLostError(RuntimeError):
     """No call on the GPU works in this process any more."""
 
 
-def crashed(check: str, error: Exception, candidate: Candidate, case: str = "") -> Finding:
+def crashed(
+    check: str, error: Exception, candidate: Candidate, case: OpCase | None = None
+) -> Finding:
     """A finding that is CRASHED, or BLOCKED where Triton's interpreter refused a kernel that
-    compiles. The message begins with the author's file and line; the finding has the traceback.
+    compiles for this case, or for the smallest where it is None. The message begins with the
+    author's file and line; the finding has the traceback.
 
     Raises GpuLostError if every later call on the GPU would fail, too: the checks that follow need
     a new process.
@@ -38,11 +42,12 @@ def crashed(check: str, error: Exception, candidate: Candidate, case: str = "") 
     first = (str(shown).strip().splitlines() or [_source(error) or "no message"])[0]
     text = f"{place(error)}{type(shown).__name__}: {first}"
     details = "".join(traceback.format_exception(error))
-    chip = _compiles_for(candidate) if _refused_by_interpreter(error) else None
+    chip = _compiles_for(candidate, case) if _refused_by_interpreter(error) else None
+    where = str(case or "")
     if chip is None:
-        return Finding(check, Outcome.CRASHED, case, text, details)
+        return Finding(check, Outcome.CRASHED, where, text, details)
     text = f"Triton's interpreter refuses what compiles for {chip}; check it on a GPU. {text}"
-    return Finding(check, Outcome.BLOCKED, case, text, details)
+    return Finding(check, Outcome.BLOCKED, where, text, details)
 
 
 def place(error: BaseException) -> str:
@@ -118,9 +123,9 @@ def _too_large(error: BaseException) -> bool:
     return any(isinstance(one, ValueError) and _TOO_LARGE in str(one) for one in _chain(error))
 
 
-def _compiles_for(candidate: Candidate) -> str | None:
-    """A chip that all kernels of the smallest case compile for; None where there is none."""
-    case = candidate.smallest()
+def _compiles_for(candidate: Candidate, case: OpCase | None) -> str | None:
+    """A chip that all kernels of a case, else of the smallest, compile for; None without one."""
+    case = case or candidate.smallest()
     chip = next((name for name in CHIPS if not lacking(name)), None)
     try:
         if chip is None:

@@ -147,7 +147,7 @@ class Candidate:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     seed: int = 0
     backend: str = "aot_eager"
-    announce: Callable[[str], None] = lambda case: None
+    announce: Callable[[OpCase], None] = lambda case: None
     ended: Mapping[str, str] = field(default_factory=dict)
     unheld: dict[str, None] = field(default_factory=dict)
     around: dict[tuple[str, ...], Any] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class Candidate:
 
     def inputs(self, case: OpCase, draw: int = 0) -> Inputs:
         """draw: another one gives other values."""
-        self.announce(str(case))
+        self.announce(case)
         return case.inputs(self.device, self.seed + draw)
 
     def results(

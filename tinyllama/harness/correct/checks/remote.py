@@ -114,10 +114,10 @@ class Checks:
         """On a CPU, code that asks for a GPU where it is imported or called is answered."""
         return foreign() if self.asked.device == "cpu" else contextlib.nullcontext()
 
-    def announce(self, case: str) -> None:
+    def announce(self, case: OpCase) -> None:
         """Note a case, which has so much time from now on."""
         with self.log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(case) + "\n")
+            log.write(json.dumps(str(case)) + "\n")
         faulthandler.dump_traceback_later(self.asked.seconds, exit=True)
 
     def providers(self) -> dict[str, bool]:
