@@ -6,7 +6,7 @@ Releases are installed from the package index, each into a folder of its own in 
 into python's own folders. Writes results/field.json and the tables of docs/FIELD.md. Exit status 1
 when a check that a case names passes in the release with the bug, or when a check finds a wrong or
 unsafe result that `cases.toml` does not list, in the release without it, in the newest or in
-another kernel.
+another kernel; or when a check was not tried although no fault of the release says why.
 """
 
 import argparse
@@ -166,11 +166,24 @@ def findings(library: str, op: str, folder: Path, *, reference: bool = False) ->
 
 
 def _faults(checks: list[dict[str, str]], folder: Path) -> Faults:
-    return {
+    """Raises RuntimeError where no fault says why a check was not tried, or where none could be:
+    that would look as if nothing were wrong."""
+    faults = {
         one["check"]: f"{one['case']}: {one['message']}".replace(f"{folder}/", "")
         for one in checks
         if one["outcome"] in BAD and one["rank"] in RANKS and not one["cause"]
     }
+    unknown = [
+        one
+        for one in checks
+        if one["outcome"] == "blocked" and (one["traceback"] or not faults)  # an error ended it
+    ]
+    if all(one["outcome"] == "unsupported" for one in checks):
+        unknown = checks
+    if unknown:
+        names = ", ".join(one["check"] for one in unknown)
+        raise RuntimeError(f"nothing is known of {names}: {unknown[0]['message']}")
+    return faults
 
 
 def verdicts(
@@ -273,7 +286,7 @@ def main() -> int:
         try:
             found = findings(*one[:2], folder, reference=first)
         except RuntimeError as error:
-            wrong.append(str(error))
+            wrong.append(f"{' '.join(one)}: {error}")
             return None
         failing = ", ".join(found.faults) or "nothing fails"
         print(f"{' '.join(one)}: {failing} (first verdict in {found.first:.0f} s)", flush=True)

@@ -50,7 +50,7 @@ def test_another_fault_and_one_that_is_missed_are_told() -> None:
 
 
 def test_faults_are_wrong_or_unsafe_follow_from_none_and_name_no_folder() -> None:
-    of = {"case": "c", "message": f"{field.ROOT}/a.py:3: seen", "cause": ""}
+    of = {"case": "c", "message": f"{field.ROOT}/a.py:3: seen", "cause": "", "traceback": ""}
     checks = [
         {"check": "one", "outcome": "failed", "rank": "unsafe", **of},
         {"check": "two", "outcome": "crashed", "rank": "contract", **of},
@@ -58,6 +58,25 @@ def test_faults_are_wrong_or_unsafe_follow_from_none_and_name_no_folder() -> Non
         {"check": "four", "outcome": "failed", "rank": "unsafe", **of, "cause": "one"},
     ]
     assert field._faults(checks, field.ROOT) == {"one": "c: a.py:3: seen"}
+
+
+def test_a_release_that_was_not_checked_is_not_found_to_be_right() -> None:
+    def one(check: str, outcome: str, rank: str = "", traceback: str = "") -> dict[str, str]:
+        of = {"case": "", "message": "why", "cause": "", "traceback": traceback}
+        return {"check": check, "outcome": outcome, "rank": rank, **of}
+
+    wrong = "wrong result"
+    fault, held = one("outputs", "failed", wrong), one("races", "passed")
+    behind, refused = one("sizes", "blocked", wrong), one("autocast", "blocked", wrong, "Traceback")
+    assert field._faults([held, one("captured", "unsupported")], field.ROOT) == {}
+    assert field._faults([fault, behind], field.ROOT) == {"outputs": ": why"}
+    for checks, names in (
+        ([held, behind], "sizes"),
+        ([fault, behind, refused], "autocast"),
+        ([one("captured", "unsupported"), one("races", "unsupported")], "captured, races"),
+    ):
+        with pytest.raises(RuntimeError, match=f"^nothing is known of {names}: why$"):
+            field._faults(checks, field.ROOT)
 
 
 def test_what_is_known_names_checks_and_ops_that_exist() -> None:
