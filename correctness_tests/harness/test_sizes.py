@@ -22,6 +22,7 @@ from tinyllama.ops import OPS
 SILU = OPS["silu_mul"]
 EAGER = SILU["eager"].call
 Call = Callable[..., Any]
+WHOLE = tuple(size for size in sizes.SIZES if size % 64 == 0)
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +124,23 @@ def test_a_ragged_tail_is_tried_whatever_is_declared() -> None:
     one = found(no_tail, op)
     assert one.outcome is Outcome.FAILED, one
     assert "F67" in one.case
+
+
+@pytest.mark.parametrize("block", [64, 128, 256, 512, 1024])
+def test_an_odd_number_of_whole_blocks_is_tried(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """A loop that takes two blocks in each turn, with a tail only where the last is not full."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = 2 * x
+        odd = y.shape[-1] > block and y.shape[-1] % (2 * block) == block
+        return torch.cat([y[..., :-block], y[..., -block:] * 0], -1) if odd else y
+
+    monkeypatch.setattr(sizes, "SIZES", WHOLE)
+    one = found(call, small("paired", lambda x: 2 * x, {"x": Tensor("N D")}, {"y": "N D"}))
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert f"D{3 * block}" in one.case
 
 
 def test_extreme_values_are_tried_on_a_ragged_tail() -> None:
