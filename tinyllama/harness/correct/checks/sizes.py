@@ -35,27 +35,11 @@ from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.specs import Case, flat
 
 # 1; then one between each two powers of two from 64 to 32,768, since kernels are chosen by the next
-# one: beyond a block by 2, 3, 4 or 5, for other tails of vectors; lengths that are
-# an even number of whole blocks, and three whole blocks of 64, 128, 256, 512 and 1,024.
+# one: beyond a block by 2, 3, 4 or 5, for other tails of vectors; an even number of whole blocks;
+# and three whole blocks of 64 to 1,024, where a loop takes two in each turn.
 SIZES = (
-    1,
-    67,
-    131,
-    192,
-    259,
-    384,
-    768,
-    770,
-    1024,
-    1026,
-    1536,
-    2051,
-    3072,
-    4096,
-    4099,
-    8197,
-    16388,
-    65539,
+    *(1, 67, 131, 192, 259, 384, 768, 770, 1024, 1026, 1536, 2051, 3072),
+    *(4096, 4099, 8197, 16388, 65539),
 )
 BOTH = 131  # of two axes at once
 ALL = 67  # of all of three or more axes at once
