@@ -335,7 +335,7 @@ def one_row(x: T) -> T:
 
 
 @pytest.mark.parametrize(
-    ("call", "case"), [(no_full_last_block, "D1024"), (one_row, "N1D8")], ids=["block", "row"]
+    ("call", "case"), [(no_full_last_block, "D768"), (one_row, "N1D8")], ids=["block", "row"]
 )
 def test_whole_blocks_and_single_entries_are_sizes(
     call: Callable[..., Any], case: str, monkeypatch: pytest.MonkeyPatch
