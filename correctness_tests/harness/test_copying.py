@@ -1,7 +1,6 @@
 """The copy into dense memory: its values for every layout, and how its kernel is compiled."""
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from triton.runtime.interpreter import interpreter_builder
 
 from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
 from tinyllama.harness.correct.launched import WHOLLY
@@ -100,13 +98,6 @@ def test_nothing_is_read_beside_the_tensor(order: tuple[int, int], device: torch
     with memory, watched(memory.watch):
         dense_copy(memory.guarded(torch.randn(67, 35)).permute(order))
     assert not memory.broken()
-
-
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An integer of 32 bits that overflows in a kernel ends it."""
-    options = replace(interpreter_builder.options, debug=True, sanitize_overflow=True)
-    monkeypatch.setattr(interpreter_builder, "options", options)
 
 
 @pytest.mark.usefixtures("checked")

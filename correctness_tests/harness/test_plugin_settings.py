@@ -215,17 +215,14 @@ def test_a_soak_draws_its_first_seed_or_takes_that_of_its_session(
         suite.pytest_configure(a_config(soak_seeds=-1))
 
 
-@pytest.mark.parametrize(("cores", "count", "threads"), [(16, "4", 4), (2, "3", 1), (None, "1", 1)])
+@pytest.mark.parametrize(("cores", "count", "threads"), [(16, 4, 4), (2, 3, 1), (None, 1, 1)])
 def test_workers_share_the_cores(
-    cores: int | None, count: str, threads: int, monkeypatch: pytest.MonkeyPatch
+    cores: int | None, count: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_to: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", count)
-    monkeypatch.setenv("OMP_NUM_THREADS", "none")
-    suite.pytest_configure(a_config())
-    assert (set_to, os.environ["OMP_NUM_THREADS"]) == ([threads], str(threads))
+    specs = [SimpleNamespace(env={"OTHER": "1"}) for _ in range(count)]
+    suite.pytest_xdist_setupnodes(specs)
+    assert [one.env for one in specs] == [{"OTHER": "1", "OMP_NUM_THREADS": str(threads)}] * count
 
 
 @pytest.mark.parametrize(

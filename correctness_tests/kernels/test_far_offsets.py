@@ -6,7 +6,6 @@ overflow on the way to an address. What is launched is registered with each op
 """
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 pytest.importorskip("triton")
 
 import triton.language as tl
-from triton.runtime.interpreter import InterpreterError, interpreter_builder
+from triton.runtime.interpreter import InterpreterError
 
 from correctness_tests.support.launched import (
     chosen_kernels,
@@ -34,16 +33,6 @@ from tinyllama.harness.kernels.launch import Launch, recorded
 LOADED = [load(op) for op in tree_ops()]
 ROWS = {f"{op.name}-{name}": call for op in LOADED for name, call in op.rows.items()}
 PROGRAMS = {f"{op.name}-{name}": entry for op in LOADED for name, entry in op.programs.items()}
-
-
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An integer of 32 bits that overflows in a kernel ends it."""
-    monkeypatch.setattr(
-        interpreter_builder,
-        "options",
-        replace(interpreter_builder.options, debug=True, sanitize_overflow=True),
-    )
 
 
 @pytest.fixture

@@ -5,20 +5,16 @@ elements of which a few programs touch the first and the last.
 """
 
 import contextlib
-import functools
 import importlib
 import importlib.util
-import inspect
 import mmap
 from collections.abc import Callable, Iterator
-from typing import Any
-from unittest import mock
 
 import torch
 
 from tinyllama.harness.declare.offsets import Pairs, Results, randn
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.kernels import interpreter
+from tinyllama.harness.kernels.programs import ends
 
 BEYOND = 2**31
 APART = 2**30 + 64  # elements; a stride of more would itself have 64 bits, and hide a narrow row
@@ -90,31 +86,8 @@ class EndsAlone:
             drawn = randn(2, *x.shape[1:], seed=seed).abs()  # AdamW takes a root
             x[FIRST_AND_LAST] = drawn.to(x.dtype) / 3  # in float32 more digits than 16 bits have
         near = [x[FIRST_AND_LAST] for x in far]
-        rewritten = interpreter._rewritten
         expected = [] if both else call(*near)
-
-        def ends(function: Callable[..., Any]) -> Callable[..., Any]:
-            return _AtTheEnds(rewritten(function), programs)
-
-        with mock.patch.object(interpreter, "_rewritten", ends), _enough_addresses():
+        with ends(programs), _enough_addresses():
             found = call(*far)
             expected = expected or call(*near)
         return [(x[FIRST_AND_LAST], y) for x, y in zip(found, expected, strict=True)]
-
-
-class _AtTheEnds:
-    """A kernel's function, run by the first and the last programs of a grid alone."""
-
-    def __init__(self, function: Callable[..., Any], programs: int) -> None:
-        functools.update_wrapper(self, function)
-        self.__globals__ = getattr(function, "__globals__")  # noqa: B009 (an interpreter's reads it)
-        self.__signature__ = inspect.signature(function)
-        self._function, self._programs = function, programs
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from triton.runtime.interpreter import interpreter_builder
-
-        at, of = interpreter_builder.grid_idx[0], interpreter_builder.grid_dim[0]
-        if self._programs <= at < of - self._programs:
-            return None
-        return self._function(*args, **kwargs)

@@ -7,7 +7,7 @@ with a reason, skips have one, and the summary counts both by reason.
 import os
 import secrets
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
         chosen = worker_device(config)
         if chosen.type != "cpu":
             torch.cuda.set_device(chosen)  # what names no number means this one, too
-    count = os.environ.get("PYTEST_XDIST_WORKER_COUNT")
-    if count:  # the workers share the cores; torch's threads must not fight over them
-        threads = max(1, (os.cpu_count() or 1) // int(count))
-        torch.set_num_threads(threads)
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # in the processes that a test starts, too
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
+    """Let xdist's workers, and the processes that their tests start, share the cores: threads of
+    torch and of numpy, which read this when they are loaded, must not fight over them."""
+    for spec in specs:
+        spec.env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // len(specs)))
 
 
 @pytest.hookimpl(optionalhook=True)
