@@ -74,14 +74,25 @@ def behind_a_gradient(candidate: Candidate, case: OpCase, first: Gradients) -> P
     if wrong := list(differing(first, given)):
         text = "a backward pass with another upstream gradient changes gradients of the one before"
         return case, f"{text}: {', '.join(wrong)}"
-    for name, value in given.items():
+    if wrong := _behind_changed(graph, given, first):
+
+        def alone(name: str) -> bool:
+            graph = Graph(candidate, candidate.inputs(case))
+            return bool(_behind_changed(graph, {name: graph.gradients(copy=False)[name]}, first))
+
+        name = next(filter(alone, given), " and ".join(given))
+        text = f"grad {name} shares memory with what a later backward pass reads"
+        return case, f"{text}: it changes {', '.join(wrong)}", Rank.UNSAFE
+    return None
+
+
+def _behind_changed(graph: Graph, given: Gradients, first: Gradients) -> list[str]:
+    """The gradients that differ from the first ones once these are changed in place."""
+    for value in given.values():
         pairs = zip(value.shape, value.stride(), strict=True)
         if all(stride or size < 2 for size, stride in pairs):
             value.detach().mul_(2)
-            if wrong := list(differing(first, graph.gradients())):
-                text = f"grad {name} shares memory with what a later backward pass reads"
-                return case, f"{text}: it changes {', '.join(wrong)}", Rank.UNSAFE
-    return None
+    return list(differing(first, graph.gradients()))
 
 
 def accumulated(candidate: Candidate, case: OpCase, first: Gradients) -> Problem:
@@ -259,21 +270,20 @@ def kept_alive(candidate: Candidate, case: OpCase) -> Problem:
         own = [name for name in found[collected] if name not in reference[collected]]
         if own:
             return case, f"memory of {', '.join(own)} {what}", rank
-    counts = [_tensors(candidate, case) for _ in range(2)]
-    if counts[1] - counts[0] >= COUNTED:
-        more = (counts[1] - counts[0]) // COUNTED
-        text = f"each call leaves {more} more tensors than the one before: something keeps them"
-        return case, text, Rank.UNSAFE
-    return None
-
-
-def _tensors(candidate: Candidate, case: OpCase) -> int:
-    """How many there are in this process after calls in a row."""
+    before = _tensors()
     for draw in range(COUNTED):
         graph = Graph(candidate, candidate.inputs(case, draw))
         if candidate.op.differentiable:
             graph.gradients()
     del graph
+    if (more := (_tensors() - before) // COUNTED) > 0:
+        text = f"each call leaves {more} more tensors than the one before: something keeps them"
+        return case, text, Rank.UNSAFE
+    return None
+
+
+def _tensors() -> int:
+    """How many there are in this process."""
     gc.collect()
     return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
 

@@ -165,14 +165,16 @@ def backward_twice(candidate: Candidate) -> Problem:
         return case, f"other gradients in another thread: {', '.join(wrong)}"
     outputs = {name: copied(value.detach()) for name, value in graph.outputs.items()}
     kept = graph.gradients(copy=False)
-    for what, make in _other_calls(candidate, case, graph.args):
-        if (other := make()) is None:
+    for what, makes in _other_calls(candidate, case, graph.args):
+        beside = [other for make in makes if (other := make()) is not None]
+        if not beside:
             continue
         if wrong := list(differing(outputs, graph.outputs)):
             return case, f"{what} changes outputs of the first: {', '.join(wrong)}"
         if wrong := list(differing(first, graph.gradients())):
             return case, f"{what} changes the gradients of the first: {', '.join(wrong)}"
-        other.gradients()
+        for other in beside:
+            other.gradients()
         if wrong := list(differing(first, kept)):
             text = "another backward pass changes gradients that the first one has given"
             return case, f"{text}: {', '.join(wrong)}"
@@ -185,10 +187,10 @@ def backward_twice(candidate: Candidate) -> Problem:
 
 def _other_calls(
     candidate: Candidate, case: OpCase, args: Leaves
-) -> Iterator[tuple[str, Callable[[], Graph | None]]]:
-    """Calls that come between a forward pass and its backward pass: on other contents, also where
-    some inputs are the same tensors, with other settings, and of another shape. None where such a
-    call is refused. args: of the forward pass."""
+) -> Iterator[tuple[str, list[Callable[[], Graph | None]]]]:
+    """Calls that come, one after the other, between a forward pass and its backward pass: on other
+    contents, also where some inputs are the same tensors, with other settings, and of another
+    shape. None where such a call is refused. args: of the forward pass."""
 
     def tried(inputs: Inputs) -> Graph | None:
         try:
@@ -197,22 +199,22 @@ def _other_calls(
             return None
 
     inputs = candidate.inputs(case, draw=1)
-    yield "another call", partial(Graph, candidate, inputs)
-    for _ in range(between.IN_FLIGHT):  # a workspace for each of a few calls
-        yield "one of several other calls", partial(Graph, candidate, inputs)
+    another = partial(Graph, candidate, inputs)
+    yield "another call", [another]
+    yield "one of several other calls", [another] * between.IN_FLIGHT  # each with a workspace
     names = list(args)
     for kept in (names[:1], names[1:]) if len(names) > 1 else ():  # a state is kept for either
         mixed = {n: args[n] if n in kept else copied(one) for n, one in inputs.args.items()}
         given = replace(inputs, args=mixed)
         same = partial(Graph, candidate, given, prepare=lambda value: value)
-        yield f"another call with the same {' and '.join(kept)}", same
+        yield f"another call with the same {' and '.join(kept)}", [same]
     changed = {name: value for name, value in settings(candidate, case)}
     if changed:
         other = replace(inputs, params={**inputs.params, **changed})
-        yield "a call with other settings", partial(tried, other)
+        yield "a call with other settings", [partial(tried, other)]
     for one in candidate.plain():
         if one.dtype is case.dtype and one.case.dims != case.case.dims:
-            yield "a call of another shape", partial(tried, candidate.inputs(one))
+            yield "a call of another shape", [partial(tried, candidate.inputs(one))]
             break
 
 
