@@ -234,7 +234,14 @@ def test_descriptors_are_rows_of_one_head_at_a_time() -> None:
 
 @needs_gluon
 @pytest.mark.skipif(lacking_compiler(CHIP) is not None, reason=str(lacking_compiler(CHIP)))
-@pytest.mark.parametrize(("K", "rotated"), [(64, True), (128, True), (128, False)])
+@pytest.mark.parametrize(
+    ("K", "rotated"),
+    [
+        pytest.param(64, True, marks=pytest.mark.slow("kernels are compiled: five seconds")),
+        (128, True),
+        (128, False),
+    ],
+)
 def test_they_compile_for_the_chip(K: int, rotated: bool) -> None:
     """Rotated and scaled, as in a stack, which no timed case has at this length; and the kernel of
     queries. The others are recorded of timed cases: `correctness_tests/kernels` holds these."""
