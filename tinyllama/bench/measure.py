@@ -73,7 +73,7 @@ class Effort:
     def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
             return Effort(warm_up=0.3, turn=0.03, rounds=15, total=20, readings=5, energy=0)
-        return Effort(warm_up=1.0, turn=0.1, rounds=40, total=60, readings=10, energy=1.5)
+        return Effort(warm_up=1.0, turn=0.1, rounds=40, total=150, readings=10, energy=1.5)
 
 
 @dataclass
