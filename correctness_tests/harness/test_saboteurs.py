@@ -124,7 +124,7 @@ EACH = [
 ]
 
 
-@pytest.mark.parametrize("op", EACH)
+@pytest.mark.parametrize("op", EACH, ids=list(OPS))
 def test_what_is_right_passes_every_check(op: Op) -> None:
     """No false alarm: the machinery finds nothing wrong with the reference itself. On its other
     shapes it is held to its own bound in test_ops.py, and to independent code in
