@@ -34,8 +34,8 @@ test-checks: bootstrap ## our kernels through our checks: every case, every conf
 test-tools: bootstrap ## the tests of tools/, and of a new op in a copy of this tree
 	$(RUN) pytest tools/tests $(WORKERS)
 
-PROCESSES := gate/test_gate_own.py project/test_cli_signals.py \
-	$(addprefix harness/test_,plugin.py spread.py lost_gpu.py)
+PROCESSES := $(addprefix gate/test_gate_,own.py certify_command.py) project/test_cli_signals.py \
+	$(addprefix harness/test_,plugin.py spread.py lost_gpu.py declarations.py)
 
 test-processes: bootstrap ## the tests that start gates, workers of pytest or training runs
 	$(RUN) pytest $(addprefix correctness_tests/,$(PROCESSES)) $(WORKERS) -m slow

@@ -250,6 +250,7 @@ def test_blocks_of_other_versions_stay_and_do_not_count(certify: Certify) -> Non
     assert not certify.file("certificate.json").exists()
 
 
+@pytest.mark.slow("it starts a process, and a side of the gate")
 def test_it_may_be_asked_from_any_folder(tmp_path: Path) -> None:
     """As the installed script asks, whose path holds this tree's package and not its folder."""
     asked = (

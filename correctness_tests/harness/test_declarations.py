@@ -300,6 +300,7 @@ def theirs(x, weight, eps=1e-5):
 """
 
 
+@pytest.mark.slow("it collects the suite in a process of its own")
 def test_ops_of_a_file_join_the_suite(tmp_path: Path) -> None:
     """Their references and providers are tested; a provider on an op of the tree is, too."""
     (tmp_path / "double.py").write_text(FILE + PROVIDER.replace(", dtypes=()", ""))

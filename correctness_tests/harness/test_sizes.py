@@ -102,12 +102,15 @@ def test_a_size_at_which_torch_is_as_wrong_tells_nothing(
     assert one.outcome is (Outcome.PASSED if good else Outcome.FAILED), one
 
 
+MANY = pytest.mark.slow("65,539 rows: eight seconds")
+
+
 @pytest.mark.parametrize(
     ("rows", "size", "wrong"),
     [
         (4096, 4099, torch.zeros_like),
         (4096, 4099, lambda y: y * 1.1),
-        (65535, 65539, lambda y: y * 1.1),
+        pytest.param(65535, 65539, lambda y: y * 1.1, marks=MANY),
     ],
     ids=["zeros", "factor", "factor-of-many"],
 )

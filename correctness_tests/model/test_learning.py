@@ -20,9 +20,9 @@ from tinyllama.training.result import Result
 from tinyllama.training.train import train
 
 MODEL = PRESETS["tiny"]
-CONFIG = TrainConfig(batch_size=8, seq_len=64, num_steps=100)
+CONFIG = TrainConfig(batch_size=8, seq_len=64, num_steps=60)
 TEXT = Path(__file__).parents[2] / "README.md"
-GAP = 0.3  # measured on a CPU: 0.55
+GAP = 0.5  # measured on a CPU: 0.83
 KERNELS = [tier for tier in TIERS if tier not in ON_CPU]
 
 
@@ -61,6 +61,6 @@ def test_the_loss_falls_by_more_than_lost_gradients_allow(
         assert all(result.gradients.values())
         assert result.losses == pytest.approx(learned("v1", device).losses, abs=1e-3)
     if "v1" in tiers:  # what makes the control dangerous is that its loss falls
-        assert ends_at(control(device)) < control(device).losses[0] - 2
+        assert ends_at(control(device)) < control(device).losses[0] - 1.5
         reached = [name for name, received in control(device).gradients.items() if received]
         assert reached == ["embedding"]
