@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -201,8 +202,8 @@ def check(
     """Each provider that is asked about, the findings of these checks on it, and whether the file
     that declares it declares its reference too.
 
-    progress: is told what is tried now, and what was seen. Raises WorkerError when the file cannot
-    be loaded, or has no such op or provider.
+    progress: is told what is tried now, what was seen, and how long that took. Raises WorkerError
+    when the file cannot be loaded, or has no such op or provider.
     """
     together = [name for name in only if name in accuracy.ALL]
     others = [name for name in only if name not in together and name != APART]
@@ -212,16 +213,17 @@ def check(
         try:
             for provider, own in one.worker.call("checks", "providers").items():
                 found: list[Finding] = []
-                for names in groups:
+                for names in (*groups, *([[APART]] if APART in only else [])):
                     progress(f"{provider}: trying {', '.join(names)}")
-                    seen = [_following(new, found) for new in one.findings(provider, names, found)]
+                    began = time.monotonic()
+                    if names == [APART]:
+                        seen = [one.judged_apart(provider, own, found)]
+                    else:
+                        every = one.findings(provider, names, found)
+                        seen = [_following(new, found) for new in every]
                     found += seen
                     said = ", ".join(f"{one.check} {one.outcome.value}" for one in seen)
-                    progress(f"{provider}: {said}")
-                if APART in only:
-                    progress(f"{provider}: trying {APART}")
-                    found.append(one.judged_apart(provider, own, found))
-                    progress(f"{provider}: {APART} {found[-1].outcome.value}")
+                    progress(f"{provider}: {said} ({time.monotonic() - began:.1f} s)")
                 yield provider, found, own
         finally:
             one.worker.close()
