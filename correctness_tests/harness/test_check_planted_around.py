@@ -181,6 +181,19 @@ step = declared(
     {"p": Tensor("P", mutated=True, many=True), "g": Tensor("P", many=True)}, {},
     params={"rate": 0.1}, cases=[Case(P=(5, 1, 3))],
 )  # fmt: skip
+COUNTED: dict[str, Any] = {"y": "N D", "places": Tensor("N", dtype=torch.int64)}
+
+
+def counting(x: T) -> tuple[T, T]:
+    return 2 * x, torch.arange(len(x))
+
+
+def counting_there(x: T) -> tuple[T, T]:
+    return 2 * x, torch.arange(len(x), device=x.device)
+
+
+elsewhere = declared("elsewhere", counting, {"x": PLAIN}, COUNTED)
+counted = declared("counted", counting_there, {"x": PLAIN}, COUNTED)
 RAMPS: dict[int, T] = {}
 ramp = of("ramp", lambda x: x * torch.arange(1, 1 + x.shape[-1], device=x.device))
 
@@ -375,6 +388,7 @@ PLANTED: list[tuple[str, str, Op, Call, str]] = [
 ADVICE: list[tuple[str, str, Op, Call, str]] = [
     ("the default device", FRESH, ramp, lambda x: x * torch.arange(1, 1 + x.shape[-1]),
      "is made on the default device"),
+    ("an output on the default device", FRESH, counted, counting, "an output is made on the default"),
     ("a value read back", FRESH, biggest, lambda x: x / (x.amax().item() if x.numel() else 1),
      "reads values back from the device (_local_scalar_dense)"),
     ("a negative factor", SPECIAL, weights, by_the_largest, "scale = -0.5: y"),
@@ -382,6 +396,7 @@ ADVICE: list[tuple[str, str, Op, Call, str]] = [
      "w of shape (6,) is taken"),
 ]  # fmt: skip
 RIGHT = {(check, op.name): op for _, check, op, *_ in (*PLANTED, *ADVICE)}
+RIGHT[FRESH, elsewhere.name] = elsewhere  # its reference uses the default device, too
 del RIGHT["sizes", step.name]  # its only axis is the number of tensors: unsupported
 
 

@@ -86,17 +86,9 @@ def from_elsewhere(candidate: Candidate) -> Problem:
     and values that a call reads back from the device, which no device graph captures."""
     case = candidate.telling()
     inputs = candidate.inputs(case)
-    args = {name: copied(value) for name, value in inputs.args.items()}
-    try:
-        with torch.device("meta"), torch.no_grad():
-            outputs = outputs_of(candidate, args, inputs.params)
-        said = "an output" if any(one.is_meta for one in outputs if one is not None) else ""
-    except Exception as error:
-        said = f"{place(error)}a tensor"
     eager = replace(candidate, provider=candidate.op["eager"])
-    if said and _default_device_matters(eager, inputs):
-        said = ""
-    if said:
+    said = _on_the_default_device(candidate, inputs)
+    if said and not _on_the_default_device(eager, inputs):
         return case, f"{said} is made on the default device: give device=", Rank.ADVICE
     if candidate.provider.waits or candidate.provider.counts_on_host:
         return None
@@ -107,14 +99,15 @@ def from_elsewhere(candidate: Candidate) -> Problem:
     return None
 
 
-def _default_device_matters(candidate: Candidate, inputs: Inputs) -> bool:
+def _on_the_default_device(candidate: Candidate, inputs: Inputs) -> str:
+    """What a call makes on torch's default device, in words."""
     args = {name: copied(value) for name, value in inputs.args.items()}
     try:
         with torch.device("meta"), torch.no_grad():
             outputs = outputs_of(candidate, args, inputs.params)
-        return any(one.is_meta for one in outputs)
-    except Exception:
-        return True
+    except Exception as error:
+        return f"{place(error)}a tensor"
+    return "an output" if any(one.is_meta for one in outputs if one is not None) else ""
 
 
 class _Reading(DispatchMode):
