@@ -388,7 +388,7 @@ PLANTED: list[tuple[str, str, Op, Call, str]] = [
 ADVICE: list[tuple[str, str, Op, Call, str]] = [
     ("the default device", FRESH, ramp, lambda x: x * torch.arange(1, 1 + x.shape[-1]),
      "is made on the default device"),
-    ("an output on the default device", FRESH, counted, counting, "an output is made on the default"),
+    ("an output on the default device", FRESH, counted, counting, "an output is made on the"),
     ("a value read back", FRESH, biggest, lambda x: x / (x.amax().item() if x.numel() else 1),
      "reads values back from the device (_local_scalar_dense)"),
     ("a negative factor", SPECIAL, weights, by_the_largest, "scale = -0.5: y"),
