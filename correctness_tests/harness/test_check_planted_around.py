@@ -13,8 +13,8 @@ import torch
 
 from correctness_tests.support.tried import MATRIX, assert_found
 from correctness_tests.support.tried import in_each_dtype as finding
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.checks import Outcome, Rank, sizes
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, arguments, sizes
 from tinyllama.harness.declare.values import Values, integers
 
 T = torch.Tensor
@@ -427,6 +427,45 @@ def test_what_may_be_meant_is_advice(check: str, op: Op, call: Call, said: str) 
 def test_a_right_function_passes(check: str, op: Op) -> None:
     one = finding(op, op["eager"].call, check)
     assert one.outcome is Outcome.PASSED, one
+
+
+def rows_at(x: T, at: T) -> T:
+    return x.index_select(0, at)
+
+
+def rows_at_64_bits(x: T, at: T) -> T:
+    if at.dtype is not torch.int64:
+        raise TypeError("use int64")
+    return x.index_select(0, at)
+
+
+def first_row_for_32_bits(x: T, at: T) -> T:
+    return x.index_select(0, at if at.dtype is torch.int64 else 0 * at)
+
+
+@pytest.mark.parametrize(
+    ("reference", "call", "wrong"),
+    [
+        (rows_at, first_row_for_32_bits, True),
+        (rows_at, rows_at_64_bits, False),
+        (rows_at, rows_at, False),
+        (rows_at_64_bits, first_row_for_32_bits, False),
+    ],
+    ids=["wrong", "refused", "right", "refused by the reference"],
+)
+def test_integers_of_32_bits_may_be_refused_and_not_be_wrong(
+    reference: Call, call: Call, wrong: bool
+) -> None:
+    at = Tensor("M", dtype=torch.int64, values=lambda dims: integers(dims["N"]))
+    op = declared(
+        "rows", reference, {"x": PLAIN, "at": at}, {"y": "M D"}, cases=[Case(N=5, M=7, D=4)]
+    )
+    candidate = Candidate(op, Provider("rows", "tried", call, (FP32,)))
+    case = candidate.telling()
+    found = arguments._of_32_bits(candidate, case, candidate.inputs(case))
+    said = found[1] if found else ""
+    assert said.startswith("at of 32 bits, which the reference takes: y") is wrong
+    assert bool(said) is wrong
 
 
 @pytest.mark.parametrize("call", [behind_a_lock, in_its_threads_workspace])
