@@ -85,9 +85,17 @@ def test_a_gradient_that_depends_on_how_tensors_come_back(place: int) -> None:
 
 def test_as_many_other_calls_are_tried_as_may_be_in_flight() -> None:
     candidate = Candidate(total, total["eager"])
-    found = [what for what, _ in calls._other_calls(candidate, candidate.telling(), {})]
-    assert found.count("one of several other calls") == between.IN_FLIGHT
-    assert found[0] == "another call"
+    case = candidate.telling()
+    args = candidate.inputs(case).args
+    for count in (1, 2, len(NAMES)):
+        names = list(NAMES[:count])
+        given = {name: args[name] for name in names}
+        found = [what for what, _ in calls._other_calls(candidate, case, given)]
+        assert found.count("one of several other calls") == between.IN_FLIGHT
+        assert found[0] == "another call"
+        kept = [what.partition(" with the same ")[2] for what in found]
+        parts = [names[0], " and ".join(names[1:])] if count > 1 else []
+        assert [one for one in kept if one] == parts
 
 
 @of_each
