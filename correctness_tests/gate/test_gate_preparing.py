@@ -150,6 +150,27 @@ def test_pairs_beside_the_first_compile_apart_and_are_merged(
 # -- the values of a turn's calls -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("pairs", "asked"), [("a", "aa"), ("ab", "ab")])
+def test_an_error_of_any_pair_that_prepares_is_raised(
+    pairs: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first one prepares what found no memory beside the others."""
+    prepared: list[Any] = []
+
+    def prepare_some(run: Any, pair: Any, waiting: Any, observed: Any, again: Any) -> None:
+        prepared.append(pair)
+        if pair == "b":
+            raise KeyError("a bug")
+
+    monkeypatch.setattr(preparing, "_prepare_some", prepare_some)
+    monkeypatch.setattr(preparing, "_beside", lambda *of: nullcontext(list(pairs)))
+    run: Any = SimpleNamespace(setting=SimpleNamespace(ahead=nullcontext))
+    a: Any = "a"
+    with pytest.raises(KeyError, match="a bug") if "b" in pairs else nullcontext():
+        preparing._prepare_all(run, a, [], Mock())
+    assert sorted(prepared) == list(asked)
+
+
 def of_turns(master: Inputs) -> Proven:
     made: Any = object.__new__(Proven)
     made.device, made.round, made._master = torch.device("cpu"), 7, lambda: master

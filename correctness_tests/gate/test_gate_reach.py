@@ -89,6 +89,11 @@ REACHING = {
     "in a comprehension": "def call():\n    return [hidden() for _ in range(2)]",
     "as a bound method": "class K:\n    def run(self):\n        return hidden()\n\n\n"
     "call = K().run",
+    "as what it returns": "def call():\n    return hidden",
+    "beside torch": "import torch\n\n\ndef call():\n    return torch.tensor(hidden())",
+    "under the name of torch's operators": "class K:\n    ops = hidden\n\n\n"
+    "def call():\n    return K.ops()",
+    "beside a name that is nothing": "def call(x=0):\n    return nothing if x else hidden()",
     "in a branch that is not taken": "def call(x=0):\n    return hidden() if x else 0",
     "among Python's own": "import builtins\nbuiltins.zz_hidden = hidden\n\n\n"
     "def call():\n    return zz_hidden()",
@@ -164,7 +169,7 @@ def test_what_an_import_inside_gives_is_reached(load: Load, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "text",
     [
-        "from {0} import late\n    return late.hidden()",
+        "from {0} import late as other\n    return other.hidden()",
         "import {0}.late as late\n    return late.hidden()",
         "import {0}.late\n    return {0}.late.hidden()",
         "from {0}.late import hidden\n    return hidden()",
@@ -189,6 +194,30 @@ def test_what_an_import_inside_of_a_folder_gives_is_reached(
         return
     reached = Reached(tmp_path.resolve(), call)
     assert (sys.modules[f"{folder}.late"].__file__, 1) in reached.places
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from . import late as other\n    return other.hidden()",
+        "from .late import hidden\n    return hidden()",
+        "from .. import late as other\n    return other.hidden()",
+        "from ..late import hidden\n    return hidden()",
+    ],
+)
+def test_what_a_relative_import_inside_gives_is_reached(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = f"reach_{next(NUMBER)}"
+    (tmp_path / folder / "inner").mkdir(parents=True)
+    for package in (folder, f"{folder}/inner"):
+        (tmp_path / package / "__init__.py").touch()
+    late = tmp_path / folder / ("late.py" if ".." in text else "inner/late.py")
+    late.write_text(HIDDEN)
+    (tmp_path / folder / "inner/own.py").write_text(f"def call():\n    {text}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(f"{folder}.inner.own")
+    assert (str(late), 1) in Reached(tmp_path.resolve(), module.call).places
 
 
 @pytest.mark.parametrize(

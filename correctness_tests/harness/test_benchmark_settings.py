@@ -4,11 +4,13 @@ import gc
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from correctness_tests.support.timed_suite import COMPARE, Suite, ends, lines, timing
+from tinyllama.harness.plugins import benchmarks
 
 pytest_plugins = ["pytester"]
 
@@ -215,3 +217,34 @@ def test_what_another_setting_recorded_is_not_left_out(
     baseline.run("--record", "--resume").assert_outcomes(passed=4)
     assert len(baseline.records()) == 4
     baseline.run("--record", "--resume").assert_outcomes(deselected=4)
+
+
+@pytest.mark.parametrize(
+    ("tables", "kept", "saved", "compare", "told"),
+    [
+        ([], [], [], False, []),
+        (["a row"], [], None, False, ["= ladder", "a row"]),
+        ([], ["kept"], None, False, ["= records", "v is SLOWER", "kept"]),
+        ([], ["kept"], ["faster"], True, ["= comparison", "v is SLOWER", "kept", "faster"]),
+        (["a row"], [], ["same"], False, ["= ladder", "a row", "= records", "same"]),
+    ],
+)
+def test_a_session_ends_with_its_tables_and_what_became_of_its_records(
+    tables: list[str],
+    kept: list[str],
+    saved: list[str] | None,
+    compare: bool,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdicts = [("v", "v is SLOWER")] if kept else []
+    recording = SimpleNamespace(
+        finished=lambda: tables, verdicts=verdicts, lines=kept, compare=compare
+    )
+    beside = None if saved is None else SimpleNamespace(lines=lambda: saved)
+    config: Any = SimpleNamespace(stash={benchmarks.RECORDING: recording, benchmarks.SAVED: beside})
+    monkeypatch.setattr(benchmarks, "terminal", lambda records: records)
+    found: list[str] = []
+    reporter = SimpleNamespace(section=lambda one: found.append(f"= {one}"), line=found.append)
+    benchmarks.pytest_terminal_summary(reporter, config)
+    assert found == told

@@ -1,5 +1,6 @@
 """Accesses out of bounds and endless loops of interpreted kernels: named before they do harm."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from correctness_tests.support.memory import filled
 from tinyllama.harness import Provider
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, remote, run
 from tinyllama.harness.kernels import interpreter
-from tinyllama.harness.kernels.bounds import Bounds, tensors_of, watched
+from tinyllama.harness.kernels.bounds import Bounds, Region, tensors_of, watched
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.ops import OPS
 
@@ -173,6 +174,38 @@ def test_an_access_beyond_a_tensor_that_reaches_another_one_is_out_of_bounds(ker
     assert f" of {name}, a buffer of 32 bytes" in stray
     assert (x == 1).all()
     assert (out == 0).all()
+
+
+X, Y = Region(1000, 1100, "x"), Region(5000, 5100, "y")
+
+
+@pytest.mark.parametrize(
+    ("address", "where"),
+    [
+        (998, "2 bytes before the start of x"),
+        (1098, "across the end of x"),
+        (1100, "right behind the end of x"),
+        (2900, "1800 bytes behind the end of x"),
+        (3050, "1950 bytes before the start of y"),
+        (4998, "2 bytes before the start of y"),
+        (5100, "right behind the end of y"),
+    ],
+)
+def test_a_stray_access_is_told_as_beside_the_nearest_tensor(address: int, where: str) -> None:
+    bounds = Bounds()
+    bounds._regions = [X, Y]
+    bounds._note("k", (0, 0, 0), address, 4, "load")
+    (stray,) = bounds.strays
+    assert f"a load of 4 bytes, {where}, a buffer of 100 bytes" in stray
+
+
+def test_stray_accesses_are_told_once_by_kernel_tensor_and_kind() -> None:
+    bounds = Bounds()
+    bounds._regions = [X._replace(end=1002), Y]
+    for kernel, address, kind in itertools.product("kj", (1000, 5100), ("load", "store", "load")):
+        bounds._note(kernel, (0, 0, 0), address, 4, kind)
+    assert len(bounds.strays) == len(set(bounds.strays)) == 8
+    assert sum("across the end of x, a buffer of 2 " in stray for stray in bounds.strays) == 4
 
 
 @jit

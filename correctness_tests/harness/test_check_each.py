@@ -85,9 +85,17 @@ def test_a_gradient_that_depends_on_how_tensors_come_back(place: int) -> None:
 
 def test_as_many_other_calls_are_tried_as_may_be_in_flight() -> None:
     candidate = Candidate(total, total["eager"])
-    found = {w: len(each) for w, each in calls._other_calls(candidate, candidate.telling(), {})}
-    assert found["one of several other calls"] == between.IN_FLIGHT
-    assert next(iter(found.items())) == ("another call", 1)
+    case = candidate.telling()
+    args = candidate.inputs(case).args
+    for count in (1, 2, len(NAMES)):
+        names = list(NAMES[:count])
+        given = {name: args[name] for name in names}
+        found = {w: len(each) for w, each in calls._other_calls(candidate, case, given)}
+        assert found["one of several other calls"] == between.IN_FLIGHT
+        assert next(iter(found.items())) == ("another call", 1)
+        kept = [what.partition(" with the same ")[2] for what in found]
+        parts = [names[0], " and ".join(names[1:])] if count > 1 else []
+        assert [one for one in kept if one] == parts
 
 
 @of_each

@@ -13,8 +13,8 @@ import torch
 
 from correctness_tests.support.tried import MATRIX, assert_found
 from correctness_tests.support.tried import in_each_dtype as finding
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.checks import Outcome, Rank, sizes
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, arguments, sizes
 from tinyllama.harness.declare.values import Values, integers
 
 T = torch.Tensor
@@ -181,6 +181,19 @@ step = declared(
     {"p": Tensor("P", mutated=True, many=True), "g": Tensor("P", many=True)}, {},
     params={"rate": 0.1}, cases=[Case(P=(5, 1, 3))],
 )  # fmt: skip
+COUNTED: dict[str, Any] = {"y": "N D", "places": Tensor("N", dtype=torch.int64)}
+
+
+def counting(x: T) -> tuple[T, T]:
+    return 2 * x, torch.arange(len(x))
+
+
+def counting_there(x: T) -> tuple[T, T]:
+    return 2 * x, torch.arange(len(x), device=x.device)
+
+
+elsewhere = declared("elsewhere", counting, {"x": PLAIN}, COUNTED)
+counted = declared("counted", counting_there, {"x": PLAIN}, COUNTED)
 RAMPS: dict[int, T] = {}
 ramp = of("ramp", lambda x: x * torch.arange(1, 1 + x.shape[-1], device=x.device))
 
@@ -375,6 +388,7 @@ PLANTED: list[tuple[str, str, Op, Call, str]] = [
 ADVICE: list[tuple[str, str, Op, Call, str]] = [
     ("the default device", FRESH, ramp, lambda x: x * torch.arange(1, 1 + x.shape[-1]),
      "is made on the default device"),
+    ("an output on the default device", FRESH, counted, counting, "an output is made on the"),
     ("a value read back", FRESH, biggest, lambda x: x / (x.amax().item() if x.numel() else 1),
      "reads values back from the device (_local_scalar_dense)"),
     ("a negative factor", SPECIAL, weights, by_the_largest, "scale = -0.5: y"),
@@ -382,6 +396,7 @@ ADVICE: list[tuple[str, str, Op, Call, str]] = [
      "w of shape (6,) is taken"),
 ]  # fmt: skip
 RIGHT = {(check, op.name): op for _, check, op, *_ in (*PLANTED, *ADVICE)}
+RIGHT[FRESH, elsewhere.name] = elsewhere  # its reference uses the default device, too
 del RIGHT["sizes", step.name]  # its only axis is the number of tensors: unsupported
 
 
@@ -412,6 +427,45 @@ def test_what_may_be_meant_is_advice(check: str, op: Op, call: Call, said: str) 
 def test_a_right_function_passes(check: str, op: Op) -> None:
     one = finding(op, op["eager"].call, check)
     assert one.outcome is Outcome.PASSED, one
+
+
+def rows_at(x: T, at: T) -> T:
+    return x.index_select(0, at)
+
+
+def rows_at_64_bits(x: T, at: T) -> T:
+    if at.dtype is not torch.int64:
+        raise TypeError("use int64")
+    return x.index_select(0, at)
+
+
+def first_row_for_32_bits(x: T, at: T) -> T:
+    return x.index_select(0, at if at.dtype is torch.int64 else 0 * at)
+
+
+@pytest.mark.parametrize(
+    ("reference", "call", "wrong"),
+    [
+        (rows_at, first_row_for_32_bits, True),
+        (rows_at, rows_at_64_bits, False),
+        (rows_at, rows_at, False),
+        (rows_at_64_bits, first_row_for_32_bits, False),
+    ],
+    ids=["wrong", "refused", "right", "refused by the reference"],
+)
+def test_integers_of_32_bits_may_be_refused_and_not_be_wrong(
+    reference: Call, call: Call, wrong: bool
+) -> None:
+    at = Tensor("M", dtype=torch.int64, values=lambda dims: integers(dims["N"]))
+    op = declared(
+        "rows", reference, {"x": PLAIN, "at": at}, {"y": "M D"}, cases=[Case(N=5, M=7, D=4)]
+    )
+    candidate = Candidate(op, Provider("rows", "tried", call, (FP32,)))
+    case = candidate.telling()
+    found = arguments._of_32_bits(candidate, case, candidate.inputs(case))
+    said = found[1] if found else ""
+    assert said.startswith("at of 32 bits, which the reference takes: y") is wrong
+    assert bool(said) is wrong
 
 
 @pytest.mark.parametrize("call", [behind_a_lock, in_its_threads_workspace])

@@ -42,7 +42,7 @@ def decayed(x: T) -> T:
     return (wide(x) * powers(x, wide(x).dtype)).to(x.dtype)
 
 
-decay = declared("decay", decayed, {"x": MATRIX}, {"y": "N D"})
+decay = declared("decay", decayed, {"x": MATRIX}, {"y": "N D"}, dtypes=(FP32, BF16))
 
 
 def keeping(make: Call, *, by: Call = lambda x: (x.shape, x.dtype), clean: bool = True) -> Call:

@@ -100,6 +100,16 @@ def test_choices_give_the_bits_of_tritons_own(dtype: Any) -> None:
                 assert outcome(remembered, condition, x, y) == outcome(own, condition, x, y)
 
 
+@pytest.mark.parametrize("condition", [True, tl.constexpr(False), 2, "int32"], ids=str)
+def test_choices_by_no_block_of_bits_are_tritons_own(condition: Any) -> None:
+    own = libdevice.with_meaning(tl.where)
+    remembered = operators.replacement(tl, "where", own)
+    one, two = block(tl.float32, (4,), 1), block(tl.float32, (4,), 2)
+    given = block(tl.int32, (4,), 3) if condition == "int32" else condition
+    for x, y in ((one, two), (two, one), (one, 0.5)):
+        assert outcome(remembered, given, x, y) == outcome(own, given, x, y)
+
+
 def test_blocks_of_a_number_give_the_bits_of_tritons_own() -> None:
     own = libdevice.with_meaning(tl.full)
     remembered = operators.replacement(tl, "full", own)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.support.tried import MATRIX, finding, found, small
+from correctness_tests.support.tried import MATRIX, finding, found, small, with_backward
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import (
     Candidate,
@@ -443,3 +443,90 @@ def test_what_special_values_are(dtype: torch.dtype) -> None:
         changed = special.having(infinite, x)
         assert changed.tolist() == [*x.tolist()[:3], (math.inf, -math.inf)[place], *x.tolist()[4:]]
     assert x[3] == 0.375, "it is a copy"
+
+
+# -- half a row of -inf ----------------------------------------------------------------------------
+
+total = small("total", lambda x: x.logsumexp(-1), {"x": MATRIX}, {"y": "N"})
+of_a_vector = small(
+    "of_a_vector", lambda x: x.logsumexp(-1), {"x": Tensor("D", grad=True)}, {"y": ""}, [Case(D=8)]
+)
+unit = small("unit", lambda x: x / x.square().mean(-1, keepdim=True), {"x": MATRIX}, {"y": "N D"})
+nothing = small(
+    "nothing", lambda x: (x.logsumexp(-1), 0 * x.amax(-1)), {"x": MATRIX}, {"y": "N", "z": "N"}
+)
+
+
+def first_rows_added(x: T) -> T:
+    return torch.cat([x[:3].sum(-1), x[3:].logsumexp(-1)])
+
+
+first_added = small(
+    "first_added",
+    lambda x: (x.logsumexp(-1), first_rows_added(x)),
+    {"x": MATRIX},
+    {"y": "N", "z": "N"},
+)
+
+
+def masked(x: T) -> T:
+    """Rows of which more than a block is -inf."""
+    return x[..., :100].isinf().all(-1)
+
+
+def half_a_row(op: Op, call: Callable[..., Any], **traits: Any) -> tuple[Any, str]:
+    """The sizes for which something is wrong, and what; none, and nothing."""
+    provider = Provider(op.name, "tried", call, (torch.float32,), **traits)
+    candidate = Candidate(op, provider)
+    seen = special._half_a_row(candidate, sizes.general(candidate), "x")
+    return (seen[0].case.dims, seen[1]) if seen else ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("op", "call", "said"),
+    [
+        (of_a_vector, lambda x: x.logsumexp(-1) * (1 + masked(x)), "y is not the reference's"),
+        (total, lambda x: x.logsumexp(-1) * (1 + masked(x).any()), "y is not the reference's"),
+        (
+            total,
+            with_backward(
+                lambda x: x.logsumexp(-1),
+                lambda g, x: g[:, None] * x.softmax(-1) * (1 + masked(x)[:, None]),
+            ),
+            "grad x is not the reference's",
+        ),
+        (
+            first_added,
+            lambda x: (x.logsumexp(-1).where(~masked(x) | (torch.arange(len(x)) < 3), math.nan),
+                       first_rows_added(x)),
+            "a NaN reaches 1 elements of y, the first at [3]",
+        ),
+    ],
+    ids=["of a vector", "of all", "in backward", "in a row of finite outputs"],
+)  # fmt: skip
+def test_what_half_a_row_of_minus_infinity_shows(
+    op: Op, call: Callable[..., Any], said: str
+) -> None:
+    dims, text = half_a_row(op, call)
+    assert dims.get("D") == 2051
+    assert text.startswith(f"half a row of -inf in x: {said}")
+
+
+@pytest.mark.parametrize(
+    "op", [total, of_a_vector, unit, nothing, first_added], ids=lambda op: op.name
+)
+def test_half_a_row_of_minus_infinity_may_give_what_the_reference_gives(op: Op) -> None:
+    assert half_a_row(op, op["eager"].call) == ({}, "")
+
+
+def test_a_shorter_row_is_halved_where_none_of_2051_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def call(x: T) -> T:
+        return x.logsumexp(-1) * (1 + masked(x))
+
+    few = {"supports": lambda dims: "too long" if dims["D"] > 2000 else None}
+    found_there = [half_a_row(total, call, **few)]
+    monkeypatch.setattr(special, "MOST_ELEMENTS", 5 * 259)
+    found_there.append(half_a_row(total, call))
+    assert [dims for dims, _ in found_there] == [{"N": 5, "D": 259}] * 2

@@ -36,6 +36,11 @@ def test_versions_and_what_was_missed_are_texts(name: str, value: Any) -> None:
         from_json(content(**{name: value}))
 
 
+def test_all_versions_are_said_in_words() -> None:
+    record = plain_record(entries=[], versions={"python": "3.12", "torch": "2.11"})
+    assert record.software == "python 3.12, torch 2.11"
+
+
 @pytest.mark.parametrize(
     ("machine", "where"),
     [

@@ -173,8 +173,7 @@ class Reached:
         self.names |= names
         self._read |= code not in self._kernels and bool(names & _READS)
         package, last = str(namespace.get("__package__") or ""), ""
-        for one, after in pairwise([*dis.get_instructions(code), None]):
-            assert one is not None
+        for one, after in pairwise(dis.get_instructions(code)):  # the last one loads nothing
             if one.opname in _GLOBAL and one.argval in namespace:
                 self._global(namespace[one.argval], after)
             elif one.opname in _GLOBAL and one.argval in vars(builtins).keys() - _BUILTINS:
@@ -183,15 +182,15 @@ class Reached:
                 last = str(one.argval)
                 self._import(last, package)
             elif one.opname == "IMPORT_FROM":  # a module, perhaps
-                self._load(f"{last}.{one.argval}", package)
+                self._load(f"{last}.{one.argval}".lstrip("."), package)
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
                 self._code(inner, namespace)
 
-    def _global(self, value: Any, after: dis.Instruction | None) -> None:
+    def _global(self, value: Any, after: dis.Instruction) -> None:
         """A global that a function names. Of a module of which it takes an attribute at once, it
         gets that attribute alone."""
-        taken = after.argval if after is not None and after.opname in _ATTRIBUTE else None
+        taken = after.argval if after.opname in _ATTRIBUTE else None
         if isinstance(value, types.ModuleType) and taken in vars(value):
             if self._followed(value):
                 self._push(vars(value)[taken])

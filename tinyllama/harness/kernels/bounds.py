@@ -121,14 +121,10 @@ class Bounds:
     def _note(
         self, kernel: str, program: tuple[int, ...], address: int, size: int, kind: str
     ) -> None:
-        from tinyllama.harness.kernels.interpreter_values import ADDRESS_BITS
-
-        def distance(region: Region) -> int:
+        def distance(region: Region) -> int:  # of the same origin it is far smaller
             return max(region.start - address, address + size - region.end)
 
-        origin = address >> ADDRESS_BITS
-        own = [one for one in self._regions if one.start >> ADDRESS_BITS == origin]
-        nearest = min(own or self._regions, key=distance)
+        nearest = min(self._regions, key=distance)
         met = (kernel, nearest.name, kind)
         if met in self._met:
             return
@@ -137,7 +133,7 @@ class Bounds:
             where = f"{nearest.start - address} bytes before the start of {nearest.name}"
         else:
             gap = address - nearest.end
-            behind = f"{gap} bytes behind" if gap else "right behind"
+            behind = "across" if gap < 0 else f"{gap} bytes behind" if gap else "right behind"
             where = f"{behind} the end of {nearest.name}"
         length = nearest.end - nearest.start
         self.strays.append(

@@ -13,7 +13,7 @@ from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank
 from tinyllama.harness.correct.checks.graph import outputs_of
 from tinyllama.harness.correct.checks.memory import called
 from tinyllama.harness.correct.checks.state import SETTINGS, same_setting
-from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, evaluate
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied
 from tinyllama.harness.kernels.bounds import Bounds
 from tinyllama.harness.machine.modes import DispatchMode
 
@@ -67,16 +67,17 @@ def _outputs(candidate: Candidate, args: Leaves, inputs: Inputs) -> Any:
 
 
 def _of_32_bits(candidate: Candidate, case: OpCase, inputs: Inputs) -> Problem:
+    eager = replace(candidate, provider=candidate.op["eager"])
     for name, value in inputs.args.items():
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.int64:
             continue
         given = replace(inputs, args={**inputs.args, name: value.to(torch.int32)})
-        try:
-            evaluate(candidate.op, candidate.op["eager"].call, given)
-            found = candidate.results(given)
+        try:  # not by `evaluate`, which refuses them
+            right, own = (called(one, given)[0] for one in (eager, candidate))
         except Exception:
             continue
-        if wrong := candidate.wrong(case, found, inputs):
+        wrong = candidate.wrong(case, own, inputs)
+        if wrong and not candidate.wrong(case, right, inputs):
             return case, f"{name} of 32 bits, which the reference takes: {wrong[0]}"
     return None
 
@@ -86,17 +87,9 @@ def from_elsewhere(candidate: Candidate) -> Problem:
     and values that a call reads back from the device, which no device graph captures."""
     case = candidate.telling()
     inputs = candidate.inputs(case)
-    args = {name: copied(value) for name, value in inputs.args.items()}
-    try:
-        with torch.device("meta"), torch.no_grad():
-            outputs = outputs_of(candidate, args, inputs.params)
-        said = "an output" if any(one.is_meta for one in outputs if one is not None) else ""
-    except Exception as error:
-        said = f"{place(error)}a tensor"
     eager = replace(candidate, provider=candidate.op["eager"])
-    if said and _default_device_matters(eager, inputs):
-        said = ""
-    if said:
+    said = _on_the_default_device(candidate, inputs)
+    if said and not _on_the_default_device(eager, inputs):
         return case, f"{said} is made on the default device: give device=", Rank.ADVICE
     if candidate.provider.waits or candidate.provider.counts_on_host:
         return None
@@ -107,14 +100,15 @@ def from_elsewhere(candidate: Candidate) -> Problem:
     return None
 
 
-def _default_device_matters(candidate: Candidate, inputs: Inputs) -> bool:
+def _on_the_default_device(candidate: Candidate, inputs: Inputs) -> str:
+    """What a call makes on torch's default device, in words."""
     args = {name: copied(value) for name, value in inputs.args.items()}
     try:
         with torch.device("meta"), torch.no_grad():
             outputs = outputs_of(candidate, args, inputs.params)
-        return any(one.is_meta for one in outputs)
-    except Exception:
-        return True
+    except Exception as error:
+        return f"{place(error)}a tensor"
+    return "an output" if any(one.is_meta for one in outputs if one is not None) else ""
 
 
 class _Reading(DispatchMode):

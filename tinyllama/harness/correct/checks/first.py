@@ -80,7 +80,7 @@ def _turned(candidate: Candidate, case: OpCase) -> OpCase:
 
 def _wrong_after(candidate: Candidate, case: OpCase, states: tuple[str, ...]) -> str | None:
     """What is wrong with a call after one in these states, in words; "" for an error."""
-    other = next((one for one in reversed(candidate.dtypes) if one is not case.dtype), case.dtype)
+    other = next((one for one in candidate.dtypes if one is not case.dtype), case.dtype)
     first = replace(case, dtype=other) if "in another dtype" in states else case
     if TURNED in states and (first := _turned(candidate, case)) is case:
         return None

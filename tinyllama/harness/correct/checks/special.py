@@ -63,7 +63,7 @@ MOST_ERROR = 1e-3
 OF_RANGE = ("far apart", "shifted")  # kinds that are tried in float16, too: its sums overflow
 INFINITIES = (float("inf"), float("-inf"))
 HALVED = (2051, 259)  # lengths of a row of which half is more than a block of 1,024, or of 128
-ROWS = 4  # of which one is sought that leaves the outputs of the reference finite
+ROWS = 4  # of which one is sought that leaves no output of the reference infinite
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 DRAWN = 4096  # integers, of which the least and the largest are taken
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
@@ -245,36 +245,26 @@ def _other(
 def _half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
     """What is wrong where the first half of a row, more than a block, is -inf, as of what a mask
     leaves out: an output is a NaN that is one nowhere else, or differs."""
-    axes = candidate.op.inputs[name].axes
-    if not axes or not isinstance(case.case.dims[axes[-1]], int):
-        return None
-    for size in HALVED:
-        long = resized(candidate, case, axes[-1], size)
-        if (
-            long is None
-            or elements(candidate.op, long.case) > MOST_ELEMENTS
-            or not candidate.takes(long)
-        ):
+    op = candidate.op
+    for axis, size in itertools.product(op.inputs[name].axes[-1:], HALVED):
+        long = resized(candidate, case, axis, size)
+        if long is None or elements(op, long.case) > MOST_ELEMENTS or not candidate.takes(long):
             continue
-        inputs = candidate.inputs(long)
-        row, eager = None, candidate.op["eager"].call
-        for tried in range(ROWS):
-            made = _changed(inputs, [name], partial(_half, tried))
-            known = evaluate(candidate.op, eager, made)
-            outputs = [known[one] for one in candidate.op.outputs if one in known]
-            row = made if all(not one.isinf().any() for one in outputs) else row
-        if row is None:
-            continue
-        if lost := _nan(candidate, long, row, of_nan=False):
-            return long, f"half a row of -inf in {name}: {lost}"
-        known = evaluate(candidate.op, eager, row)
-        results = candidate.results(row)
-        for which, right in known.items():
-            if right.is_floating_point() and right.isfinite().all():
-                own = results[which].double()
-                if not (own - right.double()).norm() <= UNLIKE * right.double().norm():
-                    return long, f"half a row of -inf in {name}: {which} is not the reference's"
-        return None
+        usual = candidate.inputs(long)
+        for row in range(ROWS):
+            changed = _changed(usual, [name], partial(_half, row))
+            known = evaluate(op, op["eager"].call, changed)
+            if any(known[one].isinf().any() for one in op.outputs):
+                continue
+            if lost := _nan(candidate, long, changed, of_nan=False):
+                return long, f"half a row of -inf in {name}: {lost}"
+            results = candidate.results(changed)
+            for which, right in known.items():
+                if right.is_floating_point() and right.isfinite().all():
+                    own = results[which].double()
+                    if not (own - right.double()).norm() <= UNLIKE * right.double().norm():
+                        return long, f"half a row of -inf in {name}: {which} is not the reference's"
+            return None
     return None
 
 
