@@ -16,7 +16,7 @@ import torch
 
 from correctness_tests.support.tried import FP32, MATRIX, small
 from tinyllama.harness import Provider
-from tinyllama.harness.gate import opened
+from tinyllama.harness.gate import opened, reach
 from tinyllama.harness.gate.opened import Seen
 from tinyllama.harness.gate.reach import Executed, Reached, UnboundedError
 
@@ -332,13 +332,13 @@ def test_an_environment_inside_a_tree_is_not_of_the_tree(
     with executed.noting(), pytest.raises(ImportError):
         module.call()
     assert executed.places
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    monkeypatch.setattr(reach, "_ENVIRONMENT", f"{tmp_path / 'venv'}/")
     assert not Reached(root, module.call).places
     executed = Executed(root)
     with executed.noting(), pytest.raises(ImportError):
         installed.call()
     assert not executed.places
-    monkeypatch.setattr(sys, "prefix", str(tmp_path.parent))  # a tree below an environment is one
+    monkeypatch.setattr(reach, "_ENVIRONMENT", f"{tmp_path.parent}/")  # a tree below an environment is one
     with pytest.raises(UnboundedError):
         Reached(root, module.call)
 
@@ -415,7 +415,7 @@ def test_what_is_loaded_from_a_tree_before_its_ops_is_seen_for_each_of_them(
         groups = [opened.Group((f"{name}.py",)) for name in "ab"]
         assert observer.seen(groups) == [Seen([str(file)], changed=changed)] * 2
         monkeypatch.chdir("/")
-        monkeypatch.setattr(sys, "prefix", "/")  # an environment
+        monkeypatch.setattr(reach, "_ENVIRONMENT", "/")
         assert list(opened._of_tree()) == []
     finally:
         del sys.modules[file.stem], sys.modules[ours.stem]

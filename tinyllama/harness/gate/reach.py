@@ -63,6 +63,7 @@ _FINDERS = frozenset(
     ("gc", "importlib", "inspect", "marshal", "pickle", "pkgutil", "runpy", "timeit")
 ) | {"atexit", "copyreg", "_signal", "signal"}  # they run what somebody gave them
 _BUILTINS = frozenset(vars(builtins))  # before a tree adds to them
+_ENVIRONMENT = os.path.join(os.path.realpath(sys.prefix), "")  # before a tree changes it
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _ENDLESS = (types.GeneratorType, types.CoroutineType, types.FrameType, types.AsyncGeneratorType)
@@ -247,8 +248,8 @@ class Reached:
 
 def below(file: str, root: str) -> bool:
     """Whether a file is of the tree: below its root, and not of an environment that lies there."""
-    path, environment = os.path.realpath(file), f"{os.path.realpath(sys.prefix)}{os.sep}"
-    installed = environment.startswith(root) and path.startswith(environment)
+    path = os.path.realpath(file)
+    installed = _ENVIRONMENT.startswith(root) and path.startswith(_ENVIRONMENT)
     return path.startswith(root) and not installed
 
 
