@@ -338,7 +338,8 @@ def test_an_environment_inside_a_tree_is_not_of_the_tree(
     with executed.noting(), pytest.raises(ImportError):
         installed.call()
     assert not executed.places
-    monkeypatch.setattr(reach, "_ENVIRONMENT", f"{tmp_path.parent}/")  # a tree below an environment is one
+    # A tree below an environment is one.
+    monkeypatch.setattr(reach, "_ENVIRONMENT", f"{tmp_path.parent}/")
     with pytest.raises(UnboundedError):
         Reached(root, module.call)
 
