@@ -107,7 +107,7 @@ def what_it_reads(ctx: Any, dx: torch.Tensor, dw: torch.Tensor) -> Any:
         (weighing(on_itself, lambda ctx: ctx.kept), Rank.UNSAFE, "an input that is changed"),
         (weighing(in_a_ring, lambda ctx: (ctx.x, *ctx.saved_tensors)), Rank.WRONG, "several other"),
         (weighing(with_strides, strided), Rank.WRONG, "save_on_cpu"),
-        (weighing(in_a_list), Rank.UNSAFE, "memory of x is never released"),
+        (weighing(in_a_list), Rank.UNSAFE, "memory of x is not released by 8 other"),
         (weighing(in_a_cycle), Rank.ADVICE, "when Python collects cycles"),
         (weighing(give=in_one_buffer), Rank.WRONG, "another upstream gradient"),
         (weighing(give=what_it_reads), Rank.UNSAFE, "shares memory with what a later"),

@@ -264,7 +264,7 @@ def kept_alive(candidate: Candidate, case: OpCase) -> Problem:
     reference = _alive(replace(candidate, provider=candidate.op["eager"]), case)
     found = _alive(candidate, case)
     for collected, what, rank in (
-        (True, "is never released, in whatever many calls", Rank.UNSAFE),
+        (True, f"is not released by {IN_FLIGHT - 1} other calls", Rank.UNSAFE),
         (False, "is released only when Python collects cycles: save it for backward", Rank.ADVICE),
     ):
         own = [name for name in found[collected] if name not in reference[collected]]
