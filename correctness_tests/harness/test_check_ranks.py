@@ -239,17 +239,24 @@ def test_each_fault_has_its_rank(call: Any, check: str, rank: Rank | None) -> No
     assert found(SILU, call, check)[check].rank is rank
 
 
-def test_a_second_derivative_that_is_not_declared_is_a_fault_of_the_contract() -> None:
-    finding = found(SILU, EAGER, "second derivative", double_backward=False)
-    assert finding["second derivative"].rank is Rank.CONTRACT
+def half_detached(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    return EAGER(cut(gate), up)
 
 
-def test_a_second_derivative_that_is_wrong_is_a_wrong_result() -> None:
-    def half_detached(gate: torch.Tensor, up: torch.Tensor) -> Any:
-        return EAGER(cut(gate), up)
-
-    finding = found(SILU, half_detached, "second derivative", double_backward=True)
-    assert finding["second derivative"].rank is Rank.WRONG
+@pytest.mark.parametrize(
+    ("call", "declared", "rank", "text"),
+    [
+        (EAGER, False, Rank.CONTRACT, "declared to have no second derivative, and gives one: mark"),
+        (half_detached, False, Rank.WRONG, "and gives a wrong one by gate, up, upstream 0: mark"),
+        (half_detached, True, Rank.WRONG, "its second derivative by gate, up, upstream 0 is not"),
+    ],
+)
+def test_a_second_derivative_is_compared_whether_it_is_declared_or_not(
+    call: Any, declared: bool, rank: Rank, text: str
+) -> None:
+    seen = found(SILU, call, "second derivative", double_backward=declared)["second derivative"]
+    assert seen.rank is rank
+    assert text in seen.message
 
 
 def of_rank(rank: Rank | None) -> Finding:

@@ -369,16 +369,27 @@ def second_derivative(candidate: Candidate) -> Problem:
         text = "first derivatives under create_graph are silently detached: mark the backward "
         text += "pass as once_differentiable"
         return transformed(candidate, case) or (case, text, Rank.ADVICE)
-    if not declared:
-        text = "declared to have no second derivative, and gives one, right or wrong: mark the "
-        return case, f"{text}backward pass as once_differentiable, or declare it", Rank.CONTRACT
-    right = second(candidate, candidate.op["eager"].call, inputs.double())
-    assert right is not None
-    usual = second(candidate, candidate.op["eager"].call, inputs)  # a float32 on the way is right
-    assert usual is not None
+    most = 1e-8 if double else MOST_APART
+    wrong = ", ".join(_wrong_second(candidate, inputs, found, most))
+    once = "mark the backward pass as once_differentiable"
+    if declared:
+        text = f"its second derivative by {wrong} is not the reference's"
+        return (case, text) if wrong else transformed(candidate, case)
+    text = "declared to have no second derivative, and gives "
+    if wrong:
+        return case, f"{text}a wrong one by {wrong}: {once}"
+    return case, f"{text}one: {once}, or declare it", Rank.CONTRACT
+
+
+def _wrong_second(
+    candidate: Candidate, inputs: Inputs, found: Mapping[str, torch.Tensor], most: float
+) -> Iterator[str]:
+    """The inputs by which a second derivative is not the reference's. most: of its norm."""
+    eager = candidate.op["eager"].call
+    right, usual = second(candidate, eager, inputs.double()), second(candidate, eager, inputs)
+    if right is None or usual is None:  # it is zero
+        return
     for name, value in right.items():
-        most = (1e-8 if double else MOST_APART) * value.norm()
-        most = max(most, SLACK * (usual[name] - value).norm())
-        if name not in found or not (found[name] - value).norm() <= most:
-            return case, f"its second derivative by {name} is not the reference's"
-    return transformed(candidate, case)
+        allowed = max(most * value.norm(), SLACK * (usual[name] - value).norm())  # of float32 alone
+        if name not in found or not (found[name] - value).norm() <= allowed:
+            yield name
