@@ -28,6 +28,7 @@ class Watch:
         self.make = make
         self.began: list[str] = []
         self.beside: dict[str, set[str]] = {}
+        self.closed: list[str] = []
         self._now: set[str] = set()
         self._lock = threading.Lock()
 
@@ -57,6 +58,9 @@ class _Watched:
     def make(self, key: str, factory: str, *, timeout: float, **arguments: Any) -> None:
         with self.watch.seen(f"make {self.name}"):
             self.watch.make(self.name)
+
+    def close(self) -> None:
+        self.watch.closed.append(self.name)
 
     def call(self, key: str, method: str, *args: Any) -> dict[str, Any]:
         with self.watch.seen(f"{method} {self.name}"):
@@ -161,6 +165,32 @@ def test_one_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(entry.plan == name for name, entry in measured.entries.items())
     found = [(name, str(error)) for name, error in measured.failed.items()]
     assert found == [("b", "b does not compile"), ("c", "c does not compile")]
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_one_that_lacks_memory_beside_others_is_made_again_alone(
+    still: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a new process; what takes memory only while it is made is over then."""
+    lacking = WorkerError("no memory", types=("torch.OutOfMemoryError",))
+    made: list[str] = []
+
+    def make(name: str) -> None:
+        time.sleep(LONG)
+        made.append(name)
+        if name in "bd" and (still or made.count(name) == 1):
+            raise lacking
+
+    watch = Watch(make)
+    monkeypatch.setattr(Contender, "worker", lambda one: watch.worker(one.name))
+    measured = prepared(monkeypatch, watch, A, B, C, D)
+    assert sorted(made) == [*"abbcdd"]
+    assert watch.closed == ["b", "d"]
+    assert watch.beside["make b"] == watch.beside["make d"] == set(), "the second time"
+    if still:
+        assert measured.failed == {"b": lacking, "d": lacking}
+    beside = {name: entry.compiled_beside for name, entry in measured.entries.items()}
+    assert beside == {"a": 3, "c": 3} if still else {"a": 3, "b": 0, "c": 3, "d": 0}
 
 
 def test_an_error_of_the_harness_is_none_of_a_contender(monkeypatch: pytest.MonkeyPatch) -> None:

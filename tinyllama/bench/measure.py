@@ -19,7 +19,7 @@ import torch
 from tinyllama.bench.contender import Contender
 from tinyllama.bench.peers import PEERS
 from tinyllama.bench.steps import UNTIMED
-from tinyllama.bench.workloads import Group, at_once
+from tinyllama.bench.workloads import ALL, Group, at_once
 from tinyllama.harness.machine.worker import Worker, WorkerError, workers
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.records.entries import StepEntry
@@ -45,7 +45,13 @@ def _tier(tier: Tier, also: str = "", *requires: str, **arguments: str) -> Conte
     return Contender(name, title, "tier", factory, {"tier": tier.name, **arguments}, needs)
 
 
-SINGLE = _tier(TIERS["v4"], "one launch for a block", "cooperative", plan="single")
+SINGLE = replace(
+    _tier(TIERS["v4"], "one launch for a block", "cooperative", plan="single"),
+    only=(
+        tuple(str(one) for one in ALL if str(one) not in ("medium-fp32", "medium-tf32")),
+        "it takes ten times as long as V4 in tf32 (docs/ULTRA.md), and memory that others need",
+    ),
+)
 INTERPRETED = [tier for tier in TIERS.values() if tier.interpreted]
 CONTENDERS = (
     *map(_tier, TIERS.values()),
@@ -127,10 +133,11 @@ class _Run:
         most = at_once(self.group)
         for lot in _lots(able, most):
             beside = min(most, len(lot)) - 1
-            for contender, made in zip(lot, self._make(lot, most), strict=True):
-                with self._kept(contender.name):
-                    made.result()
-                    self._check(contender, beside)
+            pairs = zip(lot, self._make(lot, most), strict=True)
+            for contender in [one for one, made in pairs if not self._checked(one, made, beside)]:
+                self.workers[contender.name] = contender.worker()
+                (made,) = self._make([contender], 1)
+                self._checked(contender, made, 0)
         entries = self.measured.entries
         self.measured.entries = {c.name: entries[c.name] for c in able if c.name in entries}
 
@@ -144,6 +151,20 @@ class _Run:
 
         with ThreadPoolExecutor(most) as pool:
             return [pool.submit(make, contender) for contender in lot]
+
+    def _checked(self, contender: Contender, made: Future[None], beside: int) -> bool:
+        """Whether it need not be made again: not where it lacked memory that others needed only to
+        be made."""
+        with self._kept(contender.name):
+            try:
+                made.result()
+                self._check(contender, beside)
+            except WorkerError as error:
+                if not beside or not error.raised(torch.OutOfMemoryError):
+                    raise
+                self.workers[contender.name].close()
+                return False
+        return True
 
     def _check(self, contender: Contender, beside: int) -> None:
         entry = empty_entry(contender, self.group)
