@@ -131,6 +131,20 @@ def test_a_reference_that_leaves_float64_is_told(narrow: Callable[[T], T]) -> No
     assert "torch.promote_types(x.dtype, torch.float32)" in finding.message
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("narrow", [True, False])
+def test_a_rounding_is_told_beside_what_is_not_finite(value: float, narrow: bool) -> None:
+    """Of results so small that anything else in its place would hide it."""
+
+    def reference(x: T) -> T:
+        y = (x.float().to(x.dtype) if narrow else x) * 1e-30
+        return torch.cat([torch.full_like(y[:, :1], value), y[:, 1:]], -1)
+
+    op = doubled(reference)
+    inputs = make_inputs(op, op.cases[0], torch.float64)
+    assert narrowed(op, inputs) == (["y", "grad x"] if narrow else [])
+
+
 @pytest.mark.parametrize(
     "steps",
     [torch.relu, torch.sign, torch.round, lambda x: x.cumsum(-1), lambda x: x.sort(-1).values],
