@@ -1,5 +1,6 @@
 """The digest of a tree's files by which it is seen that one was written to; its instrument."""
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,9 @@ def test_both_trees_are_instrumented_and_their_bytecode_is_compiled(
     monkeypatch.setattr(comparison, "check_tree", given.checked)
     monkeypatch.setattr(comparison, "overlay", given.overlaid)
     monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8))
     comparison._instrumented(trees[0], trees[1], registered)
     assert [call.args[0] for call in given.checked.call_args_list] == trees
     assert [call.args[1:] for call in given.overlaid.call_args_list] == [(t, files) for t in trees]
-    compiled = [call.args[0][-1] for call in popen.call_args_list]
-    assert compiled == [str(one / "tinyllama") for one in trees]
+    compiled = [call.args[0][-3:] for call in popen.call_args_list]
+    assert compiled == [["-j", "2", str(one / "tinyllama")] for one in trees]

@@ -171,6 +171,17 @@ def test_an_error_of_any_pair_that_prepares_is_raised(
     assert sorted(prepared) == list(asked)
 
 
+def test_what_runs_nothing_that_differs_is_settled_and_not_prepared() -> None:
+    settle, pair = Mock(), Mock()
+    run: Any = SimpleNamespace(settle=settle)
+    some = [state("a"), state("b")]
+    observed = preparing.Observed(preparing.Differs({}, {}))
+    preparing._prepare_some(run, pair, iter([some[:1], some[1:]]), observed, None)
+    outcome = preparing.Outcome.IDENTICAL
+    assert settle.call_args_list == [call(one, outcome, preparing._APART) for one in some]
+    assert not pair.method_calls
+
+
 def of_turns(master: Inputs) -> Proven:
     made: Any = object.__new__(Proven)
     made.device, made.round, made._master = torch.device("cpu"), 7, lambda: master

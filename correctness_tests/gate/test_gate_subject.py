@@ -289,6 +289,32 @@ def test_the_work_that_is_added_is_read_from_all_readings_but_the_first() -> Non
     assert prepared == ["backward"] * 6
 
 
+@pytest.mark.parametrize(
+    ("extra", "share", "clocked", "added"),
+    [
+        (0.0, 0.0, True, []),
+        (1.5, 0.5, True, ["spin 1.5"]),
+        (0.0, 0.5, True, []),  # as it is read
+        (0.0, 0.5, False, ["busy 2.0"]),
+    ],
+)
+def test_work_is_added_on_the_device_or_else_on_the_host(
+    extra: float, share: float, clocked: bool, added: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    clock = SimpleNamespace(
+        queue=SimpleNamespace(spin=lambda seconds: done.append(f"spin {seconds}"))
+    )
+    made = Subject.__new__(Subject)
+    vars(made).update(extra=extra, share=share, clocked=clocked, clock=clock)
+    times = iter([10.0, 14.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(module, "keep_busy", lambda seconds: done.append(f"busy {seconds}"))
+    monkeypatch.setattr(Subject.__mro__[1], "_run", lambda self: done.append("call"))
+    made._run()
+    assert done == ["call", *added]
+
+
 def test_a_result_may_be_as_far_as_its_limit() -> None:
     one = torch.ones(3)
     verified.near(one, one, 0.0)

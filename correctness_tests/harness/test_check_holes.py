@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.memory import filled
 from correctness_tests.support.tried import MATRIX, finding, small
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.checks import Finding, Outcome, Rank
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, frameworks
 from tinyllama.harness.declare.values import Values
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.harness.kernels.resources import Resources
@@ -147,6 +147,9 @@ def test_autocast_that_is_ignored_is_advice(call: Any, rank: Rank | None) -> Non
     one = found(product, call, "autocast")
     assert one.rank is rank, one
     assert rank is None or "autocast is ignored" in one.message
+    candidate = Candidate(product, Provider("product", "tried", call, (torch.float32,)))
+    first, second = (frameworks._autocast(candidate, dtype) for dtype in frameworks.NARROW)
+    assert (first is None, second) == (rank is None, None), "it is said once"
 
 
 def test_a_reference_that_autocast_does_not_change_asks_for_nothing() -> None:

@@ -21,6 +21,7 @@ from tinyllama.harness.correct.evaluate import (
     _named_outputs,
     evaluate,
     make_inputs,
+    mutated_results,
 )
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare.values import (
@@ -365,3 +366,16 @@ def test_references_are_computed_once_for_the_cases_that_share_them(
     assert made == [*map(str, [first, replace(first, layout="expanded"), other])] + [str(first)] * (
         accuracy.KEPT + 1
     )
+
+
+def test_each_tensor_that_an_op_in_place_writes_is_a_result() -> None:
+    op = Op(
+        "moved",
+        inputs={"p": Tensor("P", mutated=True, many=True), "t": Tensor("", mutated=True)},
+        outputs={},
+        cases=[Case(P=(5, 1, 3))],
+    )
+    p, t = [torch.ones(size) for size in (5, 1, 3)], torch.ones(())
+    found = mutated_results(op, {"p": p, "t": t})
+    assert list(found) == ["p[0]", "p[1]", "p[2]", "t"]
+    assert all(one is given for one, given in zip(found.values(), (*p, t), strict=True))

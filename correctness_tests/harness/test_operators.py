@@ -238,6 +238,29 @@ def counting(name: str) -> tuple[Any, list[Any]]:
     return operators.replacement(tl.tensor, name, own), calls
 
 
+@pytest.mark.parametrize("name", ["to", "where", "full", "load", "store"])
+def test_what_triton_gives_its_functions_is_no_argument(name: str) -> None:
+    """The builder, or what stands for it, by the version."""
+    memory, value = np.arange(4, dtype=np.float32), block(tl.float32, (4,), 1)
+    places = pointers((4,), 1)
+    places.handle.data = memory.ctypes.data + 4 * np.arange(4, dtype=np.uint64)
+    operands = {
+        "to": (value, tl.int32),
+        "where": (block(tl.int1, (4,), 1), value, 0.5),
+        "full": ((4,), 2, tl.int32),
+        "load": (places,),
+        "store": (places, value),
+    }[name]
+    library = tl.tensor if name == "to" else tl
+    own = libdevice.with_meaning(getattr(library, name))
+    noted = Mock(side_effect=lambda *operands, **named: own(*operands))
+    remembered = operators.replacement(library, name, noted)
+    first, second = (remembered(*operands, _semantic=None, _builder=None) for _ in range(2))
+    noted.assert_called_once()
+    assert name == "store" or (first.handle.data == second.handle.data).all()
+    assert name != "store" or (memory == value.handle.data).all()
+
+
 @pytest.mark.parametrize("name", sorted(operators.NAMES))
 def test_each_operation_that_has_a_result_is_tritons_own_only_the_first_time(name: str) -> None:
     """But for sums, products and remainders of bits, and for what raises."""

@@ -64,6 +64,11 @@ NO_PLAN: dict[str, tuple[Callable[..., Any], str]] = {
         lambda x: [scaled(x, 2.0).view(torch.int32) + 1],
         "a1 in another dtype",
     ),
+    "a view of the other sign": (
+        lambda x: [torch._neg_view(scaled(x, 2.0)) + 1],
+        "a1 in another dtype, or as its conjugate",
+    ),
+    "a conjugate": (lambda x: [torch.complex(x, x).conj() + 1], "or as its conjugate"),
     "other memory": (other_memory, "neither given nor made"),
     "another dtype": (lambda x: [scaled(x, 2.0).view(torch.int32)], "in another dtype"),
 }

@@ -1,8 +1,10 @@
 """What only shows among many programs: races, offsets, the sums of many processors."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -207,3 +209,26 @@ def test_the_smallest_case_of_rows_that_are_not_trivial_gets_the_entries(
     op.inputs = {"x": Tensor("N D", mutated=True)}
     with pytest.raises(Unsupported):
         large._with_entries(candidate, 9, BF16)
+
+
+@pytest.mark.parametrize(
+    ("least", "elements", "noted"),
+    [(49, 100, False), (50, 100, True), (99, 100, True), (100, 100, False), (49, 99, False)],
+)
+def test_an_offset_grows_with_a_tensor_if_it_passes_its_middle(
+    least: int, elements: int, noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And ends within it, where no tensor of the inputs has more elements."""
+    from tinyllama.harness.kernels import interpreter
+
+    launch = SimpleNamespace(kernel="k")
+    monkeypatch.setattr(interpreter, "running", lambda: (launch, (0, 0, 0)))
+    monkeypatch.setattr(large, "_largest", lambda launch: {0: ("x", elements)})
+    narrow = large.Narrow(enough=100)
+    narrow.note(np.array([64]), np.array([least], np.int64))
+    narrow.note(np.array([64]), np.array([], np.int32))
+    assert not narrow.found
+    narrow.note(np.array([64]), np.array([least + 3, least], np.int32))
+    assert bool(narrow.found) is noted
+    said = f"k: an offset of 32 bits reaches element {least} of {elements} of x"
+    assert not noted or narrow.found["k"].endswith(said)

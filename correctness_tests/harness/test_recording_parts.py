@@ -255,3 +255,26 @@ def test_groups_that_never_came_are_missing(monkeypatch: pytest.MonkeyPatch) -> 
     assert [one.text for _, one in empty.verdicts] == [
         "no groups are declared: nothing is known to be measured here"
     ]
+
+
+@pytest.mark.parametrize(
+    ("measured", "left", "by_itself"),
+    [(Mock(), [], True), (Mock(), ["x"], False), (None, [], False), (None, ["x"], False)],
+)
+def test_of_a_group_that_could_not_be_measured_the_first_test_says_why(
+    measured: Any, left: list[str], by_itself: bool
+) -> None:
+    state: Any = SimpleNamespace(name="g", measured=measured, left=left, broken=None)
+    first, second = reports = [
+        SimpleNamespace(nodeid=name, outcome="failed", longrepr="why", location=(name, 3, name))
+        for name in ("a", "b")
+    ]
+    for report in reports:
+        Recording._once(state, report)  # type: ignore[arg-type]
+    assert (first.outcome, first.longrepr) == ("failed", "why")
+    if by_itself:
+        assert (state.broken, second.outcome, second.longrepr) == (None, "failed", "why")
+        return
+    assert (state.broken, second.outcome) == ("a", "skipped")
+    assert second.longrepr == ("b", 0, "Skipped: g could not be measured: see a")
+    assert second.unmeasured

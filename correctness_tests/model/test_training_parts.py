@@ -270,3 +270,11 @@ def test_a_picture_has_its_size_and_its_lines(monkeypatch: pytest.MonkeyPatch) -
         "v3, bf16",
         "every token equally probable",
     ]
+
+
+def test_the_parameters_of_a_run_are_drawn_from_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Mock(side_effect=KeyError("no model"))
+    monkeypatch.setattr(train, "TinyLlama", model)
+    with pytest.raises(KeyError, match="no model"):
+        run(seed=7)
+    assert model.call_args.kwargs == {"seed": 7}
