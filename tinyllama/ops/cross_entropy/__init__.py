@@ -1,5 +1,6 @@
 """Cross-entropy of logits, their mean, sum or each token's own, in float32 or wider."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -186,13 +187,14 @@ def terms(
     upstream: dict[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """The gradient is (p - 1) times a scale at the target, where p may be nearly 1; what is
-    rounded is p."""
+    rounded is p, by the exponential and at each level of a sum over the classes in pairs."""
     counts = torch.ones_like(targets, dtype=logits.dtype)
     if ignore_index is not None:
         counts[targets == ignore_index] = 0
     total = counts.sum() if reduction == "mean" else 1
     scale = upstream["loss"].abs() * counts / total
-    return {"grad logits": scale[:, None] * torch.softmax(logits, -1)}
+    roundings = 1 + math.log2(logits.shape[-1])
+    return {"grad logits": math.sqrt(roundings) * scale[:, None] * torch.softmax(logits, -1)}
 
 
 def loss_forward(
