@@ -1,0 +1,92 @@
+"""Find the tests that take long, which `make test` leaves to CI.
+
+    python -m tools.long_tests [-n WORKERS]    (minutes: the whole suite, without a GPU)
+
+Writes correctness_tests/long.txt, a function a line: the tests that take more than `LONGEST` seconds
+of processor time, on average over their parameters. Processes that a test starts and waits for
+count, too. What answers "are the kernels right?" and "does a model learn?" stays in `make test`
+however long it takes: `ALWAYS`.
+"""
+
+import argparse
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LIST = ROOT / "correctness_tests/long.txt"
+LONGEST = 0.3  # seconds
+ALWAYS = tuple(
+    f"correctness_tests/{name}"
+    for name in (
+        *("ops/test_checks.py", "ops/test_ops.py", "ops/test_properties.py"),
+        *("model/test_gradients.py", "model/test_learning.py", "model/test_tiers.py"),
+    )
+)
+TAKEN = "processor seconds"
+
+
+def used() -> float:
+    """Seconds of processor time of this process, and of those that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+class Seconds:
+    """In each process, notes a test's processor time in its reports; in the one that gets all
+    reports, adds it up by function."""
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.found = defaultdict[str, list[float]](list)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+        self.began = used()
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        if call.when == "teardown":
+            item.user_properties.append((TAKEN, used() - self.began))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if report.when == "teardown" and name == TAKEN:
+                assert isinstance(value, float)
+                self.found[report.nodeid.partition("[")[0]].append(value)
+
+    def long(self) -> list[str]:
+        """The functions whose tests take long."""
+        mean = {name: sum(taken) / len(taken) for name, taken in self.found.items()}
+        return sorted(n for n, s in mean.items() if s > LONGEST and not n.startswith(ALWAYS))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In a worker of xdist, which loads this file by its name."""
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Seconds())
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.long_tests", description=__doc__)
+    parser.add_argument("-n", dest="workers", default=str((os.cpu_count() or 1) + 1))
+    workers = parser.parse_args(argv).workers
+    seconds = Seconds()
+    words = ["correctness_tests", "-q", "-p", "tools.long_tests", "--device", "cpu"]
+    status = pytest.main([*words, "-n", workers, "--dist", "worksteal"], plugins=[seconds])
+    if status:
+        print(f"{LIST.name} was not written: the suite ended with status {int(status)}")
+        return int(status)
+    names = seconds.long()
+    LIST.write_text("".join(f"{name}\n" for name in names))
+    print(f"{LIST.name}: {len(names)} functions, {sum(len(seconds.found[n]) for n in names)} tests")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
