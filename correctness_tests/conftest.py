@@ -1,5 +1,5 @@
-"""Ops of --ops files join those of the tree before any specification is collected; and a GPU of
-one's own for what is timed."""
+"""Ops of --ops files join those of the tree before any specification is collected; a GPU of one's
+own for what is timed; and the tests that take long."""
 
 import gc
 import os
@@ -24,10 +24,11 @@ from correctness_tests.support.two_trees import (  # noqa: F401 (fixtures)
     seen,
 )
 from tinyllama.harness.declare.op import Provider
-from tinyllama.harness.plugins.suite import worker_device
+from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
 from tinyllama.ops import OPS
 from tinyllama.suites.selection import load
 
+LONG = ROOT / "correctness_tests/long.txt"
 DECLARED = pytest.StashKey[dict[str, dict[str, Provider]]]()
 
 
@@ -44,6 +45,17 @@ def pytest_configure(config: pytest.Config) -> None:
         gc.set_threshold(50_000, 20, 50)  # an interpreted kernel makes 700 objects in no time
         flush_little()
     config.stash[DECLARED] = {name: dict(op.providers) for name, op in OPS.items()}
+
+
+@pytest.hookimpl(tryfirst=True)  # ahead of -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that take long (`tools.long_tests`), and count those that are left out."""
+    long = frozenset(LONG.read_text().split())
+    marked = [item for item in items if item.nodeid.partition("[")[0] in long]
+    for item in marked:
+        item.add_marker("long")
+    if marked and config.option.markexpr == "not long":
+        config.stash[LEFT_OUT]["long, run with make test-long, as CI does"] += len(marked)
 
 
 def pytest_collection_finish() -> None:

@@ -2,9 +2,9 @@
 
     python -m tools.long_tests [-n WORKERS]    (minutes: the whole suite, without a GPU)
 
-Writes correctness_tests/long.txt, a function a line: the tests that take more than `LONGEST` seconds
-of processor time, on average over their parameters. Processes that a test starts and waits for
-count, too. What answers "are the kernels right?" and "does a model learn?" stays in `make test`
+Writes correctness_tests/long.txt, a function a line: the tests that take more than `LONGEST`
+seconds of processor time, on average over their parameters, or over all tests that share a fixture.
+Processes that a test starts and waits for count, too. What answers "are the kernels right?" and "does a model learn?" stays in `make test`
 however long it takes: `ALWAYS`.
 """
 
@@ -14,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,32 +39,61 @@ def used() -> float:
 
 class Seconds:
     """In each process, notes a test's processor time in its reports; in the one that gets all
-    reports, adds it up by function."""
+    reports, adds it up by function. What a fixture of many tests takes belongs to all that use it:
+    without the first of them the next one would take that time."""
 
     def __init__(self) -> None:
         self.began = 0.0
+        self.made: dict[str, float] = {}  # in this process, by fixture
         self.found = defaultdict[str, list[float]](list)
+        self.shared: dict[str, float] = {}
+        self.users = defaultdict[str, set[str]](set)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
         self.began = used()
         return (yield)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
+        began = used()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                taken = used() - began
+                self.began += taken
+                self.made[f"{fixturedef.baseid}::{fixturedef.argname}"] = taken
+
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    def pytest_runtest_makereport(self, item: pytest.Function, call: pytest.CallInfo[None]) -> None:
         if call.when == "teardown":
-            item.user_properties.append((TAKEN, used() - self.began))
+            ids = {
+                name: made[-1].baseid for name, made in item._fixtureinfo.name2fixturedefs.items()
+            }
+            of = {key: self.made[key] for n, i in ids.items() if (key := f"{i}::{n}") in self.made}
+            item.user_properties.append((TAKEN, (used() - self.began, of)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        function = report.nodeid.partition("[")[0]
         for name, value in report.user_properties:
             if report.when == "teardown" and name == TAKEN:
-                assert isinstance(value, float)
-                self.found[report.nodeid.partition("[")[0]].append(value)
+                own, fixtures = value  # type: ignore[misc]
+                self.found[function].append(own)
+                for fixture, taken in fixtures.items():
+                    self.shared[fixture] = max(taken, self.shared.get(fixture, 0.0))
+                    self.users[fixture].add(function)
 
     def long(self) -> list[str]:
         """The functions whose tests take long."""
-        mean = {name: sum(taken) / len(taken) for name, taken in self.found.items()}
-        return sorted(n for n, s in mean.items() if s > LONGEST and not n.startswith(ALWAYS))
+        together = [(0.0, {name}) for name in self.found]
+        together += [(self.shared[name], users) for name, users in self.users.items()]
+        names = set[str]()
+        for made, functions in together:
+            each = [seconds for name in functions for seconds in self.found[name]]
+            if (made + sum(each)) / len(each) > LONGEST:
+                names |= functions
+        return sorted(name for name in names if not name.startswith(ALWAYS))
 
 
 def pytest_configure(config: pytest.Config) -> None:
