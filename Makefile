@@ -12,7 +12,7 @@ WORKERS := -n $(shell expr $$(nproc) + 1) --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test test-long quick test-slow test-checks test-tools test-processes soak bench bench-full mutants sanitize counters lint floor clean bootstrap
+.PHONY: help test test-all quick test-slow test-checks test-tools test-processes soak bench bench-full mutants sanitize counters lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -20,8 +20,8 @@ help: ## list the targets
 test: bootstrap ## the correctness tests, but for those that take long
 	$(RUN) pytest correctness_tests $(WORKERS) -m "not long"
 
-test-long: bootstrap ## the few that take long; CI runs both
-	$(RUN) pytest correctness_tests $(WORKERS) -m long
+test-all: bootstrap ## those as well, as CI does
+	$(RUN) pytest correctness_tests $(WORKERS)
 
 QUICK := ops/test_ops.py ops/test_references.py harness/test_compare.py project/test_imports.py
 

@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in marked:
         item.add_marker("long")
     if marked and config.option.markexpr == "not long":
-        config.stash[LEFT_OUT]["long, run with make test-long, as CI does"] += len(marked)
+        config.stash[LEFT_OUT]["long, run with make test-all, as CI does"] += len(marked)
 
 
 def pytest_collection_finish() -> None:

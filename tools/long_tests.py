@@ -1,11 +1,11 @@
-"""Find the tests that take long, which `make test` leaves to CI.
+"""Find the tests that take long, which `make test` leaves out and CI runs.
 
     python -m tools.long_tests [-n WORKERS]    (minutes: the whole suite, without a GPU)
 
 Writes correctness_tests/long.txt, a function a line: the tests that take more than `LONGEST`
 seconds of processor time, on average over their parameters, or over all tests that share a fixture.
-Processes that a test starts and waits for count, too. What answers "are the kernels right?" and "does a model learn?" stays in `make test`
-however long it takes: `ALWAYS`.
+Processes that a test starts and waits for count, too. What answers "are the kernels right?" and
+"does a model learn?" stays in `make test` however long it takes: `ALWAYS`.
 """
 
 import argparse
@@ -75,14 +75,15 @@ class Seconds:
             item.user_properties.append((TAKEN, (used() - self.began, of)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "teardown":
+            return
         function = report.nodeid.partition("[")[0]
-        for name, value in report.user_properties:
-            if report.when == "teardown" and name == TAKEN:
-                own, fixtures = value  # type: ignore[misc]
-                self.found[function].append(own)
-                for fixture, taken in fixtures.items():
-                    self.shared[fixture] = max(taken, self.shared.get(fixture, 0.0))
-                    self.users[fixture].add(function)
+        noted: list[tuple[str, Any]] = report.user_properties
+        for own, fixtures in [value for name, value in noted if name == TAKEN]:
+            self.found[function].append(own)
+            for fixture, taken in fixtures.items():
+                self.shared[fixture] = max(taken, self.shared.get(fixture, 0.0))
+                self.users[fixture].add(function)
 
     def long(self) -> list[str]:
         """The functions whose tests take long."""
