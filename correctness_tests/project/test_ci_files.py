@@ -83,7 +83,7 @@ def test_each_fault_is_found(text: str, worse: str) -> None:
     assert faults(changed)
 
 
-@pytest.mark.parametrize("target", ["lint", "test", "bench", "floor", "test-checks"])
+@pytest.mark.parametrize("target", ["lint", "test-all", "bench", "floor", "test-checks"])
 def test_a_lane_of_the_makefile_is_run(target: str) -> None:
     run = TEXTS["ci.yml"] + (ROOT / ".ci" / "run").read_text()
     assert ".ci/run" in TEXTS["ci.yml"]
