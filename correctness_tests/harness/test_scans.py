@@ -1,5 +1,6 @@
-"""A scan of an interpreted kernel rounds as on a device: in a tree, in its own type. Parts are combined by any function. Extremes of
-NaN are as there, and torch's default device changes nothing."""
+"""A scan of an interpreted kernel rounds as on a device: in a tree, in its own type. So does any
+function that combines parts. Extremes of NaN are as there, and torch's default device changes
+nothing."""
 
 import pytest
 import torch

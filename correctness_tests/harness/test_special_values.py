@@ -440,7 +440,7 @@ def test_what_special_values_are(dtype: torch.dtype) -> None:
         expected = [value * smallest**power for value in x.tolist()]
         assert found_there == pytest.approx(expected, rel=2**-7)
     for place, infinite in enumerate(special.INFINITIES):
-        changed = special.having(infinite, x)
+        changed = special.having(x, infinite)
         assert changed.tolist() == [*x.tolist()[:3], (math.inf, -math.inf)[place], *x.tolist()[4:]]
     assert x[3] == 0.375, "it is a copy"
 
