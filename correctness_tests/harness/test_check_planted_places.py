@@ -18,7 +18,7 @@ T = torch.Tensor
 Call = Callable[..., Any]
 FP32, FP16 = torch.float32, torch.float16
 SPECIAL, LAYOUTS, SIZES = "special values", "input layouts", "sizes"
-FEW = (1, 2, 3)
+FEW = (1, 2, 3, sizes.OF_SUMS)
 COINS = Values("coins", lambda shape, made: torch.rand(shape, generator=made) < 0.5)
 MASK = Tensor("N D", dtype=torch.bool, values=COINS)
 ROWS = {"y": "N"}
@@ -215,6 +215,23 @@ def slope_of_three(x: T) -> T:
     return slope(x) if x.shape[-1] != 2 else slope(x) * x.new_tensor([1.0, 0.0])
 
 
+BYTES = Values("bytes", lambda shape, made: torch.randint(-128, 128, shape, generator=made))
+FACTORS = {n: Tensor(x, dtype=torch.int8, values=BYTES) for n, x in (("a", "M K"), ("b", "K N"))}
+
+
+def of_bytes(a: T, b: T) -> T:
+    return a.long() @ b.long()
+
+
+def in_float32(a: T, b: T) -> T:
+    return (a.float() @ b.float()).long()
+
+
+products = declared(
+    *("products", of_bytes, FACTORS, {"y": Tensor("M N", dtype=torch.int64)}),
+    cases=[Case(M=3, K=8, N=2)],
+)
+
 FOUND: list[tuple[str, str, Op, Call, str]] = [
     ("a gradient of a product at zero", SPECIAL, product,
      with_backward(lambda x: x.cumprod(-1), product_gradient, once=True), "x all zero: grad x"),
@@ -234,6 +251,7 @@ FOUND: list[tuple[str, str, Op, Call, str]] = [
     ("a seed of zero", SPECIAL, seeded, none_for_zero, "seed = 0: y"),
     ("channels", LAYOUTS, images, without_bias_for_channels_last, "outputs: y"),
     ("the stride of one row", SIZES, softmax, of_its_first_stride, "outputs: "),
+    ("sums beyond 2^24", SIZES, products, in_float32, "outputs: y"),
     ("two points", SIZES, slopes, slope_of_three, "outputs: y"),
 ]  # fmt: skip
 

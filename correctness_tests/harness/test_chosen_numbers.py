@@ -39,7 +39,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         ),
         **{"BOTH": 131, "ALL": 67, "MOST_ELEMENTS": 2097152, "OF_EXTREMES": 259},
         **{"OF_LAYOUTS": 1026, "SECONDS": 10.0, "WIDER": 16.0, "ENDS": 64, "NOISE": 0.2},
-        **{"LOST": 8.0, "UNLIKE": 0.1, "TRIES": 8, "FEW": 3},
+        **{"LOST": 8.0, "UNLIKE": 0.1, "TRIES": 8, "FEW": 3, "OF_SUMS": 2051},
     },
     "tinyllama.harness.correct.checks.settings": {
         **{"SEEN": 0.05, "FACTORS": (0.5, 3.0, 1e3, 1e6), "STEPS": (1, -1, 2)},

@@ -34,6 +34,7 @@ from tinyllama.harness.correct.evaluate import evaluate, is_gradient
 from tinyllama.harness.correct.layouts import SINGLE
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.specs import Case, flat
+from tinyllama.harness.declare.values import Values, constant
 
 # 1 to 3, where both ends of a row are near; then one between each two powers of two from 64 to
 # 32,768, since kernels are chosen by the next one: beyond a block by 2, 3, 4 or 5, for other tails
@@ -49,6 +50,9 @@ MOST_ELEMENTS = 2**21  # of the inputs of such a case
 OF_EXTREMES = 259  # the size at which extreme values, and each gradient alone and none, are tried
 OF_LAYOUTS = 1026  # the size at which other layouts are tried too: the second block of 1,024
 LAYOUTS = ("distinct", "transposed")
+# At which integers of 8 bits are the largest that are drawn: sums of products are not exact in
+# float32.
+OF_SUMS, BYTES, DRAWN = 2051, (torch.int8, torch.uint8), 4096
 FEW = 3  # of so many the time says nothing
 SECONDS = 10.0  # of this thread's processor time for one size: others may use the machine, too
 # A place that is wrong is looked for, and not how roundings add up: along axes that no author had
@@ -176,13 +180,27 @@ def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCas
             yield replace(case, case=made)
     if size in (0, 1):
         yield replace(case, layout=SINGLE, upstream=SINGLE if differentiable else "contiguous")
+    of_bytes = [name for name, one in candidate.op.inputs.items() if one.dtype in BYTES]
+    exact = not any(one.floating for one in candidate.op.outputs.values())
+    if size in (0, OF_SUMS) and of_bytes and exact:
+        values = {**case.case.values, **{n: _largest(candidate, case, n) for n in of_bytes}}
+        made = Case(why=case.case.why, params=case.case.params, values=values, **case.case.dims)
+        yield replace(case, case=made)
     if size in (0, OF_LAYOUTS):
         for layout in LAYOUTS:
             yield replace(case, layout=layout, upstream=layout if differentiable else "contiguous")
 
 
+def _largest(candidate: Candidate, case: OpCase, name: str) -> Values:
+    """The largest integer that is drawn for an input, everywhere."""
+    declared = candidate.op.inputs[name].distribution(case.case.dims)
+    values = case.case.values.get(name) or declared
+    drawn = values.sample((DRAWN,), torch.Generator().manual_seed(candidate.seed))
+    return constant(int(drawn.max()))
+
+
 def _variation(case: OpCase) -> tuple[Any, ...]:
-    return case.wanted, case.layout, tuple(case.case.params)
+    return case.wanted, case.layout, tuple(case.case.params), tuple(case.case.values)
 
 
 def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
