@@ -132,7 +132,7 @@ def special_values(candidate: Candidate) -> Problem:
         text = f"{what}, the gradient is not the reference's: {text}"
         advice = advice or (one, text, Rank.ADVICE)
     for what, changed, times in _in_places(candidate, case, names):
-        if _cancels(candidate, case, changed):
+        if times > 1 and _cancels(candidate, case, changed):
             continue
         seen = _differs(candidate, case, changed, usual=plain, times=times)
         if seen is not None and not _is_convention(candidate, changed, seen[0]):
@@ -251,20 +251,19 @@ def _in_places(
         and value.is_floating_point()
         and value.numel()
     }
-    for name, value in floating.items():
+    for name in floating:
         declared = candidate.op.inputs[name].distribution(case.case.dims)
         least = (case.case.values.get(name) or declared).least
         if least is not None and least <= 0:
             zero = _changed(plain, [name], partial(having, fill_value=0.0))
             yield f"a zero in {name}", zero, 1
-        if name not in names:
-            continue
-        for other, source in floating.items():
-            if other != name:
-                equal = source.repeat(value.numel() // source.numel() + 1, *[1] * source.dim())
-                same = equal.flatten()[: value.numel()].view(value.shape)
-                given = replace(plain, args={**plain.args, name: same})
-                yield f"values of {other} in {name}", given, 2
+    for pair in itertools.combinations(floating, 2):
+        name, other = pair if pair[0] in names else reversed(pair)
+        if name in names:
+            value, source = floating[name], floating[other].flatten()
+            equal = source.repeat(value.numel() // source.numel() + 1)[: value.numel()]
+            given = replace(plain, args={**plain.args, name: equal.view(value.shape)})
+            yield f"values of {other} in {name}", given, 2
 
 
 def _is_convention(candidate: Candidate, inputs: Inputs, name: str) -> bool:
