@@ -293,3 +293,20 @@ def test_what_may_be_refused_is_no_fault() -> None:
         return roll(x, shift)
 
     assert in_each_dtype(turned, refusing, SPECIAL).outcome is Outcome.PASSED
+
+
+def test_an_axis_without_entries_may_give_whole_or_infinite_numbers() -> None:
+    outputs = {"y": "N", "n": Tensor("N", dtype=torch.int64)}
+    op = declared("both", lambda x: (x.logsumexp(-1), (x > 0).sum(-1)), {"x": MATRIX}, outputs)
+    assert in_each_dtype(op, op["eager"].call, "empty batch").outcome is Outcome.PASSED
+
+    def one_too_many(x: T) -> Any:
+        y, n = op["eager"].call(x)
+        return y, n + (x.shape[-1] == 0)
+
+    def finite(x: T) -> Any:
+        y, n = op["eager"].call(x)
+        return y if x.shape[-1] else y.clamp(min=0), n
+
+    for call in (one_too_many, finite):
+        assert "where D is 0" in in_each_dtype(op, call, "empty batch").message
