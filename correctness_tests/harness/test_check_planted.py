@@ -132,7 +132,8 @@ def spread(a: torch.Tensor, b: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def flushed(a: torch.Tensor, b: torch.Tensor, share: float) -> torch.Tensor:
-    return (torch.where(a.abs() < 1e-9, 0.0, a) + share) * torch.where(b.abs() < 1e-9, 0.0, b)
+    a, b = (torch.where((x.abs() > 0) & (x.abs() < 1e-9), 0.0, x) for x in (a, b))
+    return (a + share) * b
 
 
 def by_vectors(a: torch.Tensor, b: torch.Tensor, share: float) -> torch.Tensor:

@@ -1,5 +1,6 @@
-"""A scan of an interpreted kernel rounds as on a device: in a tree, in its own type. Extremes of
-NaN are as there, and torch's default device changes nothing."""
+"""A scan of an interpreted kernel rounds as on a device: in a tree, in its own type. So does any
+function that combines parts. Extremes of NaN are as there, and torch's default device changes
+nothing."""
 
 import pytest
 import torch
@@ -68,3 +69,60 @@ def test_a_launch_makes_nothing_on_the_default_device() -> None:
     with watched(Bounds().watch), torch.device("meta"):
         scans[(1,)](x, out, ROWS=2, COLUMNS=4)
     assert out[2, 1].tolist() == [2.0] * 4
+
+
+@jit
+def recur(a, b, c, d):  # type: ignore[no-untyped-def]
+    return a * c, c * b + d
+
+
+@jit
+def recur_without_product(a, b, c, d):  # type: ignore[no-untyped-def]
+    return c, c * b + d
+
+
+@jit
+def welford(mean, square, count, mean2, square2, count2):  # type: ignore[no-untyped-def]
+    apart, n = mean2 - mean, count + count2
+    square += square2 + apart * apart * count * count2 / n
+    return mean + apart * count2 / n, square, n
+
+
+@jit
+def welford_of_one(mean, square, count, mean2, square2, count2):  # type: ignore[no-untyped-def]
+    apart, n = mean2 - mean, count + 1
+    return mean + apart / n, square + square2 + apart * apart * count / n, n
+
+
+@jit
+def combine(x, factors, scans, sums, SCAN: tl.constexpr, REDUCE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, 4)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    a, one = tl.load(x + at), tl.full([4, 8], 1.0, tl.float32)
+    _, forward = tl.associative_scan((tl.load(factors + at), a), 1, SCAN)
+    _, backward = tl.associative_scan((tl.load(factors + at), a), 0, SCAN, reverse=True)
+    tl.store(scans + at, forward)
+    tl.store(scans + 32 + at, backward)
+    _, rows, _ = tl.reduce((a, 0 * a, one), 1, REDUCE)
+    tl.store(sums + tl.arange(0, 4), rows)
+    _, columns, _ = tl.reduce((a, 0 * a, one), 0, REDUCE, keep_dims=True)
+    tl.store(sums + 4 + tl.arange(0, 8)[None, :], columns)
+    _, every, _ = tl.reduce((a, 0 * a, one), None, REDUCE)
+    tl.store(sums + 12, every)
+
+
+@pytest.mark.parametrize("associative", [True, False])
+def test_a_function_combines_parts_of_a_row(associative: bool) -> None:
+    made = torch.Generator().manual_seed(0)
+    x, factors = torch.randn(4, 8, generator=made), torch.rand(4, 8, generator=made)
+    scans, sums = torch.zeros(2, 4, 8), torch.zeros(13)
+    functions = (recur, welford) if associative else (recur_without_product, welford_of_one)
+    combine[(1,)](x, factors, scans, sums, SCAN=functions[0], REDUCE=functions[1])
+    right = torch.zeros(2, 4, 8)
+    for t in range(8):
+        right[0, :, t] = x[:, t] + (factors[:, t] * right[0, :, t - 1] if t else 0)
+    for t in (3, 2, 1, 0):
+        right[1, t] = x[t] + (factors[t] * right[1, t + 1] if t < 3 else 0)
+    squares = [x.var(axis, correction=0) * n for axis, n in ((1, 8), (0, 4), ((0, 1), 32))]
+    every = torch.cat([one.flatten() for one in squares])
+    for found, expected in ((scans[0], right[0]), (scans[1], right[1]), (sums, every)):
+        assert torch.allclose(found, expected, atol=1e-5) is associative

@@ -384,7 +384,7 @@ def test_each_variation_of_each_size_is_tried_along_an_axis(
     assert sorted(map(str, tried)) == sorted(map(str, expected))
     for wrong in expected:
         assert isinstance(sizes._along(candidate, base, "N", []), Finding), wrong
-        left_out = sizes._along(candidate, base, "N", [(*wrong[2:], ())])
+        left_out = sizes._along(candidate, base, "N", [(*wrong[2:], (), ())])
         assert isinstance(left_out, Finding) is (wrong[2:] == plain), wrong
 
 

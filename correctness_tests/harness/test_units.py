@@ -308,6 +308,8 @@ STRIDES = {
     "offset": (12, 4, 1),
     "padded": (20, 5, 1),
     "swapped": (4, 8, 1),
+    "channels_last": (12, 1, 3),
+    "single": (12, 4, 1),  # of axes of one entry
     "cut": (16, 4, 1),
     "parted": (12, 4, 1),  # of four axes
     "broadcast": (3, 1, 0),
@@ -345,6 +347,11 @@ def test_what_has_no_axis_or_one_has_the_layouts_that_it_can() -> None:
         laid_out(row, torch.float32, CPU, "dense", 1)
     parted = laid_out(torch.ones(2, 3, 4, 5), torch.float32, CPU, "parted", 1)
     assert (parted.shape, parted.stride()) == ((2, 3, 4, 5), (80, 20, 5, 1))
+    single = [(1, 4), (4, 1), (2, 1, 4)], [(1, 1), (1, 5), (4, 12, 1)]
+    for shape, strides in zip(*single, strict=True):
+        found = laid_out(torch.ones(shape), torch.float32, CPU, "single", 1)
+        assert found.stride() == strides
+        assert found.is_contiguous()
     assert laid_out(torch.ones(2, 3), torch.float32, CPU, "padded", 1).stride() == (4, 1)
     assert laid_out(row, torch.float32, CPU, "padded", 1).untyped_storage().nbytes() == 4 * 5
     for dtype, factor in ((torch.float32, 2.0**-40), (torch.float16, 2.0**-17)):

@@ -7,9 +7,13 @@ import torch
 LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct", "offset", "padded")
 UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct", "offset", "padded")
 # Tried in one dtype: the two axes before the last one in the other order, as heads before tokens;
-# a gap behind each matrix alone, as of tokens that are cut off, or behind the second axis alone;
-# one element for the last axis; one row for the axis before it.
-RARE = ("swapped", "cut", "parted", "broadcast", "shared")
+# the second axis the innermost one, as channels; a gap behind each matrix alone, as of tokens that
+# are cut off, or behind the second axis alone; one element for the last axis; one row for the axis
+# before it.
+RARE = ("swapped", "channels_last", "cut", "parted", "broadcast", "shared")
+# Dense, with another stride of each axis of one entry than elsewhere: to torch it is contiguous
+# whatever that is. Tried by `sizes`, at 1.
+SINGLE = "single"
 AXES = {"broadcast": 1, "parted": 4}  # so many a tensor has in such a layout; in others three
 TIED = ("broadcast", "shared")  # of these layouts: values that random ones never are
 # An upstream gradient, dense and small: of the mean over many tokens, or with a loss scale.
@@ -62,6 +66,17 @@ def laid_out(
             if deep(layout, tensor.shape)
             else tensor
         )
+    if layout == "channels_last":
+        if not deep(layout, tensor.shape):
+            return tensor
+        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout == SINGLE:
+        dense = tensor.contiguous()
+        strides = [
+            stride if size > 1 else 1 if axis == 0 else tensor.numel() + stride
+            for axis, (size, stride) in enumerate(zip(dense.shape, dense.stride(), strict=True))
+        ]
+        return dense.as_strided(dense.shape, strides)
     if layout in ("cut", "parted"):
         if not deep(layout, tensor.shape):
             return tensor
@@ -75,7 +90,7 @@ def laid_out(
         return tensor.narrow(axis, 0, 1).clone().expand(tensor.shape)
     if layout == FAINT:
         return (tensor.double() * FAINTNESS.get(dtype, 2.0**-40)).to(dtype)
-    names = dict.fromkeys((*LAYOUTS, *UPSTREAMS, *RARE, FAINT))
+    names = dict.fromkeys((*LAYOUTS, *UPSTREAMS, *RARE, SINGLE, FAINT))
     raise ValueError(f"unknown layout {layout!r}: use one of {', '.join(names)}")
 
 

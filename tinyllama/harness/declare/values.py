@@ -18,10 +18,12 @@ Sampler = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
 
 @dataclass(frozen=True)
 class Values:
-    """A named distribution: ``sample(shape, generator)`` returns a tensor."""
+    """A named distribution: ``sample(shape, generator)`` returns a tensor. least: the least value
+    that it may have; None where that is not known."""
 
     name: str
     sample: Sampler
+    least: float | None = None
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -34,7 +36,7 @@ def normal(std: float = 1.0, mean: float = 0.0) -> Values:
     def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         return _normal(shape, generator) * std + mean
 
-    return Values(f"normal({mean:g},{std:g})", sample)
+    return Values(f"normal({mean:g},{std:g})", sample, -math.inf)
 
 
 def uniform(low: float, high: float) -> Values:
@@ -44,7 +46,7 @@ def uniform(low: float, high: float) -> Values:
         unit = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
         return low + (high - low) * unit
 
-    return Values(f"uniform({low:g},{high:g})", sample)
+    return Values(f"uniform({low:g},{high:g})", sample, low)
 
 
 def integers(high: int) -> Values:
@@ -91,4 +93,4 @@ def scaled_rows(low: float, high: float) -> Values:
         scale = torch.logspace(0, 1, rows.shape[0], base=high / low, dtype=torch.float64) * low
         return (rows * scale[:, None].to(rows.device)).reshape(shape)
 
-    return Values(f"rows({low:g}..{high:g})", sample)
+    return Values(f"rows({low:g}..{high:g})", sample, -math.inf)

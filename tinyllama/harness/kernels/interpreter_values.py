@@ -324,6 +324,53 @@ def _fix_scans() -> None:
     stock.ScanOps.cumsum = scanned
 
 
+def _fix_combinations() -> None:
+    """A device combines parts of a row that are combined already; the stock interpreter goes one
+    element after the other, where a function that is not associative is right, too. Where one does
+    not take blocks, it decides."""
+    one_by_one = stock.ScanOps.generic_scan, stock.ReduceOps.generic_reduce
+
+    def combined(self: Any, left: list[Array], right: list[Array], like: Any) -> list[Array]:
+        pairs = zip((*left, *right), (*like, *like), strict=True)
+        found = self.combine_fn.fn(*(self.to_tensor(data, one.dtype) for data, one in pairs))
+        found = found if isinstance(found, tuple) else (found,)
+        for one, given in zip(found, like, strict=True):
+            if one.dtype != given.dtype or one.handle.data.shape != left[0].shape:
+                raise TypeError("other types or shapes than those of the elements")
+        return [one.handle.data for one in found]
+
+    def scanned(self: Any, input: Any) -> Any:
+        rows, step = [one.handle.data for one in input], 1
+        size = rows[0].shape[self.axis]
+        place = np.arange(size).reshape([-1 if n == self.axis else 1 for n in range(rows[0].ndim)])
+        try:
+            while step < size:
+                before = [np.roll(one, step, self.axis) for one in rows]
+                new = combined(self, before, rows, input)
+                rows = [np.where(place < step, *one) for one in zip(rows, new, strict=True)]
+                step *= 2
+        except Exception:
+            return one_by_one[0](self, input)
+        return [self.to_tensor(data, one.dtype) for data, one in zip(rows, input, strict=True)]
+
+    def reduced(self: Any, input: Any) -> Any:
+        axis, rows = self.axis or 0, [one.handle.data for one in input]
+        rows = [x.reshape(-1) if self.axis is None else np.moveaxis(x, axis, 0) for x in rows]
+        try:
+            while len(rows[0]) > 1:
+                rows = combined(self, [x[::2] for x in rows], [x[1::2] for x in rows], input)
+        except Exception:
+            return one_by_one[1](self, input)
+        if self.axis is None:
+            kept = (1,) * input[0].handle.data.ndim
+            rows = [one.reshape(kept) if self.keep_dims else one[0].item() for one in rows]
+        else:
+            rows = [np.moveaxis(x, 0, axis) if self.keep_dims else x[0] for x in rows]
+        return [self.to_tensor(data, one.dtype) for data, one in zip(rows, input, strict=True)]
+
+    stock.ScanOps.generic_scan, stock.ReduceOps.generic_reduce = scanned, reduced
+
+
 def _fix_extremes() -> None:
     """A maximum ignores NaN, as on a device; that of nothing but NaN is a NaN, and its place the
     first. In Triton 3.6 the interpreter's is a NaN wherever there is one; later, numpy warns of NaN
@@ -355,6 +402,7 @@ def _fix_extremes() -> None:
 _fix_comparisons()
 _fix_arguments()
 _fix_scans()
+_fix_combinations()
 _fix_extremes()
 _fix_values()
 _fix_scalars()

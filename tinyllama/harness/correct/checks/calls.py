@@ -274,7 +274,7 @@ def _not_finite(candidate: Candidate, case: OpCase) -> Problem:
     out, and the step left out."""
     inputs = candidate.inputs(case)
     for value, rank in ((math.inf, Rank.WRONG), (math.nan, Rank.ADVICE)):
-        upstream = {n: g if g is None else having(value, g) for n, g in inputs.upstream.items()}
+        upstream = {n: g if g is None else having(g, value) for n, g in inputs.upstream.items()}
         given = replace(inputs, upstream=upstream)
         known = [evaluate(candidate.op, candidate.op["eager"].call, given)]
         known += others(candidate, given)

@@ -312,8 +312,9 @@ def _empty_elsewhere(candidate: Candidate, case: OpCase, but: Collection[str]) -
         except Exception:
             continue
         for name, value in right.items():
-            own = found.get(name, value).double()
-            undefined = value.isnan().all()
-            if not (undefined or (own - value).norm() <= UNLIKE * value.norm()):
+            own, value = found.get(name, value).double(), value.double()
+            apart = torch.where(own == value, 0.0, own - value)  # a maximum of nothing is infinite
+            size = value[value.isfinite()].norm()
+            if not (value.isnan().all() or apart.norm() <= UNLIKE * size):
                 return none, f"where {axis} is 0, {name} is not the reference's"
     return None

@@ -1,5 +1,5 @@
-"""Each axis of a case in turn made 1, and long, to sizes that no block divides and to one that each
-block divides, as far as time allows.
+"""Each axis of a case in turn made 1, 2 and 3, and long, to sizes that no block divides and to one
+that each block divides, as far as time allows.
 
 What goes wrong only there: an axis of one entry, a tail that no declared case has, a last block
 that is full, a second block, more programs than the 65,535 that some axes of a grid may have, an
@@ -31,14 +31,17 @@ from tinyllama.harness.correct.checks.finding import (
 from tinyllama.harness.correct.checks.settings import of_several
 from tinyllama.harness.correct.compare import Comparison
 from tinyllama.harness.correct.evaluate import evaluate, is_gradient
+from tinyllama.harness.correct.layouts import SINGLE
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.specs import Case, flat
+from tinyllama.harness.declare.values import Values, constant
 
-# 1; then one between each two powers of two from 64 to 32,768, since kernels are chosen by the next
-# one: beyond a block by 2, 3, 4 or 5, for other tails of vectors; an even number of whole blocks;
-# and three whole blocks of 64 to 1,024, where a loop takes two in each turn.
+# 1 to 3, where both ends of a row are near; then one between each two powers of two from 64 to
+# 32,768, since kernels are chosen by the next one: beyond a block by 2, 3, 4 or 5, for other tails
+# of vectors; an even number of whole blocks; and three whole blocks of 64 to 1,024, where a loop
+# takes two in each turn.
 SIZES = (
-    *(1, 67, 131, 192, 259, 384, 768, 770, 1024, 1026, 1536, 2051, 3072),
+    *(1, 2, 3, 67, 131, 192, 259, 384, 768, 770, 1024, 1026, 1536, 2051, 3072),
     *(4096, 4099, 8197, 16388, 65539),
 )
 BOTH = 131  # of two axes at once
@@ -47,6 +50,10 @@ MOST_ELEMENTS = 2**21  # of the inputs of such a case
 OF_EXTREMES = 259  # the size at which extreme values, and each gradient alone and none, are tried
 OF_LAYOUTS = 1026  # the size at which other layouts are tried too: the second block of 1,024
 LAYOUTS = ("distinct", "transposed")
+# At which integers of 8 bits are the largest that are drawn: sums of products are not exact in
+# float32.
+OF_SUMS, BYTES, DRAWN = 2051, (torch.int8, torch.uint8), 4096
+FEW = 3  # of so many the time says nothing
 SECONDS = 10.0  # of this thread's processor time for one size: others may use the machine, too
 # A place that is wrong is looked for, and not how roundings add up: along axes that no author had
 # in mind, right gradients of whole blocks were off by up to 6 times the usual bound (docs/LOG.md).
@@ -171,13 +178,29 @@ def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCas
             sizes = case.case.dims
             made = Case(why=case.case.why, params=given, values=case.case.values, **sizes)
             yield replace(case, case=made)
+    if size in (0, 1):
+        yield replace(case, layout=SINGLE, upstream=SINGLE if differentiable else "contiguous")
+    of_bytes = [name for name, one in candidate.op.inputs.items() if one.dtype in BYTES]
+    exact = not any(one.floating for one in candidate.op.outputs.values())
+    if size in (0, OF_SUMS) and of_bytes and exact:
+        values = {**case.case.values, **{n: _largest(candidate, case, n) for n in of_bytes}}
+        made = Case(why=case.case.why, params=case.case.params, values=values, **case.case.dims)
+        yield replace(case, case=made)
     if size in (0, OF_LAYOUTS):
         for layout in LAYOUTS:
             yield replace(case, layout=layout, upstream=layout if differentiable else "contiguous")
 
 
+def _largest(candidate: Candidate, case: OpCase, name: str) -> Values:
+    """The largest integer that is drawn for an input, everywhere."""
+    declared = candidate.op.inputs[name].distribution(case.case.dims)
+    values = case.case.values.get(name) or declared
+    drawn = values.sample((DRAWN,), torch.Generator().manual_seed(candidate.seed))
+    return constant(int(drawn.max()))
+
+
 def _variation(case: OpCase) -> tuple[Any, ...]:
-    return case.wanted, case.layout, tuple(case.case.params)
+    return case.wanted, case.layout, tuple(case.case.params), tuple(case.case.values)
 
 
 def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
@@ -222,7 +245,7 @@ def _along(
         case = resized(candidate, base, axis, size)
         if case is None:
             return largest, f" ({size:,} is not supported)"
-        if largest > 1 and last * (size / largest) ** power > SECONDS:
+        if largest > FEW and last * (size / largest) ** power > SECONDS:
             beyond = _last_entry(candidate, base, axis, largest)
             if isinstance(beyond, Finding):
                 return beyond
@@ -249,7 +272,7 @@ def _along(
                 return replace(fault, check="sizes", message=text, special=fault.rank)
         taken = (time.thread_time() - started) / len(every)
         now = max(flat([case.case.dims[axis]]))
-        if largest > 1 and now > 2 * largest:
+        if largest > FEW and now > 2 * largest:
             power = max(1.0, math.log(taken / last, now / largest))
         largest, last = now, taken
     return largest, ""

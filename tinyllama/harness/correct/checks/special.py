@@ -1,11 +1,11 @@
 """Values that random ones never are: all negative, zero, equal to each other, far apart, tiny,
-infinite, NaN; and parameters that are not the default ones.
+infinite, NaN; one of them in one place, or one row; and parameters that are not the default ones.
 
 They are asked of inputs for which an op declares no distribution of its own, so that any value may
 come. Integers and booleans are all one value, the least or the largest that is drawn. Right is what
 the reference gives, or torch's provider, or independent code. At ties, and at zero, a gradient is a
-convention: another one than these is advice. So is a NaN that is lost, or that reaches a result
-which does not depend on it.
+convention: another one than these is advice, but for a NaN, and where the reference's does not
+jump. So is a NaN that is lost, or that reaches a result which does not depend on it.
 """
 
 import contextlib
@@ -21,7 +21,14 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase, References, elements
 from tinyllama.harness.correct.checks.crash import refuses
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, others
+from tinyllama.harness.correct.checks.finding import (
+    Candidate,
+    Problem,
+    Rank,
+    Unsupported,
+    leaves,
+    others,
+)
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.checks.memory import passed_on
 from tinyllama.harness.correct.checks.settings import of_several
@@ -60,13 +67,17 @@ LARGE |= dict.fromkeys(("shifted far down", "shifted far up"), FAR_SHIFT)
 # Of these kinds, results are not compared where the reference's error is a larger share of them.
 SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up")
 MOST_ERROR = 1e-3
-OF_RANGE = ("far apart", "shifted")  # kinds that are tried in float16, too: its sums overflow
+# Kinds that are tried in float16, too: its sums overflow, and a small number that is added is zero.
+OF_RANGE = ("far apart", "shifted", "all zero")
 INFINITIES = (float("inf"), float("-inf"))
 HALVED = (2051, 259)  # lengths of a row of which half is more than a block of 1,024, or of 128
 ROWS = 4  # of which one is sought that leaves no output of the reference infinite
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 DRAWN = 4096  # integers, of which the least and the largest are taken
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
+NUDGE = 1e-7  # by which inputs are moved to see whether a gradient jumps
+JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
+BEYOND = 97  # added to a parameter that is a whole number: a shift, or a window, beyond an axis
 
 
 def special_values(candidate: Candidate) -> Problem:
@@ -91,14 +102,15 @@ def special_values(candidate: Candidate) -> Problem:
         for pair in _numbered(candidate, one)
     ]
     given_settings = list(of_several(candidate, case))
-    if not (names or numbered or given_settings):
+    if not (names or numbered or given_settings or any(_in_places(candidate, case, names))):
         raise Unsupported("no input may have any value, and no parameter another one")
-    for one, name, value in numbered:
-        alike = _changed(candidate.inputs(one), [name], partial(torch.full_like, fill_value=value))
+    for (one, name, value), row in itertools.product(numbered, (False, True)):
+        filled: Change = partial(_of_first_row if row else torch.full_like, fill_value=value)
+        alike = _changed(candidate.inputs(one), [name], filled)
         with contextlib.suppress(_RefusedError):
             seen = _differs(candidate, one, alike, refusable=True)
             if said := seen[1] if seen is not None else passed_on(candidate, alike):
-                return one, f"{name} all {value}: {said}"
+                return one, f"{name} all {value}{' in its first row' * row}: {said}"
     advice = None
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
     kinds = list(itertools.product(every, KINDS)) if names else []
@@ -114,10 +126,17 @@ def special_values(candidate: Candidate) -> Problem:
         if seen is None:
             continue
         name, text = seen
-        if not (is_gradient(name) and kind in CONVENTIONAL):
-            return one, f"{' and '.join(names)} {kind}: {text}"
-        text = f"{' and '.join(names)} {kind}, the gradient is not the reference's: {text}"
+        what = f"{' and '.join(names)} {kind}"
+        if kind not in CONVENTIONAL or not _is_convention(candidate, changed, name):
+            return one, f"{what}: {text}"
+        text = f"{what}, the gradient is not the reference's: {text}"
         advice = advice or (one, text, Rank.ADVICE)
+    for what, changed, times in _in_places(candidate, case, names):
+        if times > 1 and _cancels(candidate, case, changed):
+            continue
+        seen = _differs(candidate, case, changed, usual=plain, times=times)
+        if seen is not None and not _is_convention(candidate, changed, seen[0]):
+            return case, f"{what}: {seen[1]}"
     for given in given_settings:
         changed = replace(plain, params={**plain.params, **given})
         try:
@@ -137,22 +156,35 @@ def special_values(candidate: Candidate) -> Problem:
     ]:
         if (wrong := _zero(candidate, case, parameter, names)) is not None:
             return case, f"{parameter} = 0.0: {wrong}"
-        for other in (1.0, 2, -plain.params[parameter]):
+        for other in (1.0, 2, FAR * plain.params[parameter], -plain.params[parameter]):
             if (wrong := _other(candidate, case, parameter, other, names)) is None:
                 continue
             if other >= 0:
                 return case, f"{parameter} = {other!r}: {wrong}"
             advice = advice or (case, f"{parameter} = {other!r}: {wrong}", Rank.ADVICE)
+    for parameter, value in plain.params.items():
+        for other in (0, value + BEYOND, -value) if type(value) is int and value else ():
+            if (wrong := _other(candidate, case, parameter, other, names)) is None:
+                continue
+            if other == 0:
+                return case, f"{parameter} = 0: {wrong}"
+            advice = advice or (case, f"{parameter} = {other!r}: {wrong}", Rank.ADVICE)
     for name, value in itertools.product(names, INFINITIES):
-        infinite = _changed(plain, [name], partial(having, value))
-        if lost := _nan(candidate, case, infinite, of_nan=False):
-            return case, f"{value} in {name}: {lost}"
+        for where, put in (("in", having), ("in the first row of", _of_first_row)):
+            infinite = _changed(plain, [name], partial(put, fill_value=value))
+            if lost := _nan(candidate, case, infinite, of_nan=False):
+                return case, f"{value} {where} {name}: {lost}"
     for name in names:
         if (found := _half_a_row(candidate, case, name)) is not None:
             return found
+    for name in dict.fromkeys(name for _, name, value in numbered if value is False):
+        if (found := _half_left_out(candidate, case, name)) is not None:
+            return found
     for name in names:
         if advice is None and (
-            lost := _nan(candidate, case, _changed(plain, [name], partial(having, math.nan)))
+            lost := _nan(
+                candidate, case, _changed(plain, [name], partial(having, fill_value=math.nan))
+            )
         ):
             advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice
@@ -191,24 +223,94 @@ def _changed(inputs: Inputs, names: list[str], change: Change) -> Inputs:
     return replace(inputs, args=args)
 
 
-def having(value: float, x: torch.Tensor) -> torch.Tensor:
+def having(x: torch.Tensor, fill_value: float) -> torch.Tensor:
     """x with this value in one place."""
     changed = x.clone()
-    changed.view(-1)[x.numel() // 2] = value
+    changed.view(-1)[x.numel() // 2] = fill_value
     return changed
+
+
+def _of_first_row(x: torch.Tensor, fill_value: Any) -> torch.Tensor:
+    """x with this value in its first row; of a vector in its first place."""
+    changed = x.clone()
+    changed[:1] = fill_value
+    return changed
+
+
+def _in_places(
+    candidate: Candidate, case: OpCase, names: list[str]
+) -> Iterator[tuple[str, Inputs, int]]:
+    """Inputs of which one has a zero where it may, or the values of another one; in words, and so
+    many times as large as the usual ones they may be taken for."""
+    plain = candidate.inputs(case)
+    floating = {
+        name: value
+        for name, value in plain.args.items()
+        if not candidate.op.inputs[name].mutated
+        and isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.numel()
+    }
+    for name in floating:
+        declared = candidate.op.inputs[name].distribution(case.case.dims)
+        least = (case.case.values.get(name) or declared).least
+        if least is not None and least <= 0:
+            zero = _changed(plain, [name], partial(having, fill_value=0.0))
+            yield f"a zero in {name}", zero, 1
+    for pair in itertools.combinations(floating, 2):
+        name, other = pair if pair[0] in names else reversed(pair)
+        if name in names:
+            value, source = floating[name], floating[other].flatten()
+            equal = source.repeat(value.numel() // source.numel() + 1)[: value.numel()]
+            given = replace(plain, args={**plain.args, name: equal.view(value.shape)})
+            yield f"values of {other} in {name}", given, 2
+
+
+def _is_convention(candidate: Candidate, inputs: Inputs, name: str) -> bool:
+    """Whether what differs is a gradient, finite, and differs only where that of the reference
+    jumps: where it is another one if inputs are moved by a little."""
+    if not is_gradient(name):
+        return False
+    own = candidate.results(inputs).get(name)
+    exact, call = inputs.double(), candidate.op["eager"].call
+    right = evaluate(candidate.op, call, exact)[name]
+    known = [one[name] for one in others(candidate, inputs) if name in one]
+    if own is None or (~own.isfinite() & all_finite(right, *known)).any():
+        return False
+    steady = torch.ones_like(right, dtype=torch.bool)
+    least = JUMP * (right.abs() + right.abs().mean())
+    made = torch.Generator(right.device).manual_seed(candidate.seed)
+    for _ in range(2):
+        steps = {
+            n: NUDGE * torch.randn(x.shape, generator=made, dtype=x.dtype, device=x.device)
+            for n, x in exact.args.items()
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+        }
+        for sign in (1, -1):
+            args = {n: x + sign * steps[n] if n in steps else x for n, x in exact.args.items()}
+            moved = evaluate(candidate.op, call, replace(exact, args=args))[name]
+            steady &= (moved - right).abs() <= least
+    return not (steady & ((own.double() - right).abs() > least)).any()
+
+
+def all_finite(*results: torch.Tensor) -> torch.Tensor:
+    return torch.stack([one.isfinite() for one in results]).all(0)
 
 
 def _zero(candidate: Candidate, case: OpCase, parameter: str, names: list[str]) -> str | None:
     """What is wrong for a parameter of zero, which some take for none that is given; on the usual
-    inputs, and on tiny ones, where a small parameter is seen. It may be refused."""
+    inputs, on tiny ones, where a small parameter is seen, and far apart, where what it is a power
+    of may be zero, too. It may be refused."""
     op, usual = candidate.op, candidate.inputs(case)
     sizes = op.numbers(case.case.dims)
     if op.fits({**sizes, **usual.params, parameter: 0.0}) is not None:
         return None
-    for inputs in (usual, _changed(usual, names, KINDS["tiny"])):
+    for kind, times in (("", 1), ("tiny", 1), ("far apart", FAR)):
+        inputs = _changed(usual, names, KINDS[kind]) if kind else usual
         changed = replace(inputs, params={**inputs.params, parameter: 0.0})
+        given: dict[str, Any] = {"usual": usual, "times": times, "refusable": True}
         try:
-            seen = _differs(candidate, case, changed, refusable=True)
+            seen = _differs(candidate, case, changed, **given)
         except Exception as error:
             if isinstance(error, _RefusedError) or refuses(error):
                 return None
@@ -222,8 +324,8 @@ def _other(
     candidate: Candidate, case: OpCase, parameter: str, other: Any, names: list[str]
 ) -> str | None:
     """What is wrong for another value of a parameter: 1.0, at which a factor makes no difference, a
-    whole number, and one of the other sign, also far apart: there the largest element becomes the
-    least one. Each may be refused."""
+    whole number, a large one, and one of the other sign, also far apart: there the largest element
+    becomes the least one. Each may be refused, but for 1.0."""
     op, usual = candidate.op, candidate.inputs(case)
     given = {**usual.params, parameter: other}
     if op.fits({**op.numbers(case.case.dims), **given}) is not None:
@@ -232,12 +334,13 @@ def _other(
     far = replace(_changed(usual, names, KINDS["far apart"]), params=given)
     try:
         seen = _differs(candidate, case, changed, refusable=True)
-        if seen is None and other < 0:
+        if seen is None and type(other) is float and other < 0:
             more: dict[str, Any] = {"usual": changed, "times": FAR}
             seen = _differs(candidate, case, far, refusable=True, **more)
         return seen[1] if seen is not None else passed_on(candidate, changed)
     except Exception as error:
-        if isinstance(error, _RefusedError) or (refuses(error) and type(other) is not float):
+        one = type(other) is float and other == 1
+        if isinstance(error, _RefusedError) or (refuses(error) and not one):
             return None
         raise
 
@@ -268,10 +371,24 @@ def _half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
     return None
 
 
-def _half(row: int, x: torch.Tensor) -> torch.Tensor:
+def _half_left_out(candidate: Candidate, case: OpCase, name: str) -> Problem:
+    """What is wrong where a mask leaves out the first half of a row, more than a block."""
+    for axis, size in itertools.product(candidate.op.inputs[name].axes[-1:], HALVED):
+        long = resized(candidate, case, axis, size)
+        if long is None or elements(candidate.op, long.case) > MOST_ELEMENTS:
+            continue
+        changed = _changed(candidate.inputs(long), [name], partial(_half, 0, fill_value=False))
+        with contextlib.suppress(_RefusedError):
+            if (seen := _differs(candidate, long, changed, refusable=True)) is not None:
+                return long, f"half a row of {name} is False: {seen[1]}"
+            return None
+    return None
+
+
+def _half(row: int, x: torch.Tensor, fill_value: Any = -math.inf) -> torch.Tensor:
     changed = x.clone()
     rows = changed.view(-1, x.shape[-1])
-    rows[row % len(rows), : x.shape[-1] // 2] = -math.inf
+    rows[row % len(rows), : x.shape[-1] // 2] = fill_value
     return changed
 
 
@@ -365,6 +482,14 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
             spread &= ~known[0][name].isinf()
         infinite = torch.stack([one[name].isinf() for one in known if name in one]).all(0)
         finite = infinite & value.isfinite() & (not is_gradient(name))
+        if value.dtype is torch.int64 and not of_nan:  # where no element is the largest
+            least, most = (
+                (of(torch.stack([one[name] for one in known if name in one])))
+                for of in (torch.min, torch.max)
+            )
+            widest = max(max(one.shape, default=0) for one in leaves(inputs.args))
+            if least >= 0 and most < widest and bool(((value < 0) | (value >= widest)).any()):
+                return f"{name} has an index beyond each axis"
         for places, what in (
             (lost & of_nan, "does not reach"),
             (spread, "reaches" if of_nan else "a NaN reaches"),
