@@ -12,7 +12,7 @@ def found(taken: dict[str, tuple[float, dict[str, float]]]) -> list[str]:
     """The long functions of reports: own seconds and those of shared fixtures, by test."""
     seconds = Seconds()
     for name, value in taken.items():
-        for when in ("setup", "teardown"):
+        for when in ("setup", *(["call"] if "skipped" not in name else []), "teardown"):
             values = [(TAKEN, value)] if when == "teardown" else []
             report: Any = SimpleNamespace(nodeid=name, when=when, user_properties=values)
             seconds.pytest_runtest_logreport(report)
@@ -23,6 +23,7 @@ def test_long_functions_are_those_above_the_limit_on_average() -> None:
     taken = {
         "a.py::test_long[0]": 0.1,
         "a.py::test_long[1]": 2 * LONGEST,
+        "a.py::test_long[skipped]": 0.0,
         "a.py::test_short[x[y]]": 0.9 * LONGEST,
         f"{ALWAYS[0]}::test_it": 9.0,
     }

@@ -259,7 +259,9 @@ def _in_places(
             yield f"a zero in {name}", zero, 1
     for pair in itertools.combinations(floating, 2):
         name, other = pair if pair[0] in names else reversed(pair)
-        if name in names:
+        axes, others_axes = (set(candidate.op.inputs[one].axes) for one in (name, other))
+        alike = others_axes <= axes or len(others_axes) == 1  # else seldom compared with each other
+        if name in names and alike:
             value, source = floating[name], floating[other].flatten()
             equal = source.repeat(value.numel() // source.numel() + 1)[: value.numel()]
             given = replace(plain, args={**plain.args, name: equal.view(value.shape)})
