@@ -14,7 +14,10 @@ from tinyllama.ops import OPS
 QUICK = "one case of several blocks"
 LANES = {  # check -> what of it `make test` has, what the slow lane adds
     **{name: ("the derived cases", "every combination of them") for name in accuracy.NAMES},
-    "out of bounds": ("every case in fp32", "every configuration of each kernel"),
+    "out of bounds": (
+        f"{QUICK}; every case by `make test-all`",
+        "every configuration of each kernel",
+    ),
     "determinism": (QUICK, "every case, every configuration of each kernel"),
     "autocast": (QUICK, "nothing more: rows that are zero have no bound under autocast"),
     "empty batch": (QUICK, "nothing more: it has no rows to differ in"),
