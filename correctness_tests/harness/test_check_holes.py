@@ -177,3 +177,16 @@ def test_spilled_registers_are_advice(
     monkeypatch.setattr(compiling, "verdict", verdict)
     one = found(chosen, launching(), "resources")
     assert one.rank is rank, one
+
+
+def test_one_entry_is_tried_along_axes_that_have_more() -> None:
+    from tinyllama.harness.correct.checks.compiling import _of_one_entry
+
+    def sizes(**dims: int) -> list[dict[str, Any]]:
+        op = Op("kept", {"x": Tensor("N D")}, {"y": "N D"}, cases=[Case(**dims)])
+        op.reference(lambda x: 2 * x)
+        candidate = Candidate(op, Provider("kept", "tried", lambda x: 2 * x, (torch.float32,)))
+        return [dict(one.case.dims) for one in _of_one_entry(candidate)]
+
+    assert sizes(N=1, D=4) == [{"N": 1, "D": 1}]
+    assert sizes(N=3, D=4) == [{"N": 1, "D": 4}, {"N": 3, "D": 1}]

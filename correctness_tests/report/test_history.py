@@ -173,7 +173,11 @@ def test_a_change_at_one_commit_or_with_another_driver_says_so() -> None:
 def test_records_are_taken_by_their_dates() -> None:
     records = runs(stepped(12, 6, 1.05))
     assert markdown(records[::-1]) == markdown(records)
-    assert "from record 7 of 12, 2026-01-07 on" in markdown(records)
+    heading, empty, told, blank, *lines = markdown(records).splitlines()
+    assert (heading, empty, blank) == ("### Change points", "", "")
+    assert "change" in told
+    assert {line[:2] for line in lines} == {"- "}
+    assert "from record 7 of 12, 2026-01-07 on" in lines[0]
 
 
 def test_without_the_library_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
