@@ -182,7 +182,7 @@ def test_spilled_registers_are_advice(
 def test_one_entry_is_tried_along_axes_that_have_more() -> None:
     from tinyllama.harness.correct.checks.compiling import _of_one_entry
 
-    def sizes(**dims: int) -> list[dict[str, Any]]:
+    def sizes(**dims: Any) -> list[dict[str, Any]]:
         op = Op("kept", {"x": Tensor("N D")}, {"y": "N D"}, cases=[Case(**dims)])
         op.reference(lambda x: 2 * x)
         candidate = Candidate(op, Provider("kept", "tried", lambda x: 2 * x, (torch.float32,)))
