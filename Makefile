@@ -28,7 +28,7 @@ QUICK := ops/test_ops.py ops/test_references.py harness/test_compare.py project/
 quick: bootstrap ## under a minute: each provider's first case, the references, the comparison
 	$(RUN) pytest $(addprefix correctness_tests/,$(QUICK)) -m quick -q
 
-test-slow: bootstrap ## the correctness tests that `test` leaves out
+test-slow: bootstrap ## the slow correctness tests, which `test-all` leaves out
 	$(RUN) pytest correctness_tests $(WORKERS) -m slow
 
 test-checks: bootstrap ## our kernels through our checks: every case, every configuration, inductor

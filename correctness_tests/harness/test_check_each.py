@@ -9,7 +9,7 @@ import torch
 
 from correctness_tests.support.tried import FP32, MATRIX, finding, small
 from tinyllama.harness import Provider
-from tinyllama.harness.correct.checks import Candidate, Rank, accuracy, between, calls, special
+from tinyllama.harness.correct.checks import Candidate, Rank, accuracy, between, calls, differing
 
 NAMES = ("a", "b", "c")
 FACTORS = (2.0, 3.0, 5.0)
@@ -116,7 +116,7 @@ def test_a_nan_that_is_lost_or_spread(place: int, lost: bool) -> None:
         inputs = candidate.inputs(case := candidate.smallest())
         for value in inputs.args.values():
             value[1, 2] = float("nan")
-        found = special._nan(candidate, case, inputs)
+        found = differing.wrong_nan(candidate, case, inputs)
         if not wrong:
             assert found is None
             continue

@@ -39,14 +39,15 @@ EXPECTED: dict[str, dict[str, Any]] = {
         ),
         **{"BOTH": 131, "ALL": 67, "MOST_ELEMENTS": 2097152, "OF_EXTREMES": 259},
         **{"OF_LAYOUTS": 1026, "SECONDS": 10.0, "WIDER": 16.0, "ENDS": 64, "NOISE": 0.2},
-        **{"LOST": 8.0, "UNLIKE": 0.1, "TRIES": 8, "FEW": 3, "OF_SUMS": 2051},
+        **{"LOST": 8.0, "UNLIKE": 0.1, "TRIES": 8, "FEW": 3, "OF_SUMS": 2051, "DRAWN": 4096},
     },
     "tinyllama.harness.correct.checks.settings": {
         **{"SEEN": 0.05, "FACTORS": (0.5, 3.0, 1e3, 1e6), "STEPS": (1, -1, 2)},
     },
+    "tinyllama.harness.correct.checks.differing": {"MOST_ERROR": 0.001},
     "tinyllama.harness.correct.checks.special": {
         **{"FAR": 64, "SHIFT": 1000, "FAR_SHIFT": 32768, "HUGE": 8589934592},
-        **{"MOST_ERROR": 0.001, "CASES": 4, "DRAWN": 4096, "BEYOND": 97},
+        **{"CASES": 4, "BEYOND": 97},
         **{"NUDGE": 1e-7, "JUMP": 0.1},
     },
     "tinyllama.harness.correct.checks.state": {"THREADS": 3, "SUBNORMAL": 1e-40},

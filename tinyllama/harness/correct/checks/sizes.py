@@ -34,7 +34,7 @@ from tinyllama.harness.correct.evaluate import evaluate, is_gradient
 from tinyllama.harness.correct.layouts import SINGLE
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.specs import Case, flat
-from tinyllama.harness.declare.values import Values, constant
+from tinyllama.harness.declare.values import constant
 
 # 1 to 3, where both ends of a row are near; then one between each two powers of two from 64 to
 # 32,768, since kernels are chosen by the next one: beyond a block by 2, 3, 4 or 5, for other tails
@@ -52,7 +52,8 @@ OF_LAYOUTS = 1026  # the size at which other layouts are tried too: the second b
 LAYOUTS = ("distinct", "transposed")
 # At which integers of 8 bits are the largest that are drawn: sums of products are not exact in
 # float32.
-OF_SUMS, BYTES, DRAWN = 2051, (torch.int8, torch.uint8), 4096
+OF_SUMS, BYTES = 2051, (torch.int8, torch.uint8)
+DRAWN = 4096  # integers, of which the least and the largest are taken
 FEW = 3  # of so many the time says nothing
 SECONDS = 10.0  # of this thread's processor time for one size: others may use the machine, too
 # A place that is wrong is looked for, and not how roundings add up: along axes that no author had
@@ -183,7 +184,10 @@ def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCas
     of_bytes = [name for name, one in candidate.op.inputs.items() if one.dtype in BYTES]
     exact = not any(one.floating for one in candidate.op.outputs.values())
     if size in (0, OF_SUMS) and of_bytes and exact:
-        values = {**case.case.values, **{n: _largest(candidate, case, n) for n in of_bytes}}
+        values = {
+            **case.case.values,
+            **{n: constant(int(drawn_for(candidate, case, n).max())) for n in of_bytes},
+        }
         made = Case(why=case.case.why, params=case.case.params, values=values, **case.case.dims)
         yield replace(case, case=made)
     if size in (0, OF_LAYOUTS):
@@ -191,12 +195,11 @@ def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCas
             yield replace(case, layout=layout, upstream=layout if differentiable else "contiguous")
 
 
-def _largest(candidate: Candidate, case: OpCase, name: str) -> Values:
-    """The largest integer that is drawn for an input, everywhere."""
+def drawn_for(candidate: Candidate, case: OpCase, name: str) -> torch.Tensor:
+    """`DRAWN` values of an input's distribution."""
     declared = candidate.op.inputs[name].distribution(case.case.dims)
     values = case.case.values.get(name) or declared
-    drawn = values.sample((DRAWN,), torch.Generator().manual_seed(candidate.seed))
-    return constant(int(drawn.max()))
+    return values.sample((DRAWN,), torch.Generator().manual_seed(candidate.seed))
 
 
 def _variation(case: OpCase) -> tuple[Any, ...]:

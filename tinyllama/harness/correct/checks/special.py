@@ -11,7 +11,6 @@ jump. So is a NaN that is lost, or that reaches a result which does not depend o
 import contextlib
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,30 +18,28 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase, References, elements
+from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.crash import refuses
+from tinyllama.harness.correct.checks.differing import RefusedError, cancels, differs, wrong_nan
 from tinyllama.harness.correct.checks.finding import (
     Candidate,
     Problem,
     Rank,
     Unsupported,
-    leaves,
     others,
 )
-from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.checks.memory import passed_on
 from tinyllama.harness.correct.checks.settings import of_several
-from tinyllama.harness.correct.checks.sizes import MOST_ELEMENTS, UNLIKE, WIDER, general, resized
-from tinyllama.harness.correct.evaluate import (
-    ContractError,
-    Inputs,
-    copied,
-    evaluate,
-    is_gradient,
+from tinyllama.harness.correct.checks.sizes import (
+    DRAWN,
+    MOST_ELEMENTS,
+    UNLIKE,
+    drawn_for,
+    general,
+    resized,
 )
-from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.declare.autograd import several
-from tinyllama.harness.declare.specs import STANDARD, Terms
+from tinyllama.harness.correct.evaluate import ContractError, Inputs, evaluate, is_gradient
+from tinyllama.harness.declare.specs import STANDARD
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 FAR = 64  # times as large: exponentials overflow
@@ -64,16 +61,14 @@ KINDS: dict[str, Change] = {
 # So many times as large, about, inputs are.
 LARGE = {"far apart": FAR, "shifted": SHIFT, "huge": HUGE}
 LARGE |= dict.fromkeys(("shifted far down", "shifted far up"), FAR_SHIFT)
-# Of these kinds, results are not compared where the reference's error is a larger share of them.
+# Of these kinds, results are not compared where the reference has lost its digits.
 SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up")
-MOST_ERROR = 1e-3
 # Kinds that are tried in float16, too: its sums overflow, and a small number that is added is zero.
 OF_RANGE = ("far apart", "shifted", "all zero")
 INFINITIES = (float("inf"), float("-inf"))
 HALVED = (2051, 259)  # lengths of a row of which half is more than a block of 1,024, or of 128
 ROWS = 4  # of which one is sought that leaves no output of the reference infinite
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
-DRAWN = 4096  # integers, of which the least and the largest are taken
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
 NUDGE = 1e-7  # by which inputs are moved to see whether a gradient jumps
 JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
@@ -107,8 +102,8 @@ def special_values(candidate: Candidate) -> Problem:
     for (one, name, value), row in itertools.product(numbered, (False, True)):
         filled: Change = partial(_of_first_row if row else torch.full_like, fill_value=value)
         alike = _changed(candidate.inputs(one), [name], filled)
-        with contextlib.suppress(_RefusedError):
-            seen = _differs(candidate, one, alike, refusable=True)
+        with contextlib.suppress(RefusedError):
+            seen = differs(candidate, one, alike, refusable=True)
             if said := seen[1] if seen is not None else passed_on(candidate, alike):
                 return one, f"{name} all {value}{' in its first row' * row}: {said}"
     advice = None
@@ -120,9 +115,9 @@ def special_values(candidate: Candidate) -> Problem:
         change = KINDS[kind]
         usual = candidate.inputs(one)
         changed = _changed(usual, names, change)
-        if kind in SENSITIVE and _cancels(candidate, one, changed):
+        if kind in SENSITIVE and cancels(candidate, one, changed):
             continue
-        seen = _differs(candidate, one, changed, usual=usual, times=LARGE.get(kind, 1))
+        seen = differs(candidate, one, changed, usual=usual, times=LARGE.get(kind, 1))
         if seen is None:
             continue
         name, text = seen
@@ -132,15 +127,15 @@ def special_values(candidate: Candidate) -> Problem:
         text = f"{what}, the gradient is not the reference's: {text}"
         advice = advice or (one, text, Rank.ADVICE)
     for what, changed, times in _in_places(candidate, case, names):
-        if times > 1 and _cancels(candidate, case, changed):
+        if times > 1 and cancels(candidate, case, changed):
             continue
-        seen = _differs(candidate, case, changed, usual=plain, times=times)
+        seen = differs(candidate, case, changed, usual=plain, times=times)
         if seen is not None and not _is_convention(candidate, changed, seen[0]):
             return case, f"{what}: {seen[1]}"
     for given in given_settings:
         changed = replace(plain, params={**plain.params, **given})
         try:
-            seen = _differs(candidate, case, changed)
+            seen = differs(candidate, case, changed)
         except Exception as error:
             # Not every whole number need be a setting that a candidate has, nor every two.
             may = len(given) > 1 or any(type(value) is int for value in given.values())
@@ -172,7 +167,7 @@ def special_values(candidate: Candidate) -> Problem:
     for name, value in itertools.product(names, INFINITIES):
         for where, put in (("in", having), ("in the first row of", _of_first_row)):
             infinite = _changed(plain, [name], partial(put, fill_value=value))
-            if lost := _nan(candidate, case, infinite, of_nan=False):
+            if lost := wrong_nan(candidate, case, infinite, of_nan=False):
                 return case, f"{value} {where} {name}: {lost}"
     for name in names:
         if (found := _half_a_row(candidate, case, name)) is not None:
@@ -182,7 +177,7 @@ def special_values(candidate: Candidate) -> Problem:
             return found
     for name in names:
         if advice is None and (
-            lost := _nan(
+            lost := wrong_nan(
                 candidate, case, _changed(plain, [name], partial(having, fill_value=math.nan))
             )
         ):
@@ -211,8 +206,7 @@ def _numbered(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
         if value.dtype is torch.bool:
             yield from ((name, False), (name, True))
             continue
-        values = case.case.values.get(name) or declared.distribution(case.case.dims)
-        drawn = values.sample((DRAWN,), torch.Generator().manual_seed(candidate.seed)).long()
+        drawn = drawn_for(candidate, case, name).long()
         if drawn.unique().numel() < DRAWN and not torch.equal(drawn, drawn.sort().values):
             each = drawn.min(), drawn.clamp(min=0).min(), drawn.max()
             yield from ((name, one) for one in dict.fromkeys(int(value) for value in each))
@@ -312,9 +306,9 @@ def _zero(candidate: Candidate, case: OpCase, parameter: str, names: list[str]) 
         changed = replace(inputs, params={**inputs.params, parameter: 0.0})
         given: dict[str, Any] = {"usual": usual, "times": times, "refusable": True}
         try:
-            seen = _differs(candidate, case, changed, **given)
+            seen = differs(candidate, case, changed, **given)
         except Exception as error:
-            if isinstance(error, _RefusedError) or refuses(error):
+            if isinstance(error, RefusedError) or refuses(error):
                 return None
             raise
         if seen is not None:
@@ -335,14 +329,14 @@ def _other(
     changed = replace(usual, params=given)
     far = replace(_changed(usual, names, KINDS["far apart"]), params=given)
     try:
-        seen = _differs(candidate, case, changed, refusable=True)
+        seen = differs(candidate, case, changed, refusable=True)
         if seen is None and type(other) is float and other < 0:
             more: dict[str, Any] = {"usual": changed, "times": FAR}
-            seen = _differs(candidate, case, far, refusable=True, **more)
+            seen = differs(candidate, case, far, refusable=True, **more)
         return seen[1] if seen is not None else passed_on(candidate, changed)
     except Exception as error:
         one = type(other) is float and other == 1
-        if isinstance(error, _RefusedError) or (refuses(error) and not one):
+        if isinstance(error, RefusedError) or (refuses(error) and not one):
             return None
         raise
 
@@ -361,7 +355,7 @@ def _half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
             known = evaluate(op, op["eager"].call, changed)
             if any(known[one].isinf().any() for one in op.outputs):
                 continue
-            if lost := _nan(candidate, long, changed, of_nan=False):
+            if lost := wrong_nan(candidate, long, changed, of_nan=False):
                 return long, f"half a row of -inf in {name}: {lost}"
             results = candidate.results(changed)
             for which, right in known.items():
@@ -380,8 +374,8 @@ def _half_left_out(candidate: Candidate, case: OpCase, name: str) -> Problem:
         if long is None or elements(candidate.op, long.case) > MOST_ELEMENTS:
             continue
         changed = _changed(candidate.inputs(long), [name], partial(_half, 0, fill_value=False))
-        with contextlib.suppress(_RefusedError):
-            if (seen := _differs(candidate, long, changed, refusable=True)) is not None:
+        with contextlib.suppress(RefusedError):
+            if (seen := differs(candidate, long, changed, refusable=True)) is not None:
                 return long, f"half a row of {name} is False: {seen[1]}"
             return None
     return None
@@ -392,128 +386,3 @@ def _half(row: int, x: torch.Tensor, fill_value: Any = -math.inf) -> torch.Tenso
     rows = changed.view(-1, x.shape[-1])
     rows[row % len(rows), : x.shape[-1] // 2] = fill_value
     return changed
-
-
-class _RefusedError(Exception):
-    """The reference does not take these inputs."""
-
-
-def _cancels(candidate: Candidate, case: OpCase, inputs: Inputs) -> bool:
-    """Whether the reference itself has lost its digits there."""
-    found = case.references(inputs, draws=0)
-    return any(
-        not (found.eager[name].double() - exact).norm() <= MOST_ERROR * exact.double().norm()
-        for name, exact in found.oracle.items()
-    )
-
-
-def _differs(
-    candidate: Candidate,
-    case: OpCase,
-    inputs: Inputs,
-    *,
-    refusable: bool = False,
-    usual: Inputs | None = None,
-    times: int = 1,
-) -> tuple[str, str] | None:
-    """The first result that is neither the reference's nor that of others, outputs first, and in
-    words. refusable: raises _RefusedError if the reference raises an error. times: so many times
-    as large as the usual inputs these are."""
-    try:
-        found = case.references(inputs, draws=0)  # nothing is moved by a rounding, see below
-    except Exception as error:
-        if refusable:
-            raise _RefusedError from error
-        raise
-    known = (*found.oracle.values(), *found.eager.values())
-    if not all(value.isfinite().all() for value in known):
-        return None
-    if usual is not None and times > 1:
-        found = _of_large_terms(candidate, found, usual, times)
-    guards, slack = GuardedMemory(), WIDER * candidate.slack[case.dtype]
-    results = candidate.results(inputs, PoisonedMemory(), guards)
-    exact = [found.oracle, *others(candidate, inputs.double())]
-    own: dict[str, str] = {}
-    for place, oracle in enumerate(exact):
-        # Not moved by a rounding, which would break ties.
-        references = replace(found, oracle=oracle, perturbed=[oracle])
-        if place:
-            references = replace(references, eager=oracle)
-        judged = case.judge(results, inputs, slack=slack, references=references)
-        wrong = {one.name: str(one) for one in judged if not one.passed}
-        own = {name: text for name, text in own.items() if name in wrong} if place else wrong
-    for name, text in own.items():
-        kernels = guards.launched(backward=is_gradient(name))
-        return name, f"{text}; kernels: {kernels}" if kernels else text
-    return None
-
-
-def _of_large_terms(
-    candidate: Candidate, found: References, usual: Inputs, times: int
-) -> References:
-    """References that allow for what cancels where inputs are so many times as large as usual: of
-    softmax as exp(x - logsumexp), each result keeps the rounding, in float32, of a difference that
-    large. So each is held to that many times its usual size, whatever its own size is."""
-    plain = evaluate(candidate.op, candidate.op["eager"].call, usual.double())
-    terms = dict(found.magnitudes)
-    for name, oracle in found.oracle.items():
-        size = times * plain[name].double().square().mean().sqrt().item()
-        large = torch.full_like(oracle, size, dtype=torch.float64)
-        terms[name] = torch.maximum(terms[name], large) if name in terms else large
-    rounded = found.terms if found.magnitudes else Terms(torch.float32, shared=True)
-    return replace(found, magnitudes=terms, terms=rounded)
-
-
-def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True) -> str | None:
-    """What is wrong with NaNs, in words. of_nan: the inputs hold a NaN, which must reach the
-    outputs; else they hold an infinity. Then a NaN that no other has is wrong, in gradients too,
-    and so is an output that is finite where that of all others is infinite. Where the reference's
-    gradient is a NaN, torch's functions of a softmax disagree: there gradients are not compared,
-    and an infinite output of the reference may be a NaN."""
-    undefined = not of_nan and _has_nan_gradient(candidate, inputs)
-    candidate = candidate.forward_only() if of_nan or undefined else candidate
-    op, guards = candidate.op, GuardedMemory()
-    known = [evaluate(op, op["eager"].call, inputs), *others(candidate, inputs)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets: NaN is meant
-        results = candidate.results(inputs, None, guards)
-    for name, value in results.items():
-        each = torch.stack([one[name].isnan() for one in known if name in one])
-        lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
-        if undefined:
-            spread &= ~known[0][name].isinf()
-        infinite = torch.stack([one[name].isinf() for one in known if name in one]).all(0)
-        finite = infinite & value.isfinite() & (not is_gradient(name))
-        if value.dtype is torch.int64 and not of_nan:  # where no element is the largest
-            least, most = (
-                (of(torch.stack([one[name] for one in known if name in one])))
-                for of in (torch.min, torch.max)
-            )
-            widest = max(max(one.shape, default=0) for one in leaves(inputs.args))
-            if least >= 0 and most < widest and bool(((value < 0) | (value >= widest)).any()):
-                return f"{name} has an index beyond each axis"
-        for places, what in (
-            (lost & of_nan, "does not reach"),
-            (spread, "reaches" if of_nan else "a NaN reaches"),
-            (finite & (not of_nan), "no infinity reaches"),
-        ):
-            if places.any():
-                first = places.nonzero()[0].tolist()
-                text = f"{what} {int(places.sum())} elements of {name}, the first at {first}"
-                kernels = guards.launched(backward=is_gradient(name))
-                return f"{text}; kernels: {kernels}" if kernels else text
-    return None
-
-
-def _has_nan_gradient(candidate: Candidate, inputs: Inputs) -> bool:
-    """Whether the reference gives a NaN as gradient, which no candidate need be asked for."""
-    if candidate.op.mutated:
-        return False
-    args = {name: copied(value) for name, value in inputs.args.items()}
-    tensors = [value for value in args.values() if isinstance(value, torch.Tensor)]
-    wanted = [value.requires_grad_() for value in tensors if value.is_floating_point()]
-    outputs = several(candidate.op["eager"].call(*args.values(), **inputs.params))
-    given = [one for one in outputs if one.requires_grad]
-    ones = [torch.ones_like(one) for one in given]
-    found = torch.autograd.grad(given, wanted, ones, allow_unused=True) if given else ()
-    return any(one is not None and bool(one.isnan().any()) for one in found)

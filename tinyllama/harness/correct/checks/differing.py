@@ -1,0 +1,144 @@
+"""How results on unusual inputs differ from those of the reference and of others, in words."""
+
+import warnings
+from dataclasses import replace
+
+import torch
+
+from tinyllama.harness.correct.cases import OpCase, References
+from tinyllama.harness.correct.checks.finding import Candidate, leaves, others
+from tinyllama.harness.correct.checks.guards import GuardedMemory
+from tinyllama.harness.correct.checks.sizes import WIDER
+from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate, is_gradient
+from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.declare.specs import Terms
+
+MOST_ERROR = 1e-3  # of a result: where the reference's own is larger, it has lost its digits
+
+
+class RefusedError(Exception):
+    """The reference does not take these inputs."""
+
+
+def cancels(candidate: Candidate, case: OpCase, inputs: Inputs) -> bool:
+    """Whether the reference itself has lost its digits there."""
+    found = case.references(inputs, draws=0)
+    return any(
+        not (found.eager[name].double() - exact).norm() <= MOST_ERROR * exact.double().norm()
+        for name, exact in found.oracle.items()
+    )
+
+
+def differs(
+    candidate: Candidate,
+    case: OpCase,
+    inputs: Inputs,
+    *,
+    refusable: bool = False,
+    usual: Inputs | None = None,
+    times: int = 1,
+) -> tuple[str, str] | None:
+    """The first result that is neither the reference's nor that of others, outputs first, and in
+    words. refusable: raises RefusedError if the reference raises an error. times: so many times
+    as large as the usual inputs these are."""
+    try:
+        found = case.references(inputs, draws=0)  # nothing is moved by a rounding, see below
+    except Exception as error:
+        if refusable:
+            raise RefusedError from error
+        raise
+    known = (*found.oracle.values(), *found.eager.values())
+    if not all(value.isfinite().all() for value in known):
+        return None
+    if usual is not None and times > 1:
+        found = _of_large_terms(candidate, found, usual, times)
+    guards, slack = GuardedMemory(), WIDER * candidate.slack[case.dtype]
+    results = candidate.results(inputs, PoisonedMemory(), guards)
+    exact = [found.oracle, *others(candidate, inputs.double())]
+    own: dict[str, str] = {}
+    for place, oracle in enumerate(exact):
+        # Not moved by a rounding, which would break ties.
+        references = replace(found, oracle=oracle, perturbed=[oracle])
+        if place:
+            references = replace(references, eager=oracle)
+        judged = case.judge(results, inputs, slack=slack, references=references)
+        wrong = {one.name: str(one) for one in judged if not one.passed}
+        own = {name: text for name, text in own.items() if name in wrong} if place else wrong
+    for name, text in own.items():
+        kernels = guards.launched(backward=is_gradient(name))
+        return name, f"{text}; kernels: {kernels}" if kernels else text
+    return None
+
+
+def _of_large_terms(
+    candidate: Candidate, found: References, usual: Inputs, times: int
+) -> References:
+    """References that allow for what cancels where inputs are so many times as large as usual: of
+    softmax as exp(x - logsumexp), each result keeps the rounding, in float32, of a difference that
+    large. So each is held to that many times its usual size, whatever its own size is."""
+    plain = evaluate(candidate.op, candidate.op["eager"].call, usual.double())
+    terms = dict(found.magnitudes)
+    for name, oracle in found.oracle.items():
+        size = times * plain[name].double().square().mean().sqrt().item()
+        large = torch.full_like(oracle, size, dtype=torch.float64)
+        terms[name] = torch.maximum(terms[name], large) if name in terms else large
+    rounded = found.terms if found.magnitudes else Terms(torch.float32, shared=True)
+    return replace(found, magnitudes=terms, terms=rounded)
+
+
+def wrong_nan(
+    candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True
+) -> str | None:
+    """What is wrong with NaNs, in words. of_nan: the inputs hold a NaN, which must reach the
+    outputs; else they hold an infinity. Then a NaN that no other has is wrong, in gradients too,
+    and so is an output that is finite where that of all others is infinite. Where the reference's
+    gradient is a NaN, torch's functions of a softmax disagree: there gradients are not compared,
+    and an infinite output of the reference may be a NaN."""
+    undefined = not of_nan and _has_nan_gradient(candidate, inputs)
+    candidate = candidate.forward_only() if of_nan or undefined else candidate
+    op, guards = candidate.op, GuardedMemory()
+    known = [evaluate(op, op["eager"].call, inputs), *others(candidate, inputs)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets: NaN is meant
+        results = candidate.results(inputs, None, guards)
+    for name, value in results.items():
+        each = torch.stack([one[name].isnan() for one in known if name in one])
+        lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
+        if undefined:
+            spread &= ~known[0][name].isinf()
+        infinite = torch.stack([one[name].isinf() for one in known if name in one]).all(0)
+        finite = infinite & value.isfinite() & (not is_gradient(name))
+        if value.dtype is torch.int64 and not of_nan:  # where no element is the largest
+            least, most = (
+                (of(torch.stack([one[name] for one in known if name in one])))
+                for of in (torch.min, torch.max)
+            )
+            widest = max(max(one.shape, default=0) for one in leaves(inputs.args))
+            if least >= 0 and most < widest and bool(((value < 0) | (value >= widest)).any()):
+                return f"{name} has an index beyond each axis"
+        for places, what in (
+            (lost & of_nan, "does not reach"),
+            (spread, "reaches" if of_nan else "a NaN reaches"),
+            (finite & (not of_nan), "no infinity reaches"),
+        ):
+            if places.any():
+                first = places.nonzero()[0].tolist()
+                text = f"{what} {int(places.sum())} elements of {name}, the first at {first}"
+                kernels = guards.launched(backward=is_gradient(name))
+                return f"{text}; kernels: {kernels}" if kernels else text
+    return None
+
+
+def _has_nan_gradient(candidate: Candidate, inputs: Inputs) -> bool:
+    """Whether the reference gives a NaN as gradient, which no candidate need be asked for."""
+    if candidate.op.mutated:
+        return False
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    tensors = [value for value in args.values() if isinstance(value, torch.Tensor)]
+    wanted = [value.requires_grad_() for value in tensors if value.is_floating_point()]
+    outputs = several(candidate.op["eager"].call(*args.values(), **inputs.params))
+    given = [one for one in outputs if one.requires_grad]
+    ones = [torch.ones_like(one) for one in given]
+    found = torch.autograd.grad(given, wanted, ones, allow_unused=True) if given else ()
+    return any(one is not None and bool(one.isnan().any()) for one in found)
