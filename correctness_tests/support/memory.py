@@ -1,4 +1,4 @@
-"""Tensors of the CPU whose addresses are low or high, whatever the allocator gives."""
+"""Tensors of the CPU whose addresses are low or high, and low numbers that are no addresses."""
 
 import mmap
 import platform
@@ -18,3 +18,11 @@ def filled(value: float, *, low: bool, count: int = 8) -> torch.Tensor:
     made = torch.frombuffer(mmap.mmap(-1, 4 * count, flags), dtype=torch.float32, count=count)
     assert (made.data_ptr() < 2**32) == low
     return made.fill_(value)
+
+
+def no_address() -> int:
+    """A number below 2^32 at which this process has no memory; drivers of GPUs map some there."""
+    with open("/proc/self/maps") as lines:
+        spans = [[int(end, 16) for end in line.split(maxsplit=1)[0].split("-")] for line in lines]
+    numbers = range(2**32 - 2**16, 2**31, -(2**20))
+    return next(n for n in numbers if not any(low <= n < high for low, high in spans))
