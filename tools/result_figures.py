@@ -14,7 +14,7 @@ from tools.result_tables import newest
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 CURVES = DOCS / "curves.svg"
 STYLE: Any = {"svg.hashsalt": "tinyllama", "svg.fonttype": "none", "font.size": 9}
-COLOURS = {"v1": "#6b7280", "v3": "#d9480f"}
+COLOURS = {"v1": "#6b7280", "v3": "#d9480f", "v4": "#1c7ed6"}
 
 
 def curves() -> str:
@@ -22,7 +22,7 @@ def curves() -> str:
     record = _newest()
     if record is None:
         return "No loss curves are recorded yet."
-    return f"![Loss of V1 and V3 over the steps, on text]({CURVES.name})\n\n{_source(record)}"
+    return f"![Loss of each tier over the steps, on text]({CURVES.name})\n\n{_source(record)}"
 
 
 def write() -> None:
@@ -44,31 +44,34 @@ def _source(record: Record) -> str:
 
 
 def draw(record: Record) -> str:
-    """The SVG of a record's loss curves: V1 and V3 in each precision that V3 has, and below the
-    distance of V3 from V1 beside that of V1 from itself in float64."""
+    """The SVG of a record's loss curves: V1 and the other tiers in each precision that these have,
+    and below the distance of each from V1, beside that of V1 from itself in float64."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     found = {(entry.contender, entry.precision): entry for entry in record.of(CurveEntry)}
     exact = found["v1", "fp64"]
-    precisions = [precision for tier, precision in found if tier == "v3"]
+    precisions = list(dict.fromkeys(precision for tier, precision in found if tier != "v1"))
     steps = [place * exact.every for place in range(len(exact.losses))]
     with rc_context(STYLE):
         figure = Figure(figsize=(4 * len(precisions), 4.6))
         figure.set_layout_engine("constrained", w_pad=0.1)
         axes = figure.subplots(2, len(precisions), sharex=True, squeeze=False, height_ratios=(2, 1))
         for (upper, lower), precision in zip(axes.T, precisions, strict=True):
-            own, ours = found["v1", precision].losses, found["v3", precision].losses
-            upper.plot(steps, own, color=COLOURS["v1"], linewidth=3, alpha=0.5, label="V1")
-            upper.plot(steps, ours, color=COLOURS["v3"], linewidth=1, label="V3")
+            own = found["v1", precision].losses
+            ours = {tier: entry.losses for (tier, at), entry in found.items() if at == precision}
+            for tier, losses in ours.items():
+                title, first = tier.upper(), tier == "v1"
+                width, alpha = (3, 0.5) if first else (1, 1)
+                colour = COLOURS[tier]
+                upper.plot(
+                    *(steps, losses), color=colour, linewidth=width, alpha=alpha, label=title
+                )
+                other, name = (exact.losses, "V1 in float64") if first else (own, "V1")
+                distance = [a - b for a, b in zip(losses, other, strict=True)]
+                lower.plot(steps, distance, color=colour, linewidth=1, label=f"{title} - {name}")
             upper.set_title(f"{exact.workload}, {precision}")
             upper.legend(frameon=False)
-            for name, one, other, colour in (
-                ("V3 - V1", ours, own, COLOURS["v3"]),
-                ("V1 - V1 in float64", own, exact.losses, COLOURS["v1"]),
-            ):
-                distance = [a - b for a, b in zip(one, other, strict=True)]
-                lower.plot(steps, distance, color=colour, linewidth=1, label=name)
             lower.legend(frameon=False)
             lower.set_xlabel("step")
         axes[0][0].set_ylabel(f"loss, mean of {exact.window} steps")
