@@ -72,7 +72,7 @@ def draw(record: Record) -> str:
                 lower.plot(steps, distance, color=colour, linewidth=1, label=f"{title} - {name}")
             upper.set_title(f"{exact.workload}, {precision}")
             upper.legend(frameon=False)
-            lower.legend(frameon=False)
+            lower.legend(frameon=False, loc="upper left")
             lower.set_xlabel("step")
         axes[0][0].set_ylabel(f"loss, mean of {exact.window} steps")
         axes[1][0].set_ylabel("difference")
