@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = {"memcheck": "store", "racecheck": None, "initcheck": "load"}
 FOUND = 86  # what the sanitizer is asked to exit with
 TIMED_OUT = 124  # the status of timeout(1)
+SHOWN = 8  # last lines of a tool that misses the planted fault
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -72,9 +73,14 @@ def _status(sanitizer: str, tool: str, names: Sequence[str], which: str = "ops")
     Raises ToolError for a tool that misses the planted fault.
     """
     planted = TOOLS[tool]
-    if planted is not None and (status := _process(sanitizer, tool, planted, ())) != FOUND:
-        raise ToolError(f"{tool} does not see the planted {planted} here (status {status})")
-    status = _process(sanitizer, tool, which, names)
+    if planted is not None:
+        status, said = _process(sanitizer, tool, planted, ())
+        if status != FOUND:
+            raise ToolError(
+                f"{tool} does not see the planted {planted} here (status {status}). It said:\n"
+                + "\n".join(said.splitlines()[-SHOWN:])
+            )
+    status, _ = _process(sanitizer, tool, which, names)
     if status == 0:
         print(f"{tool}: nothing found in {', '.join(names)}")
         return 0
@@ -82,21 +88,29 @@ def _status(sanitizer: str, tool: str, names: Sequence[str], which: str = "ops")
     return 1
 
 
-def _process(sanitizer: str, tool: str, inside: str, names: Sequence[str]) -> int:
+def _process(sanitizer: str, tool: str, inside: str, names: Sequence[str]) -> tuple[int, str]:
+    """The status of a sanitized process, and for a planted fault what it printed."""
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     command += [sys.executable, "-m", "tools.sanitize", "--inside", inside]
     command += ["--timed"] if inside == "timed" else []
     command += ["--only", ",".join(names)]
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    output = None if inside in ("ops", "timed") else subprocess.DEVNULL
+    output = None if inside in ("ops", "timed") else subprocess.PIPE
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=env, stdout=output, stderr=output, timeout=SECONDS, check=False
+            command,
+            cwd=ROOT,
+            env=env,
+            stdout=output,
+            stderr=output and subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         print(f"{tool}: no end after {SECONDS:.0f} s")
-        return TIMED_OUT
-    return done.returncode
+        return TIMED_OUT, ""
+    return done.returncode, done.stdout or ""
 
 
 def _launch_stray(fault: str) -> None:

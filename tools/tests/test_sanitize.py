@@ -30,7 +30,8 @@ def answers(
         assert options["env"]["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"  # type: ignore[index]
         inside = command[command.index("--inside") + 1]
         status = ops if not only or only in command else 0
-        return subprocess.CompletedProcess(command, status if inside == "ops" else planted)
+        said = None if inside == "ops" else "Device not supported"
+        return subprocess.CompletedProcess(command, status if inside == "ops" else planted, said)
 
     monkeypatch.setattr(sanitize.subprocess, "run", run)
     return seen
@@ -43,10 +44,15 @@ def answers(
     ids=["clean", "a fault", "it failed", "it died", "blind", "the planted one failed"],
 )
 def test_only_a_tool_that_sees_and_finds_nothing_is_green(
-    monkeypatch: pytest.MonkeyPatch, planted: int, ops: int, status: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    planted: int,
+    ops: int,
+    status: int,
 ) -> None:
     seen = answers(monkeypatch, planted, ops)
     assert sanitize.main(["--tool", "memcheck", "--only", "rope"]) == status
+    assert ("Device not supported" in capsys.readouterr().err) == (status == 2)
     assert seen[0][seen[0].index("--inside") + 1] == "store"
     assert all("memcheck" in command and "86" in command for command in seen)
 
