@@ -33,7 +33,7 @@ def in_a_process(code: str, folder: Path) -> str:
 
 
 @jit
-def scaled_kernel(x: Any, y: Any, n: Any, factor: Any, BLOCK: tl.constexpr) -> None:
+def scaled_kernel(x, y, n, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n)
     tl.store(y + at, value * factor.to(tl.float32), mask=at < n)
@@ -46,14 +46,14 @@ def test_a_floating_point_argument_is_a_float32_scalar_as_it_is_compiled() -> No
 
 
 @jit
-def library_kernel(x: Any, y: Any, n: Any, BLOCK: tl.constexpr) -> None:
+def library_kernel(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     value = cast(tl.load(x + at, mask=at < n, other=1.0), tl.float32)
     tl.store(y + at, libdevice.rsqrt(value) + libdevice.pow(value, 2.0) + erf(value), mask=at < n)
 
 
 @jit
-def unknown_kernel(x: Any) -> None:
+def unknown_kernel(x):  # type: ignore[no-untyped-def]
     tl.store(x, libdevice.cyl_bessel_i0(tl.load(x)))
 
 

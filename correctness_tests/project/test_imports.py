@@ -123,6 +123,19 @@ def test_a_part_of_scipy_is_loaded_by_its_first_use() -> None:
     assert not found, f"{', '.join(found)}: write `import scipy`"
 
 
+def test_the_parameters_of_kernels_have_no_types_but_constexpr() -> None:
+    """Triton 3.6 compiles no kernel whose parameters name another type."""
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list)):
+                types = {ast.unparse(one.annotation) for one in node.args.args if one.annotation}
+                assert types <= {"tl.constexpr", "gl.constexpr"}, f"{name}.{node.name} names {types}"
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator) in ("jit", "triton.jit")
+
+
 def words(path: Path) -> Iterator[str]:
     """The strings of a file that are no docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
