@@ -31,6 +31,10 @@ from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Terms
 from tinyllama.harness.kernels.precision import SHORT
 
+# Roundings of sums in float32 add up, along an axis that is long or where terms are equal: right
+# results were off by up to 6 times the usual bound (docs/LOG.md). In 16 bits they are not seen.
+WIDER = 16.0
+EQUAL = {"expanded", "summed"}  # layouts that make terms equal; of `TIED` little is asked
 PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
 SUBSETS = 3  # inputs of which every part is wanted alone, in the suite of the tree
 
@@ -194,6 +198,8 @@ class OpCase:
         Raises GradientError for one that is not zero where the reference has none.
         """
         references = references or self.references(inputs)
+        if EQUAL & {self.layout, self.upstream} and self.dtype is torch.float32:
+            slack *= WIDER
         oracle = references.oracle
         for name, value in results.items():
             if name not in oracle and value.any():

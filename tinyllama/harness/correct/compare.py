@@ -30,6 +30,10 @@ Where it is asked for, the largest error of one element is held to a multiple of
 rounding gives (of e, of d, or of the largest element or term by one unit): in a long row of 16 bits
 the norm of all roundings is as large as a few elements that are missing.
 
+Where o or e is not finite, a result is the same infinity as one of them, a NaN where one of them is
+a NaN, or finite where one of them is finite; all norms are of the other elements. A draw of d that
+is not finite says nothing about its element.
+
 Integers and booleans are equal to o, or to what the reference gives in the case's dtype or for
 perturbed inputs. Elements of those may be off by as much as declared, but no more than ``slack``
 times as many as the reference is undecided about.
@@ -130,13 +134,47 @@ class Reference:
     terms: Terms = field(default_factory=Terms)
 
     @cached_property
+    def infinite(self) -> torch.Tensor | None:
+        """Where the oracle or eager's result is not finite; None where there is no such element."""
+        each = (torch.atleast_1d(one.double().isfinite()) for one in (self.eager, self.oracle))
+        found = ~torch.stack([*each]).all(0)
+        return found if found.any() else None
+
+    @cached_property
+    def beyond(self) -> torch.Tensor:
+        """There, eager's result and the oracle."""
+        each = (torch.atleast_1d(one.double()) for one in (self.eager, self.oracle))
+        return torch.stack([one[self.infinite] for one in each])
+
+    @cached_property
+    def may_be_finite(self) -> bool:
+        """Whether each element may be."""
+        return self.infinite is None or bool(self.beyond.isfinite().any(0).all())
+
+    def of_finite(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In float64, with zeros where it is not compared by norms; a number counts as a vector of
+        one element."""
+        wide = torch.atleast_1d(tensor.double())
+        return wide if self.infinite is None else wide.masked_fill(self.infinite, 0.0)
+
+    def apart(self, result: torch.Tensor) -> torch.Tensor:
+        """The result minus the oracle; infinite where a result may not be what it is."""
+        difference = self.of_finite(result) - self.exact
+        if self.infinite is not None:
+            own = torch.atleast_1d(result.double())[self.infinite]
+            same = (self.beyond == own) | (self.beyond.isnan() & own.isnan())
+            known = same | (self.beyond.isfinite() & own.isfinite())
+            difference[self.infinite] = torch.where(known.any(0), 0.0, math.inf).to(difference)
+        return difference
+
+    @cached_property
     def exact(self) -> torch.Tensor:
-        """The oracle; a number counts as a vector of one element."""
-        return torch.atleast_1d(self.oracle.double())
+        """The oracle, where it is finite."""
+        return self.of_finite(self.oracle)
 
     @cached_property
     def error(self) -> _Norms:
-        return self.norms_of(torch.atleast_1d(self.eager.double()) - self.exact)
+        return self.norms_of(self.of_finite(self.eager) - self.exact)
 
     @cached_property
     def moved(self) -> _Norms:
@@ -147,7 +185,8 @@ class Reference:
     def changes(self) -> Iterator[torch.Tensor]:
         """Of the oracle, by inputs that were perturbed; one at a time, since each may take GiB."""
         for one in self.perturbed:
-            yield torch.atleast_1d(one.double()) - self.exact
+            change = self.of_finite(one) - self.exact
+            yield torch.where(change.isfinite(), change, 0.0)
 
     @cached_property
     def freedom(self) -> float:
@@ -165,8 +204,8 @@ class Reference:
     @cached_property
     def largest(self) -> torch.Tensor:
         """The largest error of an element that rounding gives, by one unit of the dtype or more."""
-        errors = [torch.atleast_1d(self.eager.double()) - self.exact, *self.changes()]
-        terms = [self.exact] if self.magnitude is None else [self.exact, self.magnitude]
+        errors = [self.of_finite(self.eager) - self.exact, *self.changes()]
+        terms = [self.exact, *([] if self.magnitude is None else [self.of_finite(self.magnitude)])]
         unit = torch.finfo(self.eager.dtype).eps
         each = [*errors, *(unit * one for one in terms)]
         return torch.stack([one.abs().max() for one in each]).max()
@@ -181,13 +220,13 @@ class Reference:
                 one.norm(dim=-1).flatten(),
                 (one * self.exact).norm() / self.exact.norm() ** 2,
             )
-            for one in map(torch.atleast_1d, each)
+            for one in map(self.of_finite, each)
         ]
 
     @cached_property
     def alike(self) -> float:
         """How many elements have the same value, on average."""
-        return self.eager.numel() / torch.unique(self.eager).numel()
+        return self.eager.numel() / torch.unique(self.eager.double()).numel()
 
     @cached_property
     def gain(self) -> float:
@@ -200,7 +239,7 @@ class Reference:
 
     def norms_of(self, tensor: torch.Tensor) -> _Norms:
         """Of a tensor like the oracle."""
-        along = (tensor * self.exact).sum().abs() / self.sizes[0].whole ** 2
+        along = (self.of_finite(tensor) * self.exact).sum().abs() / self.sizes[0].whole ** 2
         return _Norms(tensor.norm(), tensor.norm(dim=-1).flatten(), along)
 
 
@@ -226,7 +265,7 @@ def compare(
     unit = limits.eps / math.sqrt(12)
     gain = reference.gain if gain is None else gain
     exact, of_eager, moved = reference.exact, reference.error, reference.moved
-    difference = torch.atleast_1d(result.double()) - exact
+    difference = reference.apart(result)
     error = reference.norms_of(difference)
     size, *terms = reference.sizes
     held = reference.terms.dtype
@@ -271,7 +310,7 @@ def compare(
     return Comparison(
         name,
         (whole, row, Check("scale", error.along.item(), tilt.item()), *more),
-        sees_zero=bool(size.whole > bound),
+        sees_zero=bool(size.whole > bound) or not reference.may_be_finite,
         sees_scale=bool(tilt < 0.01 or bound < 0.01 * size.whole),
         widest_row=widest,
     )
@@ -290,6 +329,22 @@ def _compare_integers(
     checks = Check("exact", wrong, 0.0), Check("off by", off.sum().item(), slack * undecided)
     sees_zero = bool((oracle.abs() > reference.off_by).any()) or not oracle.any()
     return Comparison(name, checks, sees_zero, True, 0.0)
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The difference in float64; 0 where both are the same infinity, or both a NaN."""
+    one, other = one.double(), other.double()
+    return torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, one - other)
+
+
+def near(one: torch.Tensor, other: torch.Tensor, share: float, most: float = 0.0) -> bool:
+    """Whether the norm of the difference is at most this share of the other one's, of which what is
+    finite counts, or at most ``most``. An infinity, or a NaN, must be in both."""
+    return apart(one, other).norm().item() <= max(share * norm_of_finite(other), most)
+
+
+def norm_of_finite(tensor: torch.Tensor) -> float:
+    return tensor.double().nan_to_num(0.0, 0.0, 0.0).norm().item()
 
 
 def _rms(samples: torch.Tensor) -> torch.Tensor:

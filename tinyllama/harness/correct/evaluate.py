@@ -29,6 +29,35 @@ _KEEPS_FLOAT64 = (
 )
 
 
+_RAISED_BY = "_raised_by"  # an attribute of an exception
+
+
+class Raised:
+    """Whatever is raised within is, as `raised_by` tells, raised by this one, in words; "" for the
+    candidate, of which nothing is noted."""
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+
+    @classmethod
+    def in_call(cls, op: Op, call: Callable[..., Any]) -> "Raised":
+        """In a call of an implementation, which may be the reference."""
+        eager = op.providers.get("eager")
+        return cls("the reference" if eager is not None and call is eager.call else "")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self.by and error is not None:
+            setattr(error, _RAISED_BY, self.by)
+
+
+def raised_by(error: BaseException) -> str:
+    """Whose error it is, in words, where it is not the candidate's; else ""."""
+    return str(getattr(error, _RAISED_BY, ""))
+
+
 class ContractError(AssertionError):
     """A call that does not do what its op declares."""
 
@@ -161,7 +190,9 @@ def make_inputs(
         shapes = shapes_of(declared, case.dims)
         made = [
             laid_out(
-                _sample(values, shape, f"{op.name}|{case}|{name}|{salt}|{i}|{seed}", drawn_on),
+                sampled(
+                    name, values, shape, f"{op.name}|{case}|{name}|{salt}|{i}|{seed}", drawn_on
+                ),
                 wanted,
                 device,
                 layout_of(declared),
@@ -178,7 +209,7 @@ def make_inputs(
             grads[name] = None
             continue
         (shape,) = shapes_of(output, case.dims)
-        sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
+        sample = sampled(name, normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
         grads[name] = laid_out(sample, dtype_of(output), device, upstream, next(upstream_place))
 
     names = [name for name, declared in op.inputs.items() if not declared.mutated]
@@ -216,8 +247,22 @@ def evaluate(
         then gets the inputs themselves, not copies, and may change them unnoticed.
 
     Raises a `ContractError`: ChangedInputError for an input or upstream gradient that is not
-    declared mutated, OutputError and GradientError for results that are not as declared.
+    declared mutated, OutputError and GradientError for results that are not as declared. What the
+    reference raises is noted as its own (`raised_by`).
     """
+    with Raised.in_call(op, call):
+        return _evaluate(op, call, inputs, overwrites, place, dtypes or {}, watched)
+
+
+def _evaluate(
+    op: Op,
+    call: Callable[..., Any],
+    inputs: Inputs,
+    overwrites: Collection[str],
+    place: Place | None,
+    dtypes: Mapping[str, torch.dtype],
+    watched: bool,
+) -> dict[str, torch.Tensor]:
     placed = place or (lambda value, name: copied(value) if watched else value)
     args = {name: placed(value, name) for name, value in inputs.args.items()}
     unchanged = [name for name in args if watched and name not in op.mutated]
@@ -234,7 +279,7 @@ def evaluate(
         if name not in overwrites
     }
     try:
-        results = _named_outputs(op, outputs, args, inputs.params, dtypes or {})
+        results = _named_outputs(op, outputs, args, inputs.params, dtypes)
         if op.differentiable:
             given = [*overwrites, *(() if watched else op.outputs)]
             found = backward_pass(op, results, args, inputs, given, placed, backward)
@@ -393,9 +438,11 @@ def shapes_of(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]
     return [tuple(s[i] if isinstance(s, tuple) else s for s in sizes) for i in range(count)]
 
 
-def _sample(
-    values: Values, shape: tuple[int, ...], key: str, drawn_on: torch.device | str
+def sampled(
+    name: str, values: Values, shape: tuple[int, ...], key: str, drawn_on: torch.device | str
 ) -> torch.Tensor:
+    """Values of a tensor of this name. What the distribution raises is noted (`raised_by`)."""
     digest = hashlib.sha256(key.encode()).digest()
     generator = torch.Generator(drawn_on).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return values.sample(shape, generator)
+    with Raised(f"the declared distribution of {name}"):
+        return values.sample(shape, generator)

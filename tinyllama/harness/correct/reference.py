@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.compare import apart, norm_of_finite
 from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.harness.declare.op import Op
 
@@ -29,13 +30,11 @@ def disagreements(op: Op, source: str, inputs: Inputs) -> list[str]:
     """The results on which the reference and an independent implementation disagree."""
     ours = evaluate(op, op["eager"].call, inputs)
     theirs = evaluate(op, op.independents[source], inputs)
-    scale = max(value.nan_to_num().norm().item() for value in theirs.values())
+    scale = max(map(norm_of_finite, theirs.values()))
     wrong = [] if set(ours) == set(theirs) else [f"results {sorted(set(ours) ^ set(theirs))}"]
     for name in ours.keys() & theirs.keys():
-        one, other = ours[name], theirs[name]
-        both = one.isnan() & other.isnan()  # as the mean of no tokens
-        one, other = (x.masked_fill(both, 0.0) for x in (one, other))
-        error, size = (x.norm().item() for x in (one - other, other))
+        difference = apart(ours[name], theirs[name])  # a NaN in both is as the mean of no tokens
+        error, size = difference.norm().item(), norm_of_finite(theirs[name])
         # A result that cancels (nearly) to zero keeps the rounding of the terms that cancel.
         if not error <= RELATIVE * size + ROUNDING * scale < math.inf:
             wrong.append(f"{name}: differs by {error:.3g} of {size:.3g}")

@@ -24,7 +24,7 @@ from tinyllama.harness.correct.checks import (
     sizes,
     special,
 )
-from tinyllama.harness.correct.checks.crash import crashed
+from tinyllama.harness.correct.checks.crash import crashed, raised_by_another
 from tinyllama.harness.correct.checks.finding import (
     Candidate,
     Finding,
@@ -187,6 +187,8 @@ def _finding(name: str, candidate: Candidate) -> Finding:
     except Unsupported as reason:
         return Finding(name, Outcome.UNSUPPORTED, message=str(reason))
     except ContractError as error:
+        if raised_by_another(error, candidate):
+            return crashed(name, error, candidate, last)
         return Finding(name, Outcome.FAILED, str(last or ""), str(error))
     except Exception as error:
         return crashed(name, error, candidate, last)

@@ -15,7 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.crash import crashed, in_backward, place, refuses
+from tinyllama.harness.correct.checks.crash import (
+    crashed,
+    in_backward,
+    place,
+    raised_by_another,
+    refuses,
+)
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome, Rank
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.compare import SLACK, Comparison
@@ -313,10 +319,11 @@ def faults(
 ) -> Iterator[Finding]:
     """What is wrong in one case. refusable: an error by which the candidate refuses the case is a
     fault of its contract, as for a layout. compared: whether results are."""
-    inputs, guards = candidate.inputs(case), GuardedMemory()
+    guards = GuardedMemory()
     ended: Exception | None = None
     wrong: list[Comparison] = []
     try:
+        inputs = candidate.inputs(case)
         results = candidate.results(inputs, PoisonedMemory(), guards)
         wrong = candidate.wrong(case, results, inputs) if compared else []
     except Exception as error:
@@ -327,7 +334,7 @@ def faults(
     if ended is not None:
         refusable |= variation(case) in (LAYOUTS, UPSTREAMS) and case.varied
         first = _ended_by(candidate, case, ended, refusable)
-        if isinstance(ended, ChangedInputError):
+        if isinstance(ended, ChangedInputError) and first.check == TOUCHED:
             passes = {False: ended.forward, True: ended.backward}
             each = [guards.launched(backward=one) for one, changed in passes.items() if changed]
             if kernels := ", ".join(dict.fromkeys(filter(None, each))):
@@ -363,10 +370,12 @@ def faults(
 
 def _ended_by(candidate: Candidate, case: OpCase, error: Exception, refusable: bool) -> Finding:
     """The fault that an error of a call is."""
-    if isinstance(error, ChangedInputError):
-        return Finding(TOUCHED, Outcome.FAILED, str(case), str(error))
     of_gradients = isinstance(error, GradientError) or in_backward(error)
     check = GRADIENTS if of_gradients and candidate.op.differentiable else OUTPUTS
+    if raised_by_another(error, candidate):
+        return crashed(check, error, candidate, case)
+    if isinstance(error, ChangedInputError):
+        return Finding(TOUCHED, Outcome.FAILED, str(case), str(error))
     if isinstance(error, ContractError):
         finding = Finding(check, Outcome.FAILED, str(case), f"{place(error)}{error}")
     else:

@@ -15,6 +15,7 @@ from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.crash import refuses
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, leaves
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
+from tinyllama.harness.correct.compare import near
 from tinyllama.harness.correct.evaluate import Inputs, is_gradient
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.machine.modes import DispatchMode
@@ -38,8 +39,7 @@ def unlike(one: Gradients, other: Gradients) -> Iterator[str]:
     """Those that differ by more than rounding: in another thread, BLAS may add up in another order
     (seen once for a product of 10 x 32 x 48)."""
     for name in differing(one, other):
-        right = one[name].double()
-        if name not in other or not (other[name].double() - right).norm() <= ALIKE * right.norm():
+        if name not in other or not near(other[name], one[name], ALIKE):
             yield name
 
 
@@ -116,8 +116,7 @@ def accumulated(candidate: Candidate, case: OpCase, first: Gradients) -> Problem
         alike = [
             name
             for name in wrong
-            if found[name] is not None
-            and (found[name] - first[name] * times).norm() <= ALIKE * first[name].norm()
+            if found[name] is not None and near(found[name], first[name] * times, ALIKE / times)
         ]
         if wrong := [name for name in wrong if name not in alike]:
             text = "the gradient" if times == 1 else "the sum of both passes' gradients"
@@ -162,7 +161,7 @@ def with_a_gradient(candidate: Candidate, case: OpCase, first: Gradients) -> Pro
         found = tried(candidate)
     except RuntimeError:  # saved for the backward pass, or a view that a function has made
         return None
-    wrong = [n for n, one in found.items() if not (one - 2 * first[n]).norm() <= first[n].norm()]
+    wrong = [n for n, one in found.items() if not near(one, 2 * first[n], 0.5)]
     if wrong:
         text = "gradients do not follow an output that is multiplied in place"
         return case, f"{text}: {', '.join(wrong)}"

@@ -27,7 +27,7 @@ from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
 from tinyllama.harness.correct.checks.settings import settings
 from tinyllama.harness.correct.checks.special import having
 from tinyllama.harness.correct.checks.transforms import second, transformed
-from tinyllama.harness.correct.compare import SLACK
+from tinyllama.harness.correct.compare import SLACK, apart, near
 from tinyllama.harness.correct.evaluate import (
     GradientError,
     Inputs,
@@ -111,7 +111,7 @@ def _other(first: Inputs, second: Inputs) -> Inputs:
 
     def other(one: Any, same: Any) -> Any:
         table = isinstance(one, torch.Tensor) and one.is_floating_point() and one.dim()
-        return one.flip(0) if table and torch.equal(one, same) else one
+        return one.flip(0) if table and same_bits(one, same) else one
 
     return replace(second, args={n: other(one, first.args[n]) for n, one in second.args.items()})
 
@@ -235,8 +235,7 @@ def scaled_upstream(candidate: Candidate) -> Problem:
 
     def unlike(got: Mapping[str, torch.Tensor], factor: float, most: float) -> list[str]:
         expected = {name: one.double() * factor for name, one in whole.items()}
-        differ = {name: (got[name].double() - one).norm() for name, one in expected.items()}
-        return [name for name, one in expected.items() if not differ[name] <= most * one.norm()]
+        return [name for name, one in expected.items() if not near(got[name], one, most)]
 
     wrong = unlike(found(lambda g: g * 0.5), 0.5, most)
     if case.dtype is not torch.float16:  # which may overflow
@@ -390,6 +389,6 @@ def _wrong_second(
     if right is None or usual is None:  # it is zero
         return
     for name, value in right.items():
-        allowed = max(most * value.norm(), SLACK * (usual[name] - value).norm())  # of float32 alone
-        if name not in found or not (found[name] - value).norm() <= allowed:
+        of_float32 = SLACK * apart(usual[name], value).norm().item()
+        if name not in found or not near(found[name], value, most, of_float32):
             yield name

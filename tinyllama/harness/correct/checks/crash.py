@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome
-from tinyllama.harness.correct.evaluate import backward_pass
+from tinyllama.harness.correct.evaluate import backward_pass, raised_by
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.resources import CHIPS, compile_launch, lacking
 from tinyllama.harness.machine.device import lost
@@ -30,8 +30,9 @@ def crashed(
     check: str, error: Exception, candidate: Candidate, case: OpCase | None = None
 ) -> Finding:
     """A finding that is CRASHED, or BLOCKED where Triton's interpreter refused a kernel that
-    compiles for this case, or for the smallest where it is None. The message begins with the
-    author's file and line; the finding has the traceback.
+    compiles for this case, or for the smallest where it is None, or where the candidate is not the
+    one who raised it. The message begins with the author's file and line; the finding has the
+    traceback.
 
     Raises GpuLostError if every later call on the GPU would fail, too: the checks that follow need
     a new process.
@@ -42,12 +43,22 @@ def crashed(
     first = (str(shown).strip().splitlines() or [_source(error) or "no message"])[0]
     text = f"{place(error)}{type(shown).__name__}: {first}"
     details = "".join(traceback.format_exception(error))
-    chip = _compiles_for(candidate, case) if _refused_by_interpreter(error) else None
     where = str(case or "")
+    if by := raised_by_another(error, candidate):
+        return Finding(check, Outcome.BLOCKED, where, f"{by} raised an error: {text}", details)
+    chip = _compiles_for(candidate, case) if _refused_by_interpreter(error) else None
     if chip is None:
         return Finding(check, Outcome.CRASHED, where, text, details)
     text = f"Triton's interpreter refuses what compiles for {chip}; check it on a GPU. {text}"
     return Finding(check, Outcome.BLOCKED, where, text, details)
+
+
+def raised_by_another(error: BaseException, candidate: Candidate) -> str:
+    """Who raised it, in words, if the candidate did not: the reference, or a distribution of
+    inputs. Nothing is known of the candidate then."""
+    own = candidate.provider.call is candidate.op["eager"].call
+    by = raised_by(error)
+    return "" if own and by == "the reference" else by
 
 
 def place(error: BaseException) -> str:

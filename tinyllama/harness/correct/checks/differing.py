@@ -1,6 +1,8 @@
 """How results on unusual inputs differ from those of the reference and of others, in words."""
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -9,11 +11,13 @@ from tinyllama.harness.correct.cases import OpCase, References
 from tinyllama.harness.correct.checks.finding import Candidate, leaves, others
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.checks.sizes import WIDER
-from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate, is_gradient
+from tinyllama.harness.correct.compare import near
+from tinyllama.harness.correct.evaluate import Inputs, Raised, copied, evaluate, is_gradient
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.specs import Terms
 
+WHOLE = (torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 MOST_ERROR = 1e-3  # of a result: where the reference's own is larger, it has lost its digits
 
 
@@ -25,8 +29,7 @@ def cancels(candidate: Candidate, case: OpCase, inputs: Inputs) -> bool:
     """Whether the reference itself has lost its digits there."""
     found = case.references(inputs, draws=0)
     return any(
-        not (found.eager[name].double() - exact).norm() <= MOST_ERROR * exact.double().norm()
-        for name, exact in found.oracle.items()
+        not near(found.eager[name], exact, MOST_ERROR) for name, exact in found.oracle.items()
     )
 
 
@@ -49,13 +52,13 @@ def differs(
             raise RefusedError from error
         raise
     known = (*found.oracle.values(), *found.eager.values())
-    if not all(value.isfinite().all() for value in known):
+    if not all(value.double().isfinite().all() for value in known):
         return None
     if usual is not None and times > 1:
         found = _of_large_terms(candidate, found, usual, times)
     guards, slack = GuardedMemory(), WIDER * candidate.slack[case.dtype]
     results = candidate.results(inputs, PoisonedMemory(), guards)
-    exact = [found.oracle, *others(candidate, inputs.double())]
+    exact = [found.oracle, *_of_float32(candidate, inputs), *others(candidate, inputs.double())]
     own: dict[str, str] = {}
     for place, oracle in enumerate(exact):
         # Not moved by a rounding, which would break ties.
@@ -87,6 +90,19 @@ def _of_large_terms(
     return replace(found, magnitudes=terms, terms=rounded)
 
 
+def _of_float32(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
+    """Results of the reference for parameters as a kernel receives them, rounded to float32: then
+    1 - 0.999 is another number."""
+    params = {
+        name: torch.tensor(value, dtype=torch.float32).item() if isinstance(value, float) else value
+        for name, value in inputs.params.items()
+    }
+    if params != inputs.params:
+        given = replace(inputs, params=params).double()
+        with contextlib.suppress(Exception):  # it takes those that are not rounded
+            yield evaluate(candidate.op, candidate.op["eager"].call, given)
+
+
 def wrong_nan(
     candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True
 ) -> str | None:
@@ -94,7 +110,8 @@ def wrong_nan(
     outputs; else they hold an infinity. Then a NaN that no other has is wrong, in gradients too,
     and so is an output that is finite where that of all others is infinite. Where the reference's
     gradient is a NaN, torch's functions of a softmax disagree: there gradients are not compared,
-    and an infinite output of the reference may be a NaN."""
+    and an infinite output of the reference may be a NaN. An output of booleans, and with a NaN one
+    of integers, is to be what some other one is."""
     undefined = not of_nan and _has_nan_gradient(candidate, inputs)
     candidate = candidate.forward_only() if of_nan or undefined else candidate
     op, guards = candidate.op, GuardedMemory()
@@ -103,17 +120,18 @@ def wrong_nan(
         warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets: NaN is meant
         results = candidate.results(inputs, None, guards)
     for name, value in results.items():
-        each = torch.stack([one[name].isnan() for one in known if name in one])
+        value = value if value.dtype in WHOLE else value.double()
+        every = torch.stack([one[name].to(value.dtype) for one in known if name in one])
+        each = every.isnan()
         lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
         if undefined:
             spread &= ~known[0][name].isinf()
-        infinite = torch.stack([one[name].isinf() for one in known if name in one]).all(0)
+        infinite = every.isinf().all(0)
         finite = infinite & value.isfinite() & (not is_gradient(name))
+        asked = (of_nan and not value.is_floating_point()) or value.dtype is torch.bool
+        unlike = (every != value).all(0) & asked
         if value.dtype is torch.int64 and not of_nan:  # where no element is the largest
-            least, most = (
-                (of(torch.stack([one[name] for one in known if name in one])))
-                for of in (torch.min, torch.max)
-            )
+            least, most = every.min(), every.max()
             widest = max(max(one.shape, default=0) for one in leaves(inputs.args))
             if least >= 0 and most < widest and bool(((value < 0) | (value >= widest)).any()):
                 return f"{name} has an index beyond each axis"
@@ -121,6 +139,7 @@ def wrong_nan(
             (lost & of_nan, "does not reach"),
             (spread, "reaches" if of_nan else "a NaN reaches"),
             (finite & (not of_nan), "no infinity reaches"),
+            (unlike, "leads to other values than any other implementation gives in"),
         ):
             if places.any():
                 first = places.nonzero()[0].tolist()
@@ -131,14 +150,23 @@ def wrong_nan(
 
 
 def _has_nan_gradient(candidate: Candidate, inputs: Inputs) -> bool:
-    """Whether the reference gives a NaN as gradient, which no candidate need be asked for."""
+    """Whether the reference gives a NaN as gradient, which no candidate need be asked for: of the
+    inputs that have one, or, if the op declares none, of all, as far as it gives one."""
     if candidate.op.mutated:
         return False
-    args = {name: copied(value) for name, value in inputs.args.items()}
-    tensors = [value for value in args.values() if isinstance(value, torch.Tensor)]
-    wanted = [value.requires_grad_() for value in tensors if value.is_floating_point()]
-    outputs = several(candidate.op["eager"].call(*args.values(), **inputs.params))
-    given = [one for one in outputs if one.requires_grad]
-    ones = [torch.ones_like(one) for one in given]
-    found = torch.autograd.grad(given, wanted, ones, allow_unused=True) if given else ()
+    op, args = candidate.op, {name: copied(value) for name, value in inputs.args.items()}
+    tensors = [one for one in args.values() if isinstance(one, torch.Tensor)]
+    floating = [one for one in tensors if one.is_floating_point()]
+    try:
+        with Raised.in_call(op, op["eager"].call):
+            declared = [args[name] for name in op.differentiable]
+            wanted = [value.requires_grad_() for value in declared or floating]
+            outputs = several(op["eager"].call(*args.values(), **inputs.params))
+            given = [one for one in outputs if one.requires_grad]
+            ones = [torch.ones_like(one) for one in given]
+            found = torch.autograd.grad(given, wanted, ones, allow_unused=True) if given else ()
+    except Exception:
+        if op.differentiable:
+            raise
+        return False
     return any(one is not None and bool(one.isnan().any()) for one in found)

@@ -20,7 +20,7 @@ from tinyllama.harness.correct.checks.finding import (
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
 from tinyllama.harness.correct.checks.sizes import UNLIKE
 from tinyllama.harness.correct.checks.traced import custom_ops, of_other_sizes
-from tinyllama.harness.correct.compare import compare
+from tinyllama.harness.correct.compare import compare, near
 from tinyllama.harness.correct.evaluate import ContractError, Inputs, copied, evaluate
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.machine.device import cannot, synchronize
@@ -312,9 +312,7 @@ def _empty_elsewhere(candidate: Candidate, case: OpCase, but: Collection[str]) -
         except Exception:
             continue
         for name, value in right.items():
-            own, value = found.get(name, value).double(), value.double()
-            apart = torch.where(own == value, 0.0, own - value)  # a maximum of nothing is infinite
-            size = value[value.isfinite()].norm()
-            if not (value.isnan().all() or apart.norm() <= UNLIKE * size):
+            # A maximum of nothing is infinite.
+            if not (value.isnan().all() or near(found.get(name, value), value, UNLIKE)):
                 return none, f"where {axis} is 0, {name} is not the reference's"
     return None

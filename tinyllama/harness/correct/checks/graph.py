@@ -7,19 +7,20 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.checks.finding import Candidate
-from tinyllama.harness.correct.evaluate import GradientError, Inputs, Leaves, copied
+from tinyllama.harness.correct.evaluate import GradientError, Inputs, Leaves, Raised, copied
 from tinyllama.harness.declare.autograd import several
 
 
 def outputs_of(candidate: Candidate, args: Leaves, params: Mapping[str, Any]) -> tuple[Any, ...]:
-    return several(candidate.provider.call(*args.values(), **params))
+    with Raised.in_call(candidate.op, candidate.provider.call):
+        return several(candidate.provider.call(*args.values(), **params))
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal in every element; NaN equals NaN."""
-    return torch.equal(one.isnan(), other.isnan()) and torch.equal(
-        one.nan_to_num(nan=0.0), other.nan_to_num(nan=0.0)
-    )
+    if one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 class Graph:
@@ -36,7 +37,7 @@ class Graph:
         prepare: Callable[[Any], Any] = copied,
         within: contextlib.AbstractContextManager[Any] | None = None,
     ) -> None:
-        self.op = candidate.op
+        self.op, self.call = candidate.op, candidate.provider.call
         self.args: Leaves = {name: prepare(value) for name, value in inputs.args.items()}
         for name in self.op.differentiable:
             self.args[name].requires_grad_()
@@ -52,7 +53,8 @@ class Graph:
             gradient.clone().to(self.outputs[name].dtype)
             for name, gradient in self.upstream.items()
         ]
-        torch.autograd.backward(outputs, upstream, retain_graph=True)
+        with Raised.in_call(self.op, self.call):
+            torch.autograd.backward(outputs, upstream, retain_graph=True)
 
     def gradients(
         self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone, *, copy: bool = True
@@ -62,16 +64,17 @@ class Graph:
 
         Raises GradientError for one that is missing: nothing else about it can be compared.
         """
-        found = torch.autograd.grad(
-            [self.outputs[name] for name in self.upstream],
-            [self.args[name] for name in self.op.differentiable],
-            [
-                change(gradient).to(self.outputs[name].dtype)
-                for name, gradient in self.upstream.items()
-            ],
-            retain_graph=True,
-            allow_unused=True,
-        )
+        with Raised.in_call(self.op, self.call):
+            found = torch.autograd.grad(
+                [self.outputs[name] for name in self.upstream],
+                [self.args[name] for name in self.op.differentiable],
+                [
+                    change(gradient).to(self.outputs[name].dtype)
+                    for name, gradient in self.upstream.items()
+                ],
+                retain_graph=True,
+                allow_unused=True,
+            )
         named = zip(self.op.differentiable, found, strict=True)
         gradients = {name: gradient for name, gradient in named if gradient is not None}
         if missing := sorted(set(self.op.differentiable) - set(gradients)):

@@ -11,7 +11,6 @@ from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
 from tinyllama.harness.correct.checks.sizes import general, resized
 from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, mutated_results
-from tinyllama.harness.declare.autograd import several
 
 Arrangement = Callable[[Leaves, list[str]], Leaves]
 
@@ -28,7 +27,8 @@ def sharing(candidate: Candidate) -> Problem:
             inputs = candidate.inputs(case)
             args = {name: copied(value) for name, value in inputs.args.items()}
             with torch.no_grad():
-                reference = several(candidate.op["eager"].call(*args.values(), **inputs.params))
+                eager = replace(candidate, provider=candidate.op["eager"])
+                reference = outputs_of(eager, args, inputs.params)
                 outputs = outputs_of(candidate, args, inputs.params)
             seen = _without_gradients(candidate, case, inputs, args, outputs)
         except Exception:

@@ -9,6 +9,7 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate
+from tinyllama.harness.correct.compare import apart, norm_of_finite
 from tinyllama.harness.correct.evaluate import evaluate
 
 FACTORS = (0.5, 3.0, 1e3, 1e6)  # of a parameter, the first that a result depends on
@@ -49,7 +50,7 @@ def _moved(result: torch.Tensor, known: torch.Tensor) -> bool:
     """A shape may depend on a parameter, too."""
     if result.shape != known.shape:
         return True
-    return bool((result.double() - known).norm() > SEEN * known.double().norm())
+    return bool(apart(result, known).norm() > SEEN * norm_of_finite(known))
 
 
 def _whole(value: Any) -> bool:

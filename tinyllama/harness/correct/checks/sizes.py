@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase, elements
+from tinyllama.harness.correct.cases import WIDER, OpCase, elements
 from tinyllama.harness.correct.checks.accuracy import ENDLESS, excused, faults
 from tinyllama.harness.correct.checks.finding import (
     Candidate,
@@ -29,8 +29,8 @@ from tinyllama.harness.correct.checks.finding import (
     others,
 )
 from tinyllama.harness.correct.checks.settings import of_several
-from tinyllama.harness.correct.compare import Comparison
-from tinyllama.harness.correct.evaluate import evaluate, is_gradient
+from tinyllama.harness.correct.compare import Comparison, near
+from tinyllama.harness.correct.evaluate import evaluate, is_gradient, sampled, shapes_of
 from tinyllama.harness.correct.layouts import SINGLE
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.specs import Case, flat
@@ -56,9 +56,6 @@ OF_SUMS, BYTES = 2051, (torch.int8, torch.uint8)
 DRAWN = 4096  # integers, of which the least and the largest are taken
 FEW = 3  # of so many the time says nothing
 SECONDS = 10.0  # of this thread's processor time for one size: others may use the machine, too
-# A place that is wrong is looked for, and not how roundings add up: along axes that no author had
-# in mind, right gradients of whole blocks were off by up to 6 times the usual bound (docs/LOG.md).
-WIDER = 16.0
 ENDS = 64  # programs at each end of a launch, where all of them would take too long
 NOISE = 0.2  # seconds by which the time of few programs differs
 ALIKE = 4.0  # times as far beyond a bound as another implementation
@@ -186,7 +183,7 @@ def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCas
     if size in (0, OF_SUMS) and of_bytes and exact:
         values = {
             **case.case.values,
-            **{n: constant(int(drawn_for(candidate, case, n).max())) for n in of_bytes},
+            **{n: constant(_most(draws_for(candidate, case, n))) for n in of_bytes},
         }
         made = Case(why=case.case.why, params=case.case.params, values=values, **case.case.dims)
         yield replace(case, case=made)
@@ -195,11 +192,22 @@ def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCas
             yield replace(case, layout=layout, upstream=layout if differentiable else "contiguous")
 
 
-def drawn_for(candidate: Candidate, case: OpCase, name: str) -> torch.Tensor:
-    """`DRAWN` values of an input's distribution."""
-    declared = candidate.op.inputs[name].distribution(case.case.dims)
-    values = case.case.values.get(name) or declared
-    return values.sample((DRAWN,), torch.Generator().manual_seed(candidate.seed))
+def _most(draws: list[torch.Tensor]) -> int:
+    return max(int(one.max()) for one in draws)
+
+
+def draws_for(candidate: Candidate, case: OpCase, name: str) -> list[torch.Tensor]:
+    """Draws of an input in its declared shapes, which its distribution may need, until they are at
+    least `DRAWN` values."""
+    declared = candidate.op.inputs[name]
+    values = case.case.values.get(name) or declared.distribution(case.case.dims)
+    shapes = shapes_of(declared, case.case.dims)
+    times = math.ceil(DRAWN / max(1, sum(map(math.prod, shapes))))
+    return [
+        sampled(name, values, shape, f"{name}|{place}|{time}|{candidate.seed}", "cpu")
+        for time in range(times)
+        for place, shape in enumerate(shapes)
+    ]
 
 
 def _variation(case: OpCase) -> tuple[Any, ...]:
@@ -350,8 +358,8 @@ def _ends_differ(candidate: Candidate, case: OpCase, axis: str) -> tuple[list[st
         axes = op.inputs[name[5:]].axes if is_gradient(name) else op.outputs[name].axes
         if axis in axes and right.is_floating_point() and right.dim() == len(axes):
             place = axes.index(axis)
-            one, other = (x.select(place, -1).double() for x in (results[name], right))
-            if not (one - other).norm() <= UNLIKE * other.norm():
+            one, other = (x.select(place, -1) for x in (results[name], right))
+            if not near(one, other, UNLIKE):
                 wrong.append(name)
     return wrong, launched.most
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
-from tinyllama.harness.correct.checks.crash import refuses
+from tinyllama.harness.correct.checks.crash import raised_by_another, refuses
 from tinyllama.harness.correct.checks.differing import RefusedError, cancels, differs, wrong_nan
 from tinyllama.harness.correct.checks.finding import (
     Candidate,
@@ -31,15 +31,15 @@ from tinyllama.harness.correct.checks.finding import (
 from tinyllama.harness.correct.checks.memory import passed_on
 from tinyllama.harness.correct.checks.settings import of_several
 from tinyllama.harness.correct.checks.sizes import (
-    DRAWN,
     MOST_ELEMENTS,
     UNLIKE,
-    drawn_for,
+    draws_for,
     general,
     resized,
 )
+from tinyllama.harness.correct.compare import near
 from tinyllama.harness.correct.evaluate import ContractError, Inputs, evaluate, is_gradient
-from tinyllama.harness.declare.specs import STANDARD
+from tinyllama.harness.declare.specs import FLOATS, STANDARD
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 FAR = 64  # times as large: exponentials overflow
@@ -72,12 +72,14 @@ CASES = 4  # the general one and the smallest others: extremes beside what fills
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
 NUDGE = 1e-7  # by which inputs are moved to see whether a gradient jumps
 JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
+CHANCE = 8  # equal values, expected in one draw, that are too many for none to be there by chance
 BEYOND = 97  # added to a parameter that is a whole number: a shift, or a window, beyond an axis
 
 
-def special_values(candidate: Candidate) -> Problem:
+def special_values(candidate: Candidate) -> Problem | str:
     """Results are the reference's on such values, where others agree with it, and with other
-    numbers for each parameter, as far as a result depends on it; zero is one of them.
+    numbers for each parameter, as far as a result depends on it; zero is one of them. The text says
+    what the reference does not take.
 
     Raises Unsupported where no input may have any value, and no parameter another one.
     """
@@ -86,7 +88,9 @@ def special_values(candidate: Candidate) -> Problem:
     names = [
         name
         for name, one in candidate.op.inputs.items()
-        if one.values is STANDARD and not (one.many or one.mutated)
+        if one.values is STANDARD
+        and not (one.many or one.mutated)
+        and one.dtype in (None, *FLOATS, torch.float64)
     ]
     of_dtype = [one for one in candidate.plain() if one.dtype is case.dtype]
     # Of each combination of parameters the general case, or else the smallest.
@@ -111,41 +115,45 @@ def special_values(candidate: Candidate) -> Problem:
     kinds = list(itertools.product(every, KINDS)) if names else []
     if names and (largest := _largest_in_float16(candidate)) is not None:
         kinds += [(largest, kind) for kind in OF_RANGE]
+    refused: dict[str, None] = {}
+    noted = partial(_noted, candidate, refused)
     for one, kind in kinds:
-        change = KINDS[kind]
+        change, what = KINDS[kind], f"{' and '.join(names)} {kind}"
         usual = candidate.inputs(one)
         changed = _changed(usual, names, change)
-        if kind in SENSITIVE and cancels(candidate, one, changed):
-            continue
-        seen = differs(candidate, one, changed, usual=usual, times=LARGE.get(kind, 1))
-        if seen is None:
-            continue
-        name, text = seen
-        what = f"{' and '.join(names)} {kind}"
-        if kind not in CONVENTIONAL or not _is_convention(candidate, changed, name):
-            return one, f"{what}: {text}"
-        text = f"{what}, the gradient is not the reference's: {text}"
-        advice = advice or (one, text, Rank.ADVICE)
+        with noted(what):
+            if kind in SENSITIVE and cancels(candidate, one, changed):
+                continue
+            seen = differs(candidate, one, changed, usual=usual, times=LARGE.get(kind, 1))
+            if seen is None:
+                continue
+            name, text = seen
+            if kind not in CONVENTIONAL or not _is_convention(candidate, changed, name):
+                return one, f"{what}: {text}"
+            text = f"{what}, the gradient is not the reference's: {text}"
+            advice = advice or (one, text, Rank.ADVICE)
     for what, changed, times in _in_places(candidate, case, names):
-        if times > 1 and cancels(candidate, case, changed):
-            continue
-        seen = differs(candidate, case, changed, usual=plain, times=times)
-        if seen is not None and not _is_convention(candidate, changed, seen[0]):
-            return case, f"{what}: {seen[1]}"
+        with noted(what):
+            if times > 1 and cancels(candidate, case, changed):
+                continue
+            seen = differs(candidate, case, changed, usual=plain, times=times)
+            if seen is not None and not _is_convention(candidate, changed, seen[0]):
+                return case, f"{what}: {seen[1]}"
     for given in given_settings:
         changed = replace(plain, params={**plain.params, **given})
-        try:
-            seen = differs(candidate, case, changed)
-        except Exception as error:
-            # Not every whole number need be a setting that a candidate has, nor every two.
-            may = len(given) > 1 or any(type(value) is int for value in given.values())
-            if not may or not refuses(error) or isinstance(error, ContractError):
-                raise
-            continue
-        said = seen[1] if seen is not None else passed_on(candidate, changed)
-        if said:
-            named = ", ".join(f"{parameter} = {value!r}" for parameter, value in given.items())
-            return case, f"{named}: {said}"
+        named = ", ".join(f"{parameter} = {value!r}" for parameter, value in given.items())
+        with noted(named):
+            try:
+                seen = differs(candidate, case, changed)
+            except Exception as error:
+                # Not every whole number need be a setting that a candidate has, nor every two.
+                may = len(given) > 1 or any(type(value) is int for value in given.values())
+                if not may or not refuses(error) or isinstance(error, ContractError):
+                    raise
+                continue
+            said = seen[1] if seen is not None else passed_on(candidate, changed)
+            if said:
+                return case, f"{named}: {said}"
     for parameter in [
         name for name, value in plain.params.items() if type(value) is float and value
     ]:
@@ -167,22 +175,56 @@ def special_values(candidate: Candidate) -> Problem:
     for name, value in itertools.product(names, INFINITIES):
         for where, put in (("in", having), ("in the first row of", _of_first_row)):
             infinite = _changed(plain, [name], partial(put, fill_value=value))
-            if lost := wrong_nan(candidate, case, infinite, of_nan=False):
-                return case, f"{value} {where} {name}: {lost}"
+            with noted(f"{value} {where} {name}"):
+                if lost := wrong_nan(candidate, case, infinite, of_nan=False):
+                    return case, f"{value} {where} {name}: {lost}"
     for name in names:
-        if (found := _half_a_row(candidate, case, name)) is not None:
-            return found
+        with noted(f"half a row of -inf in {name}"):
+            if (found := _half_a_row(candidate, case, name)) is not None:
+                return found
     for name in dict.fromkeys(name for _, name, value in numbered if value is False):
         if (found := _half_left_out(candidate, case, name)) is not None:
             return found
     for name in names:
-        if advice is None and (
-            lost := wrong_nan(
-                candidate, case, _changed(plain, [name], partial(having, fill_value=math.nan))
-            )
-        ):
-            advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
-    return advice
+        with noted(f"a NaN in {name}"):
+            if flag := _untold(candidate, plain, name):
+                return case, f"{flag} tells of an infinity in {name}, and not of a NaN"
+            given_nan = _changed(plain, [name], partial(having, fill_value=math.nan))
+            if advice is None and (lost := wrong_nan(candidate, case, given_nan)):
+                advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
+    return advice or (f"not with {'; '.join(refused)}" if refused else None)
+
+
+@contextlib.contextmanager
+def _noted(candidate: Candidate, refused: dict[str, None], what: str) -> Iterator[None]:
+    """Meanwhile, what the reference raises is noted with these inputs, and suppressed."""
+    try:
+        yield
+    except Exception as error:
+        if not (by := raised_by_another(error, candidate)):
+            raise
+        text = str(error).partition(chr(10))[0]
+        refused[f"{what}, of which {by} raised an error: {type(error).__name__}: {text}"] = None
+
+
+def _untold(candidate: Candidate, plain: Inputs, name: str) -> str | None:
+    """The output of booleans, if any, by which all others tell of what is not finite in an input,
+    and the candidate does not tell of a NaN."""
+    op = candidate.op
+    flags = [flag for flag, one in op.outputs.items() if one.dtype is torch.bool]
+    if not flags:
+        return None
+    kinds = (*INFINITIES, math.nan)
+    each = [_changed(plain, [name], partial(having, fill_value=value)) for value in kinds]
+    usual, *right = (evaluate(op, op["eager"].call, one) for one in (plain, *each))
+    own = candidate.results(each[-1])
+    known = [right[-1], *others(candidate, each[-1])]
+    for flag in flags:
+        tells = torch.stack([one[flag] != usual[flag] for one in right]).all(0)
+        untold = torch.stack([one[flag] != own[flag] for one in known]).all(0)
+        if (tells & untold).any():
+            return flag
+    return None
 
 
 def _largest_in_float16(candidate: Candidate) -> OpCase | None:
@@ -206,10 +248,21 @@ def _numbered(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
         if value.dtype is torch.bool:
             yield from ((name, False), (name, True))
             continue
-        drawn = drawn_for(candidate, case, name).long()
-        if drawn.unique().numel() < DRAWN and not torch.equal(drawn, drawn.sort().values):
+        draws = [one.flatten().long() for one in draws_for(candidate, case, name)]
+        drawn = torch.cat(draws)
+        if not (_distinct(draws) or all(torch.equal(one, one.sort().values) for one in draws)):
             each = drawn.min(), drawn.clamp(min=0).min(), drawn.max()
             yield from ((name, one) for one in dict.fromkeys(int(value) for value in each))
+
+
+def _distinct(draws: list[torch.Tensor]) -> bool:
+    """Whether all values of a draw differ, and not by chance: values of different draws are the
+    same so often that some within one would be, too."""
+    if any(one.unique().numel() < one.numel() for one in draws):
+        return False
+    times = torch.cat(draws).unique(return_counts=True)[1]
+    pairs = int((times * (times - 1) // 2).sum())
+    return not pairs or pairs > CHANCE * len(draws)
 
 
 def _changed(inputs: Inputs, names: list[str], change: Change) -> Inputs:
@@ -353,16 +406,15 @@ def _half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
         for row in range(ROWS):
             changed = _changed(usual, [name], partial(_half, row))
             known = evaluate(op, op["eager"].call, changed)
-            if any(known[one].isinf().any() for one in op.outputs):
+            if any(known[one].double().isinf().any() for one in op.outputs):
                 continue
             if lost := wrong_nan(candidate, long, changed, of_nan=False):
                 return long, f"half a row of -inf in {name}: {lost}"
             results = candidate.results(changed)
             for which, right in known.items():
-                if right.is_floating_point() and right.isfinite().all():
-                    own = results[which].double()
-                    if not (own - right.double()).norm() <= UNLIKE * right.double().norm():
-                        return long, f"half a row of -inf in {name}: {which} is not the reference's"
+                held = right.is_floating_point() and right.double().isfinite().all()
+                if held and not near(results[which], right, UNLIKE):
+                    return long, f"half a row of -inf in {name}: {which} is not the reference's"
             return None
     return None
 

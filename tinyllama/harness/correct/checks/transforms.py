@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate, Problem
 from tinyllama.harness.correct.checks.graph import outputs_of
-from tinyllama.harness.correct.compare import SLACK
-from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied
+from tinyllama.harness.correct.compare import SLACK, apart, near
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, Raised, copied
 from tinyllama.harness.declare.autograd import several
 
 MOST_APART = 1e-3  # of the norm of a result
@@ -36,7 +36,7 @@ def transformed(candidate: Candidate, case: OpCase) -> Problem:
             one, right, rounded = each
             if right is None or rounded is None:
                 continue
-            if one is None or _apart(one, right, SLACK * (rounded.double() - right).norm()):
+            if one is None or _apart(one, right, SLACK * apart(rounded, right).norm()):
                 return case, f"the forward derivative of {which} by {name} is not the reference's"
     for axis, names in _batched(candidate, inputs):
         own = _at_once(candidate, inputs, names, axis)
@@ -51,8 +51,7 @@ def transformed(candidate: Candidate, case: OpCase) -> Problem:
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor, most: Any = 0.0) -> bool:
-    norm = other.double().norm()
-    return not (one.double() - other.double()).norm() <= max(MOST_APART * norm, most)
+    return not near(one, other, MOST_APART, float(most))
 
 
 def _forward_derivatives(candidate: Candidate, inputs: Inputs, name: str) -> Any:
@@ -120,6 +119,13 @@ def second(
 
     Raises RuntimeError, torch's own or the provider's, when there are none.
     """
+    with Raised.in_call(candidate.op, call):
+        return _second(candidate, call, inputs)
+
+
+def _second(
+    candidate: Candidate, call: Callable[..., Any], inputs: Inputs
+) -> dict[str, torch.Tensor] | None:
     args = {name: copied(value) for name, value in inputs.args.items()}
     wanted = {name: args[name].requires_grad_() for name in candidate.op.differentiable}
     outputs = several(call(*args.values(), **inputs.params))
