@@ -349,14 +349,13 @@ def faults(
             yield first
         yield from _behind(candidate, case, first)
         return
-    there = [one.name for one in wrong if one.name in results]
-    with_nan = [name for name in there if results[name].isnan().any()]
-    if with_nan:
+    if compared and any(value.isnan().any() for value in results.values()):
         again = candidate.results(inputs, PoisonedMemory(clean=True), GuardedMemory())
-        if not any(again[name].isnan().any() for name in with_nan):
-            where = ", ".join(f"{name} ({_nan_places(results[name])})" for name in with_nan)
+        gone = {name: one.isnan() & ~again[name].isnan() for name, one in results.items()}
+        if unwritten := {name: places for name, places in gone.items() if places.any()}:
+            where = ", ".join(f"{name} ({_places(one)})" for name, one in unwritten.items())
             text = f"never written, or read before: {where}"
-            if kernels := guards.launched(backward=all(map(is_gradient, with_nan))):
+            if kernels := guards.launched(backward=all(map(is_gradient, unwritten))):
                 text += f"; kernels: {kernels}"
             yield Finding(UNWRITTEN, Outcome.FAILED, str(case), text)
             wrong = candidate.wrong(case, again, inputs)
@@ -401,7 +400,6 @@ def _behind(candidate: Candidate, case: OpCase, first: Finding) -> Iterator[Find
         yield Finding(check, Outcome.BLOCKED, first.case, text)
 
 
-def _nan_places(result: torch.Tensor) -> str:
-    bad = result.isnan()
-    first = bad.nonzero()[0].tolist() if result.dim() else []
-    return f"{int(bad.sum())} of {result.numel()} elements, the first at {first}"
+def _places(bad: torch.Tensor) -> str:
+    first = bad.nonzero()[0].tolist() if bad.dim() else []
+    return f"{int(bad.sum())} of {bad.numel()} elements, the first at {first}"
