@@ -5,7 +5,8 @@ They are asked of inputs for which an op declares no distribution of its own, so
 come. Integers and booleans are all one value, the least or the largest that is drawn. Right is what
 the reference gives, or torch's provider, or independent code. At ties, and at zero, a gradient is a
 convention: another one than these is advice, but for a NaN, and where the reference's does not
-jump. So is a NaN that is lost, or that reaches a result which does not depend on it.
+jump. So is a NaN that is lost, or that reaches a result which does not depend on it; but not one
+that a flag, which tells of infinities, does not tell of.
 """
 
 import contextlib
