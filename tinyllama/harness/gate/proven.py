@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from tinyllama.harness.correct.compare import apart, norm_of_finite
 from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate
 from tinyllama.harness.gate.digests import digest
 from tinyllama.harness.gate.verified import Note, Proof, as_proven, near, proven
@@ -155,10 +156,10 @@ class Proven(OpContender):
         """How far two right results may differ: as far as on the known inputs, and further in
         proportion where the results are larger."""
         known = self.expected[0]
-        sizes = {name: float(value.double().norm()) for name, value in known.results.items()}
+        sizes = {name: norm_of_finite(value) for name, value in known.results.items()}
         found = {}
         for name, allowed in known.allowed.items():
-            size = float(plain[name].double().norm()) if plain else sizes[name]
+            size = norm_of_finite(plain[name]) if plain else sizes[name]
             found[name] = allowed * max(1.0, size / sizes[name] if sizes[name] else 1.0)
         return found
 
@@ -252,7 +253,7 @@ class Proven(OpContender):
         for name, value in kept.results.items():
             if name not in got:
                 raise WrongResultError(f"{self.case}: a timed call gave no {name}")
-            error = (got[name].double() - value.double()).norm().item()
+            error = apart(got[name], value).norm().item()
             if not error <= kept.allowed[name]:
                 raise WrongResultError(
                     f"{self.case}: {name} of a timed call: {error:.3g} from what was verified, "

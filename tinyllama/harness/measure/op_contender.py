@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import SHORT, OpCase
-from tinyllama.harness.correct.compare import SLACK
+from tinyllama.harness.correct.compare import SLACK, apart, norm_of_finite
 from tinyllama.harness.correct.evaluate import (
     Inputs,
     Leaves,
@@ -77,10 +77,6 @@ class _Bound:
         """The same for other inputs, whose result may be larger or smaller."""
         scale = size / self.size if self.size > self.whole else 1.0
         return scale * self.whole, CHANGING_ROWS * scale * self.row
-
-
-def _size(result: torch.Tensor) -> float:
-    return result.double().norm().item()
 
 
 def passes_of(op: Op) -> tuple[str, ...]:
@@ -217,7 +213,7 @@ class OpContender:
             raise WrongResultError(f"{self.case}: {'; '.join(failed)}")
         exact = evaluate(self.op, self.op["eager"].call, inputs.double())
         self.bounds = {
-            one.name: _Bound(_size(exact[one.name]), one.checks[0].bound, one.widest_row)
+            one.name: _Bound(norm_of_finite(exact[one.name]), one.checks[0].bound, one.widest_row)
             for one in comparisons
         }
 
@@ -362,8 +358,8 @@ class OpContender:
         got = self._collected()
         exact = self._oracle()
         for name, value in got.items():
-            error = torch.atleast_1d(value.double() - exact[name])
-            whole, row = self.bounds[name].scaled_to(_size(exact[name]))
+            error = torch.atleast_1d(apart(value, exact[name]))
+            whole, row = self.bounds[name].scaled_to(norm_of_finite(exact[name]))
             worst = error.norm(dim=-1).max().item()
             if not (error.norm().item() <= whole and worst <= row):
                 raise WrongResultError(
