@@ -222,6 +222,24 @@ def test_a_flag_that_tells_of_an_infinity_is_to_tell_of_a_nan() -> None:
     assert one.rank is Rank.WRONG, one
 
 
+def test_a_nan_is_followed_into_indices_and_not_into_what_is_quantised() -> None:
+    def most(x: T) -> T:
+        return x.argmax(-1)
+
+    index = small("most", most, {"x": PLAIN}, {"y": Tensor("N", dtype=torch.int64)})
+    one = finding(index, lambda x: most(x.nan_to_num(-INF)), "special values")
+    assert one.rank is Rank.ADVICE, one
+    assert "a NaN in x leads to other values" in one.message
+    assert finding(index, lambda x: most(x), "special values").outcome is PASSED
+
+    def quantised(x: T) -> T:
+        return x.clamp(-9, 9).to(torch.int8)
+
+    to_int8 = small("to_int8", quantised, {"x": PLAIN}, {"y": Tensor("N D", dtype=torch.int8)})
+    one = finding(to_int8, lambda x: quantised(x.nan_to_num(3.0)), "special values")
+    assert one.outcome is PASSED, one
+
+
 # -- what others raise ----------------------------------------------------------------------------
 
 

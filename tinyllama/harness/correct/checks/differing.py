@@ -17,7 +17,7 @@ from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.specs import Terms
 
-WHOLE = (torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+INDICES = (torch.int32, torch.int64)
 MOST_ERROR = 1e-3  # of a result: where the reference's own is larger, it has lost its digits
 
 
@@ -111,7 +111,7 @@ def wrong_nan(
     and so is an output that is finite where that of all others is infinite. Where the reference's
     gradient is a NaN, torch's functions of a softmax disagree: there gradients are not compared,
     and an infinite output of the reference may be a NaN. An output of booleans, and with a NaN one
-    of integers, is to be what some other one is."""
+    of indices, is to be what some other one is."""
     undefined = not of_nan and _has_nan_gradient(candidate, inputs)
     candidate = candidate.forward_only() if of_nan or undefined else candidate
     op, guards = candidate.op, GuardedMemory()
@@ -120,7 +120,7 @@ def wrong_nan(
         warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets: NaN is meant
         results = candidate.results(inputs, None, guards)
     for name, value in results.items():
-        value = value if value.dtype in WHOLE else value.double()
+        value = value.double() if value.is_floating_point() else value
         every = torch.stack([one[name].to(value.dtype) for one in known if name in one])
         each = every.isnan()
         lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
@@ -128,7 +128,8 @@ def wrong_nan(
             spread &= ~known[0][name].isinf()
         infinite = every.isinf().all(0)
         finite = infinite & value.isfinite() & (not is_gradient(name))
-        asked = (of_nan and not value.is_floating_point()) or value.dtype is torch.bool
+        # What a NaN is as an integer of few bits is not defined; those of many are indices.
+        asked = value.dtype is torch.bool or (of_nan and value.dtype in INDICES)
         unlike = (every != value).all(0) & asked
         if value.dtype is torch.int64 and not of_nan:  # where no element is the largest
             least, most = every.min(), every.max()
