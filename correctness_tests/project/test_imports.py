@@ -129,7 +129,9 @@ def test_the_parameters_of_kernels_have_no_types_but_constexpr() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list)):
                 types = {ast.unparse(one.annotation) for one in node.args.args if one.annotation}
-                assert types <= {"tl.constexpr", "gl.constexpr"}, f"{name}.{node.name} names {types}"
+                assert types <= {"tl.constexpr", "gl.constexpr"}, (
+                    f"{name}.{node.name} names {types}"
+                )
 
 
 def _is_jit(decorator: ast.expr) -> bool:
