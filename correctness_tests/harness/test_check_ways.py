@@ -94,7 +94,7 @@ def test_a_size_of_one_that_a_reference_refuses_does_not_end_an_axis() -> None:
         assert x.shape[1] > 1
         return x.sum(1)
 
-    op = small("more than one", reference, X, {"y": "N"}, ROWS)
+    op = small("more_than_one", reference, X, {"y": "N"}, ROWS)
     assert "D up to " in in_each_dtype(op, reference, SIZES).message
 
 
