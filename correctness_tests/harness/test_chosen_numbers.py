@@ -18,8 +18,10 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.correct.layouts": {"FAINTNESS": {torch.float16: 2.0**-17}},
     "tinyllama.harness.correct.offsets": {"BEYOND": 2 * GIB, "APART": GIB + 64},
     "tinyllama.harness.correct.checks.accuracy": {"LITTLE": 256.0},
-    "tinyllama.harness.correct.checks.between": {"IN_FLIGHT": 9},
     "tinyllama.harness.correct.checks.blocks": {"LONG": (1025, 259), "MOST": 32768, "FLAT": 256},
+    "tinyllama.harness.correct.checks.between": {
+        **{"IN_FLIGHT": 9, "COUNTED": 3, "POINTS": 6, "ALIKE": 0.001},
+    },
     "tinyllama.harness.correct.checks.calls": {
         **{"REPEATS": {"cpu": 3, "cuda": 50}, "LAST": 4, "LARGE": 1024.0, "MOST_APART": 0.001},
         "LOSS_SCALES": (8192, 512, 32),
