@@ -432,9 +432,9 @@ def test_the_last_pass_is_run_in_whatever_the_gate_asks_for(
     assert told(made._calibrate)[1] == last * 6
     assert made.extra == 0.5
     assert told(made._calibrate)[1] == [], "it is known by then"
-    for ask in (made.counted, made.profile):
+    for adding in (made.counted, made.profile):
         made.extra = 0.0
-        ask()
+        adding()
         assert made.extra == 0.5, "whatever is asked for first reads it"
 
 

@@ -184,7 +184,8 @@ def test_each_launch_is_compiled_for_the_chip_that_it_was_chosen_for(
 ) -> None:
     from tinyllama.harness.correct.checks import compiling
 
-    asked, compiled = [], []
+    asked: list[tuple[Any, str]] = []
+    compiled: list[tuple[Any, str]] = []
     launches_of, compilation = compiling.launches_of, compiling.compilation
 
     def chosen_for(*args: Any, chip: str) -> Any:
