@@ -90,9 +90,9 @@ class Mutant:
     def tried(self, server: Server, budget: float) -> Trial:
         """How its tests end with the change swapped in, and if it survives or cannot be swapped in,
         planted in a copy of the tree: those of the nearest test file, then those of the next four,
-        then those of all others. budget: the seconds that each of the three may take unchanged."""
+        the next five, and all others. budget: the seconds that each of these may take unchanged."""
         every = nearest(self.module, self.subject)
-        parts = every[:1], every[1:5], every[5:]
+        parts = every[:1], every[1:5], every[5:10], every[10:]
         outcome = SURVIVED, "no test runs it"
         for planted, files in itertools.product((False, True) if self.lines else (True,), parts):
             if outcome[0] != SURVIVED:

@@ -380,14 +380,15 @@ def _lines(
 
 
 def nearest(module: str, name: str = "") -> list[str]:
-    """The test files of a module, first those with its name, then those that contain ``name``, then
-    those with the fewest modules between, and of these those that import the fewest modules of the
-    tree."""
-    tests = tests_of(module)
+    """The test files of a module, first those with its name, then those that contain ``name``, or
+    a text that begins with its words, as a check's name does; then those with the fewest modules
+    between, and of these those that import the fewest modules of the tree."""
+    tests, words = tests_of(module), '"' + name.replace("_", " ")
 
     def distance(file: str) -> tuple[bool, bool, int, int, str]:
         named = module.rpartition(".")[2].rstrip("s") in Path(file).stem
-        contains = name in (ROOT / file).read_text(encoding="utf-8")
+        text = (ROOT / file).read_text(encoding="utf-8")
+        contains = name in text or words in text
         many = sum(one.startswith("tinyllama") for one in imports(ROOT / file))
         return not named, not contains, tests[file], many, file
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -174,6 +175,17 @@ def test_what_is_read_as_a_text_counts_with_comments_docstrings_and_spaces(
         for name in lines
         if name not in ("alone", "of_json")
     }
+
+
+@pytest.mark.parametrize("asking", [(), (BASE,), (CANDIDATE,), SIDES])
+def test_one_side_whose_code_asks_for_texts_is_enough(asking: Sequence[str]) -> None:
+    def side(name: str) -> Any:
+        sources = Mock(asks_for_text=lambda path: name in asking, text=str)
+        return Mock(root=Path(name), sources=sources, of=lambda *_: [], named=lambda files: set())
+
+    sides = [side(name) for name in SIDES]
+    reason = identity._text_differs(sides, (), ["a.py", "a.json"], every=True)
+    assert reason == ("it reads the text of a.py, which differs" if asking else "")
 
 
 @pytest.mark.parametrize("to", ["one", "two", "no link"])

@@ -9,7 +9,7 @@ from tinyllama.harness.gate import judged
 HARNESS = "tinyllama/harness"
 JUDGING = (
     *(f"{HARNESS}/{folder}/x.py" for folder in ("correct", "gate", "measure", "records")),
-    *(f"{HARNESS}/machine/{name}.py" for name in ("worker", "wire")),
+    *(f"{HARNESS}/machine/{name}.py" for name in ("worker", "wire", "parsed")),
     *(f"{folder}/a/b.yml" for folder in (f"{HARNESS}/plugins", "tinyllama/suites")),
     *(".github/workflows/ci.yml", ".ci/run"),
     *("conftest.py", "tests/conftest.py", "pytest.toml", ".pytest.toml", "pytest.ini"),

@@ -55,6 +55,24 @@ def test_each_event_is_noted_by_its_kind(searches: bool) -> None:
     ]
 
 
+@pytest.mark.parametrize("between", [(), ("/standard/pathlib.py",), ("/standard/a.py", "<b>")])
+@pytest.mark.parametrize(("caller", "read"), [("/reader/a.py", set()), ("/own/a.py", {"/x.json"})])
+def test_a_file_is_read_as_a_text_by_the_nearest_code_outside_of_the_standard_library(
+    caller: str, read: set[str], between: tuple[str, ...]
+) -> None:
+    """between: the files of code that the caller opens a file through."""
+    made = events.Events.__new__(events.Events)
+    made.files, made.texts = set(), set()
+    made.standard, made.readers = ("/standard/",), ("/reader/",)
+    opened: Any = partial(made._event, "open", ("/x.json",))
+    for file in (*between, caller):
+        space = {"call": opened}
+        exec(compile("def through(): call()", file, "exec"), space)
+        opened = space["through"]
+    opened()
+    assert made.texts == read
+
+
 def test_native_code_of_python_and_of_known_libraries_may_run() -> None:
     noted: list[str] = []
     to: Any = SimpleNamespace(trusted=tuple(events._folders()), native=noted)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,16 +85,15 @@ def test_the_gate_takes_the_files_that_pytest_takes(tmp_path: Path) -> None:
 
 
 def test_a_side_that_runs_code_from_elsewhere_says_which(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
+    tree: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An installed copy of the tree's package, or the other side's."""
+    """An installed copy of the tree's package, or the other side's, that a file of ops imports."""
     assert strays(tree) == []
-    elsewhere = ModuleType("own_helper")
-    elsewhere.__file__ = "/elsewhere/own_helper.py"
-    elsewhere.ONE = 1.0  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "own_helper", elsewhere)
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "own_helper.py"
+    elsewhere.write_text("ONE = 1.0\n")
+    monkeypatch.syspath_prepend(str(elsewhere.parent))
     side = Side("cpu", PACKAGE, own=Own((PATTERN,)))
-    assert side.identity()["root"] == "/elsewhere/own_helper.py"
+    assert side.identity()["root"] == str(elsewhere)
 
 
 def test_what_a_file_imports_is_its_source(tree: Path) -> None:

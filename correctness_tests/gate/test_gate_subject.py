@@ -432,3 +432,44 @@ def test_the_last_pass_is_run_in_whatever_the_gate_asks_for(
     assert told(made._calibrate)[1] == last * 6
     assert made.extra == 0.5
     assert told(made._calibrate)[1] == [], "it is known by then"
+    for adding in (made.counted, made.profile):
+        made.extra = 0.0
+        adding()
+        assert made.extra == 0.5, "whatever is asked for first reads it"
+
+
+@pytest.mark.parametrize(
+    ("device", "metrics", "clocked", "repeated"),
+    [
+        ("cpu", BOTH, False, DEVICE),
+        ("cpu", (DEVICE,), False, DEVICE),
+        ("cuda", BOTH, True, HOST),
+        ("cuda", (DEVICE,), True, None),
+        ("cuda", (HOST,), False, HOST),
+    ],
+)
+def test_a_gpu_s_time_is_read_by_its_clock_and_all_other_in_repeated_calls(
+    device: str,
+    metrics: tuple[str, ...],
+    clocked: bool,
+    repeated: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def made(self: Any, timed: object, device: str, *_: object) -> None:
+        self.device, self.clock = torch.device(device), SimpleNamespace()
+
+    monkeypatch.setattr(Subject.__mro__[1], "__init__", made)
+    timed: Any = None
+    one = Subject(timed, device, "tinyllama.ops", (), metrics)
+    assert (one.clocked, one.repeated) == (clocked, repeated)
+
+
+@pytest.mark.parametrize(("device", "allocated"), [("cpu", 0), ("cuda", 70)])
+def test_bytes_that_stay_allocated_are_those_of_a_gpu(
+    device: str, allocated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 70)
+    one = Subject.__new__(Subject)
+    one.device = torch.device(device)
+    assert one._allocated() == allocated

@@ -57,6 +57,10 @@ def halved(dz: T, x: T, y: T) -> Any:
     return dz * y, dz * x * 0.5
 
 
+def lacking_and_halved(dz: T, x: T, y: T) -> Any:
+    return dz * y * 0.5, None
+
+
 def raising(dz: T, x: T, y: T) -> Any:
     raise ArithmeticError("no gradient today")
 
@@ -115,7 +119,10 @@ CHECKS = ("sizes", "special values", "empty batch", "autocast")
 
 @pytest.mark.parametrize(
     ("backward", "outcome"),
-    [(overwriting, PASSED), (lacking, PASSED), (halved, BLOCKED), (raising, BLOCKED)],
+    [
+        *((overwriting, PASSED), (lacking, PASSED)),
+        *((one, BLOCKED) for one in (halved, lacking_and_halved, raising)),
+    ],
 )
 def test_what_holds_behind_a_fault_is_known_as_far_as_it_was_compared(
     backward: Backward, outcome: Outcome

@@ -179,6 +179,31 @@ def test_spilled_registers_are_advice(
     assert one.rank is rank, one
 
 
+def test_each_launch_is_compiled_for_the_chip_that_it_was_chosen_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tinyllama.harness.correct.checks import compiling
+
+    asked: list[tuple[Any, str]] = []
+    compiled: list[tuple[Any, str]] = []
+    launches_of, compilation = compiling.launches_of, compiling.compilation
+
+    def chosen_for(*args: Any, chip: str) -> Any:
+        launches = launches_of(*args, chip=chip)
+        asked.extend((one, chip) for one in launches)
+        return launches
+
+    def compiled_for(launch: Any, chip: str) -> Any:
+        compiled.append((launch, chip))
+        return compilation(launch, chip)
+
+    monkeypatch.setattr(compiling, "launches_of", chosen_for)
+    monkeypatch.setattr(compiling, "compilation", compiled_for)
+    assert found(chosen, launching(), "resources").outcome is PASSED
+    assert len({chip for _, chip in compiled}) > 1
+    assert [(id(one), chip) for one, chip in compiled] == [(id(one), chip) for one, chip in asked]
+
+
 def test_one_entry_is_tried_along_axes_that_have_more() -> None:
     from tinyllama.harness.correct.checks.compiling import _of_one_entry
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.support.tried import MATRIX, assert_found
+from correctness_tests.support.tried import MATRIX, assert_found, with_backward
 from correctness_tests.support.tried import in_each_dtype as finding
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, arguments, sizes
@@ -134,6 +134,11 @@ def behind_a_lock(x: T) -> T:
 
 def in_its_threads_workspace(x: T) -> T:
     return in_a_workspace(x, WORKSPACE.__dict__)
+
+
+def keeping(dz: T, x: T, y: T) -> Any:
+    KEPT[next(COUNT)] = dz.sum(0)
+    return dz.clone(), dz.clone()
 
 
 def growing(x: T) -> T:
@@ -357,6 +362,8 @@ TWICE, FRESH, SPECIAL = "backward twice", "fresh contents", "special values"
 PLANTED: list[tuple[str, str, Op, Call, str]] = [
     (".grad is overwritten", TWICE, times, Overwriting.apply, "after a second backward()"),
     (".grad is written", TWICE, times, InnerBackward.apply, "has written to that of w"),
+    ("a cache that grows in backward", TWICE, summed, with_backward(torch.add, keeping),
+     "1 more tensors"),
     (".grad is one memory", TWICE, summed, Sum.apply, ".grad"),
     ("saved by its weight", TWICE, times, OfTheWeight.apply,
      "another call with the same w changes the gradients of the first: w"),

@@ -18,7 +18,10 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.correct.layouts": {"FAINTNESS": {torch.float16: 2.0**-17}},
     "tinyllama.harness.correct.offsets": {"BEYOND": 2 * GIB, "APART": GIB + 64},
     "tinyllama.harness.correct.checks.accuracy": {"LITTLE": 256.0},
-    "tinyllama.harness.correct.checks.between": {"IN_FLIGHT": 9},
+    "tinyllama.harness.correct.checks.blocks": {"LONG": (1025, 259), "MOST": 32768, "FLAT": 256},
+    "tinyllama.harness.correct.checks.between": {
+        **{"IN_FLIGHT": 9, "COUNTED": 3, "POINTS": 6, "ALIKE": 0.001},
+    },
     "tinyllama.harness.correct.checks.calls": {
         **{"REPEATS": {"cpu": 3, "cuda": 50}, "LAST": 4, "LARGE": 1024.0, "MOST_APART": 0.001},
         "LOSS_SCALES": (8192, 512, 32),
@@ -34,12 +37,13 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "tinyllama.harness.correct.checks.sizes": {
         "SIZES": (
-            *(1, 2, 3, 67, 131, 192, 259, 384, 768, 770, 1024, 1026, 1536, 2051, 3072),
+            *(1, 2, 3, 67, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
             *(4096, 4099, 8197, 16388, 65539),
         ),
         **{"BOTH": 131, "ALL": 67, "MOST_ELEMENTS": 2097152, "OF_EXTREMES": 259},
-        **{"OF_LAYOUTS": 1026, "SECONDS": 10.0, "ENDS": 64, "NOISE": 0.2},
+        **{"OF_LAYOUTS": 1025, "SECONDS": 10.0, "ENDS": 64, "NOISE": 0.2},
         **{"LOST": 8.0, "UNLIKE": 0.1, "TRIES": 8, "FEW": 3, "OF_SUMS": 2051, "DRAWN": 4096},
+        "OTHERS": 3,
     },
     "tinyllama.harness.correct.checks.settings": {
         **{"SEEN": 0.05, "FACTORS": (0.5, 3.0, 1e3, 1e6), "STEPS": (1, -1, 2)},
@@ -51,6 +55,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         **{"NUDGE": 1e-7, "JUMP": 0.1},
     },
     "tinyllama.harness.correct.checks.state": {"THREADS": 3, "SUBNORMAL": 1e-40},
+    "tinyllama.harness.correct.checks.thresholds": {"LEAST": 4, "MOST": 65536},
     "tinyllama.harness.declare.calls": {"MOST_LAYOUTS": 64},
     "tinyllama.harness.declare.checked": {"MOST_ACCEPTED": 4096},
     "tinyllama.harness.declare.provider": {"MOST_SLACK": 100.0},

@@ -1,5 +1,6 @@
 """Which compilations instructions are recorded of, and what the digest of a record depends on."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tinyllama.harness.correct.launched import held_kernels
-from tinyllama.harness.kernels.instruction_record import made_of
+from tinyllama.harness.kernels.instruction_record import key_of, made_of
 from tinyllama.harness.kernels.limits import Known
 
 
@@ -25,6 +26,14 @@ def test_each_compilation_whose_instructions_are_held_is_grouped() -> None:
     planned: Any = [SimpleNamespace(held=held, compilation=one) for held, one in every]
     found = held_kernels(planned)
     assert {key[1]: some for key, some in found.items()} == {"a, ": [a, more], "c, ": [c]}
+
+
+def test_a_key_has_the_types_of_all_pointers_wherever_they_stand() -> None:
+    traits = {"x": "*fp32", "y": "*bf16", "z": "*fp32", "ids": "*i64", "N": 3, "PRECISION": "tf32"}
+    for order in itertools.permutations(traits):
+        one = compilation("a", **{name: traits[name] for name in order})
+        assert key_of(one) == ("a chip", "a, bf16 fp32 tf32")
+    assert key_of(compilation("a", x="*fp32", PRECISION="ieee")) == ("a chip", "a, fp32")
 
 
 def test_a_digest_is_of_each_compilation_and_of_each_limit_that_speaks_of_one() -> None:

@@ -49,6 +49,7 @@ def test_units_hold_what_their_manuals_say(
         unit = UNITS[chip]
         assert (unit.warps * 4, unit.programs) == (warps, programs)
         assert (unit.shared, unit.reserved) == (shared, reserved)
+        assert CHIPS[chip].shared == shared - reserved, "what one block may have"
 
 
 def test_a_chip_that_is_not_described_has_none() -> None:

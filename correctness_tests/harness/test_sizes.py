@@ -126,7 +126,7 @@ def test_a_ragged_tail_is_tried_whatever_is_declared() -> None:
     assert finding(op, no_tail, "outputs", dtypes=op.dtypes).outcome is Outcome.PASSED
     one = found(no_tail, op)
     assert one.outcome is Outcome.FAILED, one
-    assert "F67" in one.case
+    assert "F65" in one.case
 
 
 @pytest.mark.parametrize("block", [64, 128, 256, 512, 1024])
@@ -185,7 +185,7 @@ def of_torch(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def test_a_size_that_is_refused_is_no_wrong_result(call: Call, rank: Rank) -> None:
     one = found(call)
     assert one.rank is rank, one
-    assert "N4099" in one.case
+    assert "N2001" in one.case  # a number that the code compares with, and one more
 
 
 def test_a_size_that_is_refused_hides_no_wrong_one_along_another_axis() -> None:
@@ -194,7 +194,7 @@ def test_a_size_that_is_refused_hides_no_wrong_one_along_another_axis() -> None:
 
     one = found(call, round_sizes(SILU))
     assert one.rank is Rank.WRONG, one
-    assert "F67" in one.case
+    assert "F65" in one.case
 
 
 def test_what_a_provider_does_not_support_is_said() -> None:

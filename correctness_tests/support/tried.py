@@ -49,12 +49,13 @@ def in_each_dtype(op: Op, call: Call, check: str) -> Finding:
     return finding(op, call, check, dtypes=op.dtypes)
 
 
-def assert_found(op: Op, call: Call, check: str, said: str) -> None:
-    """A check finds a fault in some dtype, and says so in these words."""
+def assert_found(op: Op, call: Call, check: str, said: str) -> Finding:
+    """What a check finds: a fault in some dtype, which it tells in these words."""
     one = in_each_dtype(op, call, check)
     assert one.outcome is Outcome.FAILED, one
     assert said in one.message
     assert one.rank in (Rank.WRONG, Rank.UNSAFE)
+    return one
 
 
 def with_backward(forward: Call, backward: Call, *, once: bool = False) -> Call:

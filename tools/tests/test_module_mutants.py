@@ -102,6 +102,19 @@ def test_the_tests_of_a_module_are_those_that_import_it() -> None:
     assert "correctness_tests/gate/test_gate_constants.py" in near[own : own + 4]
 
 
+def test_the_tests_of_a_check_are_those_that_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In words, at the start of a text: a comment may have the same words."""
+    texts = {"test_a.py": "# one check\n", "test_b.py": 'CHECK = "one check: it fails"\n'}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(mutant_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(mutant_tests, "tests_of", lambda _: dict.fromkeys(texts, 0))
+    assert mutant_tests.nearest("here") == ["test_a.py", "test_b.py"]
+    assert mutant_tests.nearest("here", "one_check") == ["test_b.py", "test_a.py"]
+
+
 def test_every_module_is_tested() -> None:
     untested = {
         module
@@ -221,6 +234,30 @@ def test_what_survives_is_planted_before_the_next_is_tried(asked: Asked) -> None
     first, *others = (one.change.source for one in some)
     both = [(way, text) for text in others for way in ("swapped", "planted")]
     assert asked.requests == [("planted", first), *both]
+
+
+@pytest.mark.parametrize("place", [0, 4, 9, 12])
+def test_files_behind_the_one_that_kills_are_not_traced(
+    place: int, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracing all the files of a module takes minutes, and most mutants need the nearest ten."""
+    files, traced = [str(number) for number in range(13)], []
+
+    def chosen(some: list[str], *_: object) -> dict[str, float]:
+        traced.extend(some)
+        return dict.fromkeys(some, 0.1)
+
+    def swapped(file: str, text: str, tests: dict[str, float]) -> tuple[str, str]:
+        return (KILLED, "") if files[place] in tests else (SURVIVED, "")
+
+    monkeypatch.setattr(module_mutants, "nearest", lambda *_: files)
+    monkeypatch.setattr(module_mutants, "chosen", chosen)
+    monkeypatch.setattr(asked, "swapped", swapped)
+    change = changes_of("def f(x):\n    return x + 1\n", {})[0]
+    some = [Mutant("here", "here.py", change)]
+    (tried,) = module_mutants.attempts(some, 1, float("inf"), 1.0)
+    assert tried.trial.outcome == KILLED
+    assert traced == files[: place + 1]
 
 
 def test_the_lines_of_a_change_are_those_of_its_statement() -> None:

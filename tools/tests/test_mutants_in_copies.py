@@ -16,6 +16,7 @@ CODE = """KEPT = 3
 
 
 def twice(x):
+    assert x < 100
     return 2 * x
 
 
@@ -122,6 +123,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         "tinyllama/harness/plugins/suite.py": (
             "def pytest_addoption(parser): parser.addoption('--device')\n"
         ),
+        # As an entry point has pytest do with the modules of a package.
+        "tests/conftest.py": "import pytest\npytest.register_assert_rewrite('here')\n",
         MODULE: CODE,
         FILE: TESTS,
         ONCE: OF_ONCE,
@@ -209,8 +212,8 @@ def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
     assert all(1 < traced.seconds[test] < 30 for test in slow), "a fork would run one of them"
     assert all(traced.seconds[test] < 1 for test in TWICE)
     every = {*TWICE, UNTRACED}
-    assert traced.tests(MODULE, range(4, 6), server.tree) == every
-    assert traced.tests(MODULE, range(8, 10), server.tree) == {UNTRACED}, "it is not known"
+    assert traced.tests(MODULE, range(4, 7), server.tree) == every
+    assert traced.tests(MODULE, range(9, 11), server.tree) == {UNTRACED}, "it is not known"
     # What runs at import is of no test, and any may read it.
     assert traced.tests(MODULE, None, server.tree) == {*every, *slow, f"{FILE}::test_kept"}
     other = traced.tests("tinyllama/model/other.py", None, server.tree)
@@ -218,7 +221,7 @@ def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
     assert mutant_tests.trace(FILE, server) == traced, "kept"
     # Lines of a file that has changed since are not those that were traced.
     (server.tree / MODULE).write_text("\n\n" + CODE)
-    assert traced.tests(MODULE, range(8, 10), server.tree) == every
+    assert traced.tests(MODULE, range(9, 11), server.tree) == every
 
 
 @SERVED

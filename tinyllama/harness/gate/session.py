@@ -129,9 +129,9 @@ def _attribute(run: Run) -> None:
                     )
                     one.moved = moved(base, candidate, timed=_slower_on_the_device(one))
                     pair.end(one.benchmark)
-    except Stopped as stop:  # no verdict changes
+    except Stopped as stop:  # no pair, so none was attributed; no verdict changes
         for one in slower:
-            one.moved = one.moved or [f"not attributed: {stop.verdict.text}"]
+            one.moved = [f"not attributed: {stop.verdict.text}"]
     for one in slower:
         assert one.verdict is not None
         run.settle(one, Outcome.SLOWER, "\n    ".join([one.verdict.text, *one.moved]))

@@ -268,7 +268,8 @@ def in_place(candidate: Candidate, case: OpCase) -> Problem:
             return case, f"a call in the same tensors, {what}: {wrong[0]}"
     if told == [True, False]:
         text = "autograd does not learn that its tensors were changed: their version is the same"
-        return case, text, Rank.UNSAFE
+        hint = "call torch.autograd.graph.increment_version on each tensor that a kernel writes"
+        return case, f"{text}; {hint}", Rank.UNSAFE
     return None
 
 

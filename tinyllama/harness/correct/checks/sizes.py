@@ -29,6 +29,7 @@ from tinyllama.harness.correct.checks.finding import (
     others,
 )
 from tinyllama.harness.correct.checks.settings import of_several
+from tinyllama.harness.correct.checks.thresholds import thresholds
 from tinyllama.harness.correct.compare import Comparison, near
 from tinyllama.harness.correct.evaluate import evaluate, is_gradient, sampled, shapes_of
 from tinyllama.harness.correct.layouts import SINGLE
@@ -37,18 +38,18 @@ from tinyllama.harness.declare.specs import Case, flat
 from tinyllama.harness.declare.values import constant
 
 # 1 to 3, where both ends of a row are near; then one between each two powers of two from 64 to
-# 32,768, since kernels are chosen by the next one: beyond a block by 2, 3, 4 or 5, for other tails
-# of vectors; an even number of whole blocks; and three whole blocks of 64 to 1,024, where a loop
+# 32,768, since kernels are chosen by the next one: beyond a block by 1 to 5, for other tails of
+# vectors; an even number of whole blocks; and three whole blocks of 64 to 1,024, where a loop
 # takes two in each turn.
 SIZES = (
-    *(1, 2, 3, 67, 131, 192, 259, 384, 768, 770, 1024, 1026, 1536, 2051, 3072),
+    *(1, 2, 3, 67, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
     *(4096, 4099, 8197, 16388, 65539),
 )
 BOTH = 131  # of two axes at once
 ALL = 67  # of all of three or more axes at once
 MOST_ELEMENTS = 2**21  # of the inputs of such a case
 OF_EXTREMES = 259  # the size at which extreme values, and each gradient alone and none, are tried
-OF_LAYOUTS = 1026  # the size at which other layouts are tried too: the second block of 1,024
+OF_LAYOUTS = 1025  # the size at which other layouts are tried too: the second block of 1,024
 LAYOUTS = ("distinct", "transposed")
 # At which integers of 8 bits are the largest that are drawn: sums of products are not exact in
 # float32.
@@ -61,6 +62,7 @@ NOISE = 0.2  # seconds by which the time of few programs differs
 ALIKE = 4.0  # times as far beyond a bound as another implementation
 LOST = 8.0  # times the largest error of an element that is usual
 UNLIKE = 0.1  # of the norm of an entry: the least by which it is not that of the reference
+OTHERS = 3  # cases beside the general one that are tried along their axes, at few sizes
 LISTS = (1, 67, 131)  # lengths of lists of tensors
 ENTRIES = (3, 1, 2)  # sizes of their tensors, in turn
 TRIES = 8  # following sizes that are tried where an op or a provider does not take one
@@ -103,7 +105,7 @@ def sizes(candidate: Candidate) -> Finding | str:
     both = _together(candidate, base, long)
     if isinstance(both, Finding):
         return both
-    return "; ".join([*said, *both])
+    return _elsewhere(candidate, base) or "; ".join([*said, *both])
 
 
 def general(candidate: Candidate) -> OpCase:
@@ -117,9 +119,13 @@ def general(candidate: Candidate) -> OpCase:
 def _together(candidate: Candidate, base: OpCase, axes: list[str]) -> Finding | list[str]:
     """What is wrong where two axes, or all, are long at once; else which were left out, and why."""
     started = time.thread_time()
-    left = []
+    left: dict[str, None] = {}
+    sizes = [
+        BOTH,
+        *(size for one in thresholds(candidate.provider.call) for size in (one, one + 3)),
+    ]
     groups: list[tuple[tuple[str, ...], int]]
-    groups = [(pair, BOTH) for pair in itertools.combinations(axes, 2)]
+    groups = [(pair, size) for size in sizes for pair in itertools.combinations(axes, 2)]
     groups += [(tuple(axes), ALL)] if len(axes) > 2 else []
     for group, size in groups:
         case: OpCase | None = base
@@ -128,21 +134,46 @@ def _together(candidate: Candidate, base: OpCase, axes: list[str]) -> Finding | 
         if case is None or elements(candidate.op, case.case) > MOST_ELEMENTS:
             continue
         if time.thread_time() - started > SECONDS:
-            left.append(" and ".join(group))
-            continue
-        try:
-            evaluate(candidate.op, candidate.op["eager"].call, candidate.inputs(case))
-        except Exception:  # an axis alone may be long, and the reference takes no pair
-            continue
-        fault = next(faults(candidate, case, refusable=True), None)
-        if fault is not None and ENDLESS in fault.message:
-            continue
-        if fault is not None and fault.rank is Rank.WRONG and _alike(candidate, case):
-            continue
-        if fault is not None and fault.rank is not Rank.CONTRACT:
-            text = f"{fault.check}: {fault.message}"
-            return replace(fault, check="sizes", message=text, special=fault.rank)
+            left[" and ".join(group)] = None
+        elif (fault := _at_once(candidate, case)) is not None:
+            return fault
     return [f"not at once, for lack of time: {', '.join(left)}"] if left else []
+
+
+def _elsewhere(candidate: Candidate, base: OpCase) -> Finding | None:
+    """What is wrong where an axis of another case is long, one with an axis of one entry or with
+    other parameters: it may be computed in another way, which also depends on a length."""
+    started = time.thread_time()
+    sizes = (OF_EXTREMES, *thresholds(candidate.provider.call))
+    for other in [one for one in candidate.plain() if _is_apart(one, base)][:OTHERS]:
+        for axis, now in other.case.dims.items():
+            for size in sizes if isinstance(now, int) and now > 1 else ():
+                case = resized(candidate, other, axis, size)
+                if case is None or elements(candidate.op, case.case) > MOST_ELEMENTS:
+                    continue
+                if time.thread_time() - started > SECONDS:
+                    return None
+                if (fault := _at_once(candidate, case)) is not None:
+                    return fault
+    return None
+
+
+def _is_apart(case: OpCase, base: OpCase) -> bool:
+    single = any(size == 1 != base.case.dims[axis] for axis, size in case.case.dims.items())
+    return case.dtype is base.dtype and (single or case.case.params != base.case.params)
+
+
+def _at_once(candidate: Candidate, case: OpCase) -> Finding | None:
+    """What is wrong in a case, where the reference takes it; it may be refused."""
+    if not candidate.takes(case):
+        return None
+    fault = next(faults(candidate, case, refusable=True), None)
+    if fault is None or ENDLESS in fault.message or fault.rank is Rank.CONTRACT:
+        return None
+    if fault.rank is Rank.WRONG and _alike(candidate, case):
+        return None
+    text = f"{fault.check}: {fault.message}"
+    return replace(fault, check="sizes", message=text, special=fault.rank)
 
 
 def _lists(candidate: Candidate, base: OpCase) -> Finding | None:
@@ -252,7 +283,8 @@ def _along(
 
     apart: variations that are wrong in the base, too."""
     largest, last, power = 0, 0.0, 1.0  # time grows with this power of the size
-    for size in SIZES:
+    decided = thresholds(candidate.provider.call)
+    for size in sorted({*SIZES, *decided, *(one + 1 for one in decided)}):
         case = resized(candidate, base, axis, size)
         if case is None:
             return largest, f" ({size:,} is not supported)"
@@ -266,6 +298,8 @@ def _along(
             inputs = candidate.inputs(case)
             evaluate(candidate.op, candidate.op["eager"].call, inputs)
         except Exception as error:
+            if size <= FEW:  # a variance of one entry, say
+                continue
             return largest, f" (the reference does not take {size:,}: {error})"
         extremes = candidate.op.extremes if size == OF_EXTREMES else ()
         varied = [one for one in _varied(candidate, case, size) if _variation(one) not in apart]

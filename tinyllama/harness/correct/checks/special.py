@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
+from tinyllama.harness.correct.checks.blocks import in_blocks, in_states
 from tinyllama.harness.correct.checks.crash import raised_by_another, refuses
 from tinyllama.harness.correct.checks.differing import RefusedError, cancels, differs, wrong_nan
 from tinyllama.harness.correct.checks.finding import (
@@ -102,7 +103,8 @@ def special_values(candidate: Candidate) -> Problem | str:
         for pair in _numbered(candidate, one)
     ]
     given_settings = list(of_several(candidate, case))
-    if not (names or numbered or given_settings or any(_in_places(candidate, case, names))):
+    placed = itertools.chain(_in_places(candidate, case, names), in_states(candidate, case))
+    if not (names or numbered or given_settings or any(placed)):
         raise Unsupported("no input may have any value, and no parameter another one")
     for (one, name, value), row in itertools.product(numbered, (False, True)):
         filled: Change = partial(_of_first_row if row else torch.full_like, fill_value=value)
@@ -139,6 +141,15 @@ def special_values(candidate: Candidate) -> Problem | str:
                 continue
             seen = differs(candidate, case, changed, usual=plain, times=times)
             if seen is not None and not _is_convention(candidate, changed, seen[0]):
+                return case, f"{what}: {seen[1]}"
+    for what, long, changed in in_blocks(candidate, case, names):
+        with noted(what):
+            seen = differs(candidate, long, changed)
+            if seen is not None and not _is_convention(candidate, changed, seen[0]):
+                return long, f"{what}: {seen[1]}"
+    for what, changed in in_states(candidate, case):
+        with noted(what):
+            if (seen := differs(candidate, case, changed)) is not None:
                 return case, f"{what}: {seen[1]}"
     for given in given_settings:
         changed = replace(plain, params={**plain.params, **given})

@@ -1,0 +1,190 @@
+"""Faults of a way that code takes beyond a size, in a later block of a row, or in a state that a
+call changes: each was passed once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.tried import assert_found, in_each_dtype, small
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.correct.checks import blocks, sizes
+from tinyllama.harness.correct.checks.thresholds import thresholds
+from tinyllama.harness.declare.values import normal, uniform
+
+T = torch.Tensor
+Call = Callable[..., Any]
+SPECIAL, SIZES = "special values", "sizes"
+ROWS = [Case(N=4, D=64), Case(N=3, D=50)]
+X = {"x": Tensor("N D")}
+WIDE, STEP, BLOCK = 320, 64, 128
+
+# -- beyond a size ---------------------------------------------------------------------------------
+
+
+def wide(x: T) -> T:
+    whole = x.shape[1] >= WIDE and x.shape[1] % STEP == 0
+    return x[:, STEP:].sum(1) if whole else x.sum(1)
+
+
+def both_large(x: T) -> T:
+    return x.sum(0) if min(x.shape) < 2**8 else x[: x.shape[0] // 256 * 256].sum(0)
+
+
+def attended(q: T, k: T) -> T:
+    return torch.softmax(q @ k.mT, -1) @ k
+
+
+def split(q: T, k: T) -> T:
+    if q.shape[1] > 1 or k.shape[1] < 256:
+        return attended(q, k)
+    parts = [attended(q, one) for one in k.split(128, 1)]
+    return sum(parts[1:], parts[0]) / len(parts)
+
+
+ROW_SUM = small("row_sum", lambda x: x.sum(1), X, {"y": "N"}, ROWS)
+COLUMN_SUM = small("column_sum", lambda x: x.sum(0), X, {"y": "D"}, ROWS)
+DECODING = small(
+    "decoding",
+    attended,
+    {"q": Tensor("B T D"), "k": Tensor("B S D")},
+    {"o": "B T D"},
+    [Case(B=2, T=5, S=6, D=8), Case(B=2, T=1, S=20, D=8)],
+)
+
+
+@pytest.mark.parametrize(
+    ("op", "call", "case"),
+    [(ROW_SUM, wide, "D320"), (COLUMN_SUM, both_large, "N259D259"), (DECODING, split, "T1S259")],
+    ids=["a whole width", "two axes", "another case"],
+)
+def test_a_way_beyond_a_size_is_taken(
+    monkeypatch: pytest.MonkeyPatch, op: Op, call: Call, case: str
+) -> None:
+    monkeypatch.setattr(sizes, "SIZES", (67, 131))
+    found = assert_found(op, call, SIZES, "outputs: ")
+    assert case in found.case
+
+
+def test_sizes_that_code_compares_with_are_known() -> None:
+    assert thresholds(wide) == [STEP, WIDE]
+    assert thresholds(both_large) == [8, 256]
+    assert thresholds(split) == [256]
+    assert thresholds(lambda x: wide(x)) == [STEP, WIDE]
+    assert thresholds(torch.relu) == []
+
+
+def test_a_remainder_of_one_ends_a_row() -> None:
+    """A block of 64 with one column has no variance of its own."""
+
+    def variance(x: T) -> T:
+        last = x[:, (x.shape[1] - 1) // 64 * 64 :]
+        of_last = (last - last.mean(1, keepdim=True)).square().sum(1) / (last.shape[1] - 1)
+        return x.var(1, correction=0) + 0 * of_last if x.shape[1] > 64 else reference(x)
+
+    def reference(x: T) -> T:
+        return x.var(1, correction=0)
+
+    assert_found(small("variance", reference, X, {"y": "N"}, ROWS), variance, SIZES, "outputs: ")
+
+
+def test_a_size_of_one_that_a_reference_refuses_does_not_end_an_axis() -> None:
+    def reference(x: T) -> T:
+        assert x.shape[1] > 1
+        return x.sum(1)
+
+    op = small("more_than_one", reference, X, {"y": "N"}, ROWS)
+    assert "D up to " in in_each_dtype(op, reference, SIZES).message
+
+
+# -- in a later block ------------------------------------------------------------------------------
+
+
+def padded(x: T) -> T:
+    return torch.stack(
+        [x[:, :BLOCK].amax(1), *(b.amax(1).clamp(min=0) for b in x.split(BLOCK, 1)[1:])]
+    ).amax(0)
+
+
+def last_of_ties(x: T) -> T:
+    parts = x.split(BLOCK, 1)
+    of_part = torch.stack([part.amax(1) for part in parts])
+    last = len(parts) - 1 - of_part.flip(0).argmax(0)
+    at = torch.stack([part.argmax(1) for part in parts])
+    return BLOCK * last + at.gather(0, last[None])[0]
+
+
+def scaled(x: T) -> T:
+    return torch.cat([part / part.abs().amax(1, keepdim=True) for part in x.split(64, 1)], 1)
+
+
+def guarded(x: T) -> T:
+    parts = ((part, part.abs().amax(1, keepdim=True)) for part in x.split(64, 1))
+    return torch.cat([part / torch.where(most > 0, most, 1.0) for part, most in parts], 1)
+
+
+def by_row(x: T) -> T:
+    whole = (x == 0).all(1, keepdim=True)
+    return torch.where(whole, 0.0, scaled(x))
+
+
+LARGEST = small("largest", lambda x: x.amax(1), X, {"y": "N"}, ROWS)
+FIRST = small("first", lambda x: x.argmax(1), X, {"i": Tensor("N", dtype=torch.int64)}, ROWS)
+SCALED = small("scaled", guarded, X, {"y": "N D"}, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("op", "call", "text"),
+    [
+        (LARGEST, padded, "x all negative: y"),
+        (FIRST, last_of_ties, "x with ties: i"),
+        (SCALED, by_row, "x zero in a block: y"),
+    ],
+    ids=["padding", "ties", "a group of zeros"],
+)
+def test_a_later_block_has_such_values_too(
+    monkeypatch: pytest.MonkeyPatch, op: Op, call: Call, text: str
+) -> None:
+    case = assert_found(op, call, SPECIAL, text).case
+    assert f"D{blocks.LONG[0]}" in case
+
+
+# -- in a state ------------------------------------------------------------------------------------
+
+
+def step(p: T, g: T, m: T, v: T, root: Call, direction: Call) -> None:
+    m.mul_(0.9).add_(g, alpha=0.1)
+    v.mul_(0.99).addcmul_(g, g, value=0.01)
+    p.sub_(1e-3 * direction(m) / root(v))
+
+
+def stepped(p: T, g: T, m: T, v: T) -> None:
+    step(p, g, m, v, lambda v: v.sqrt() + 1e-8, lambda m: m + m.sign())
+
+
+def of_signs(p: T, g: T, m: T, v: T) -> None:
+    """Where there was no gradient yet it takes a step."""
+    step(p, g, m, v, lambda v: v.sqrt() + 1e-8, lambda m: m + torch.where(m > 0, 1.0, -1.0))
+
+
+def under_the_root(p: T, g: T, m: T, v: T) -> None:
+    step(p, g, m, v, lambda v: (v + 1e-8).sqrt(), lambda m: m + m.sign())
+
+
+STATES = {
+    "p": Tensor("N", mutated=True),
+    "g": Tensor("N"),
+    "m": Tensor("N", mutated=True, values=normal(0.1)),
+    "v": Tensor("N", mutated=True, values=uniform(0.0, 1.0)),
+}
+STEPPED = small("stepped", stepped, STATES, {}, [Case(N=30), Case(N=7)])
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [(of_signs, "p and g and m and v all zero: p"), (under_the_root, " tiny: p")],
+    ids=["a sign of zero", "an epsilon under a root"],
+)
+def test_a_state_may_be_zero_or_tiny(call: Call, text: str) -> None:
+    assert_found(STEPPED, call, SPECIAL, text)

@@ -1,0 +1,97 @@
+"""The whole numbers that a candidate's code compares with: there it may take another way."""
+
+import ast
+import inspect
+import operator
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+LEAST, MOST = 4, 2**16  # smaller ones are dimensions of tensors; larger ones take too long
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Pow: lambda base, power: base ** min(power, MOST.bit_length()),
+}
+
+
+def thresholds(call: Callable[..., Any]) -> list[int]:
+    """The numbers in comparisons of a function, and of the functions of its file that it names;
+    beside each of them the next multiple of what a remainder is taken of. In order."""
+    compared, divisors = set[int](), set[int]()
+    for function in _reached(call):
+        for node in ast.walk(_tree(function)):
+            if isinstance(node, ast.Compare):
+                compared |= {*_numbers(node, function)}
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                divisors |= {*_numbers(node.right, function)}
+    multiples = {-(-one // divisor) * divisor for one in compared for divisor in divisors}
+    return sorted(one for one in compared | multiples if one <= MOST)
+
+
+def _reached(call: Callable[..., Any]) -> list[Any]:
+    """A function, those of its file that it names, those that these name, and so on."""
+    found: dict[Any, None] = {}
+    waiting = [_plain(call)]
+    while waiting:
+        function = waiting.pop()
+        code = getattr(function, "__code__", None)
+        if code is not None and function not in found:
+            found[function] = None
+            named = (_plain(_variables(function).get(name)) for name in code.co_names)
+            inner = (_plain(value) for value in _enclosed(function).values())
+            waiting += [one for one in (*named, *inner) if _file(one) == code.co_filename]
+    return [*found]
+
+
+def _plain(value: Any) -> Any:
+    """The function that a decorated or jitted one stands for."""
+    value = inspect.unwrap(value) if callable(value) else value
+    return getattr(value, "fn", value)
+
+
+def _file(function: Any) -> str | None:
+    return getattr(getattr(function, "__code__", None), "co_filename", None)
+
+
+def _enclosed(function: Any) -> dict[str, Any]:
+    """The variables of the functions around this one that it names."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # it has no value yet
+            continue
+    return found
+
+
+def _variables(function: Any) -> dict[str, Any]:
+    return {**function.__globals__, **_enclosed(function)}
+
+
+def _tree(function: Any) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError):  # it was typed in, or is a part of an expression
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _numbers(node: ast.AST, function: Any) -> Iterator[int]:
+    """The whole numbers in an expression: those that are written there, and names of such."""
+    known = _variables(function)
+    for part in ast.walk(node):
+        value = _value(part, known)
+        if type(value) is int and LEAST <= value <= MOST:
+            yield value
+
+
+def _value(node: ast.AST, known: dict[str, Any]) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return getattr(known.get(node.id), "value", known.get(node.id))  # of tl.constexpr
+    if isinstance(node, ast.BinOp) and (compute := OPERATORS.get(type(node.op))) is not None:
+        left, right = _value(node.left, known), _value(node.right, known)
+        return compute(left, right) if type(left) is type(right) is int else None
+    return None
