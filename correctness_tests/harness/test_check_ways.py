@@ -188,3 +188,46 @@ STEPPED = small("stepped", stepped, STATES, {}, [Case(N=30), Case(N=7)])
 )
 def test_a_state_may_be_zero_or_tiny(call: Call, text: str) -> None:
     assert_found(STEPPED, call, SPECIAL, text)
+
+
+# -- one input, one parameter ----------------------------------------------------------------------
+
+
+def trusted(p: T, u: T, *, guarded: bool) -> T:
+    a, b = p.norm(), u.norm()
+    return p - torch.where((b > 0) & ((a > 0) | (not guarded)), a / b, 1.0) * u
+
+
+def clamped(x: T, eps: float) -> T:
+    return torch.nn.functional.normalize(x, dim=-1, eps=eps)
+
+
+def never_clamped(grad: T, x: T, eps: float) -> T:
+    n = x.norm(dim=-1, keepdim=True).clamp(min=eps)
+    y = x / n
+    return (grad - y * (grad * y).sum(-1, keepdim=True)) / n
+
+
+def test_one_input_is_zero_beside_others_that_are_not() -> None:
+    """Parameters that are zero still move."""
+    inputs = {"p": Tensor("N D"), "u": Tensor("N D")}
+    op = small("trusted", lambda p, u: trusted(p, u, guarded=True), inputs, {"y": "N D"}, ROWS)
+    assert_found(op, lambda p, u: trusted(p, u, guarded=False), SPECIAL, "p all zero: y")
+
+
+def test_a_bound_is_so_large_that_each_row_reaches_it() -> None:
+    class Clamped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T, eps: float) -> T:
+            ctx.save_for_backward(x)
+            ctx.eps = eps
+            return clamped(x, eps)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return never_clamped(grads[0], x, ctx.eps), None
+
+    inputs, params = {"x": Tensor("N D", grad=True)}, {"eps": 1e-12}
+    op = small("clamped", clamped, inputs, {"y": "N D"}, ROWS, params=params)
+    assert_found(op, Clamped.apply, SPECIAL, "eps = 100.0: grad x")

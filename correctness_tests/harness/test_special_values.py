@@ -14,6 +14,7 @@ from tinyllama.harness.correct.checks import (
     Candidate,
     Outcome,
     Rank,
+    blocks,
     differing,
     run,
     settings,
@@ -483,7 +484,7 @@ def half_a_row(op: Op, call: Callable[..., Any], **traits: Any) -> tuple[Any, st
     """The sizes for which something is wrong, and what; none, and nothing."""
     provider = Provider(op.name, "tried", call, (torch.float32,), **traits)
     candidate = Candidate(op, provider)
-    seen = special._half_a_row(candidate, sizes.general(candidate), "x")
+    seen = blocks.half_a_row(candidate, sizes.general(candidate), "x")
     return (seen[0].case.dims, seen[1]) if seen else ({}, "")
 
 

@@ -1,19 +1,33 @@
 """Unusual values where a row is several blocks, and in the state that a call changes."""
 
-from collections.abc import Iterator
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
-from tinyllama.harness.correct.checks.finding import Candidate
-from tinyllama.harness.correct.checks.sizes import resized
-from tinyllama.harness.correct.evaluate import Inputs
+from tinyllama.harness.correct.checks.differing import RefusedError, differs, wrong_nan
+from tinyllama.harness.correct.checks.finding import Candidate, Problem
+from tinyllama.harness.correct.checks.sizes import MOST_ELEMENTS, UNLIKE, resized
+from tinyllama.harness.correct.compare import near
+from tinyllama.harness.correct.evaluate import Inputs, evaluate
 
+Change = Callable[[torch.Tensor], torch.Tensor]
+HALVED = (2051, 259)  # lengths of a row of which half is more than a block of 1,024, or of 128
+ROWS = 4  # of which one is sought that leaves no output of the reference infinite
 LONG = (1025, 259)  # of an axis: more than a block of 1,024, or of 128 where that is too much
 MOST = 2**15  # elements of the inputs of such a case
 FLAT = 256  # elements that are zero, so that whole groups of up to as many are
+
+
+def changed_in(inputs: Inputs, names: list[str], change: Change) -> Inputs:
+    args = {n: change(value) if n in names else value for n, value in inputs.args.items()}
+    return replace(inputs, args=args)
 
 
 def in_blocks(
@@ -89,3 +103,49 @@ def _small(value: Any, *, zero: bool) -> Any:
     if isinstance(value, list):
         return [_small(one, zero=zero) for one in value]
     return value * (0.0 if zero else torch.finfo(value.dtype).tiny ** 0.25)
+
+
+def half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
+    """What is wrong where the first half of a row, more than a block, is -inf, as of what a mask
+    leaves out: an output is a NaN that is one nowhere else, or differs."""
+    op = candidate.op
+    for axis, size in itertools.product(op.inputs[name].axes[-1:], HALVED):
+        long = resized(candidate, case, axis, size)
+        if long is None or elements(op, long.case) > MOST_ELEMENTS or not candidate.takes(long):
+            continue
+        usual = candidate.inputs(long)
+        for row in range(ROWS):
+            changed = changed_in(usual, [name], partial(_half, row))
+            known = evaluate(op, op["eager"].call, changed)
+            if any(known[one].double().isinf().any() for one in op.outputs):
+                continue
+            if lost := wrong_nan(candidate, long, changed, of_nan=False):
+                return long, f"half a row of -inf in {name}: {lost}"
+            results = candidate.results(changed)
+            for which, right in known.items():
+                held = right.is_floating_point() and right.double().isfinite().all()
+                if held and not near(results[which], right, UNLIKE):
+                    return long, f"half a row of -inf in {name}: {which} is not the reference's"
+            return None
+    return None
+
+
+def half_left_out(candidate: Candidate, case: OpCase, name: str) -> Problem:
+    """What is wrong where a mask leaves out the first half of a row, more than a block."""
+    for axis, size in itertools.product(candidate.op.inputs[name].axes[-1:], HALVED):
+        long = resized(candidate, case, axis, size)
+        if long is None or elements(candidate.op, long.case) > MOST_ELEMENTS:
+            continue
+        changed = changed_in(candidate.inputs(long), [name], partial(_half, 0, fill_value=False))
+        with contextlib.suppress(RefusedError):
+            if (seen := differs(candidate, long, changed, refusable=True)) is not None:
+                return long, f"half a row of {name} is False: {seen[1]}"
+            return None
+    return None
+
+
+def _half(row: int, x: torch.Tensor, fill_value: Any = -math.inf) -> torch.Tensor:
+    changed = x.clone()
+    rows = changed.view(-1, x.shape[-1])
+    rows[row % len(rows), : x.shape[-1] // 2] = fill_value
+    return changed

@@ -12,7 +12,7 @@ that a flag, which tells of infinities, does not tell of.
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,14 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
-from tinyllama.harness.correct.checks.blocks import in_blocks, in_states
+from tinyllama.harness.correct.checks.blocks import (
+    Change,
+    changed_in,
+    half_a_row,
+    half_left_out,
+    in_blocks,
+    in_states,
+)
 from tinyllama.harness.correct.checks.crash import raised_by_another, refuses
 from tinyllama.harness.correct.checks.differing import RefusedError, cancels, differs, wrong_nan
 from tinyllama.harness.correct.checks.finding import (
@@ -33,17 +40,12 @@ from tinyllama.harness.correct.checks.finding import (
 from tinyllama.harness.correct.checks.memory import passed_on
 from tinyllama.harness.correct.checks.settings import of_several
 from tinyllama.harness.correct.checks.sizes import (
-    MOST_ELEMENTS,
-    UNLIKE,
     draws_for,
     general,
-    resized,
 )
-from tinyllama.harness.correct.compare import near
 from tinyllama.harness.correct.evaluate import ContractError, Inputs, evaluate, is_gradient
 from tinyllama.harness.declare.specs import FLOATS, STANDARD
 
-Change = Callable[[torch.Tensor], torch.Tensor]
 FAR = 64  # times as large: exponentials overflow
 SHIFT = 1000  # added: a difference of squares cancels
 FAR_SHIFT = 2**15  # added or subtracted: beyond 1e4, which a kernel may use as infinity
@@ -68,13 +70,12 @@ SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up")
 # Kinds that are tried in float16, too: its sums overflow, and a small number that is added is zero.
 OF_RANGE = ("far apart", "shifted", "all zero")
 INFINITIES = (float("inf"), float("-inf"))
-HALVED = (2051, 259)  # lengths of a row of which half is more than a block of 1,024, or of 128
-ROWS = 4  # of which one is sought that leaves no output of the reference infinite
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
 NUDGE = 1e-7  # by which inputs are moved to see whether a gradient jumps
 JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
 CHANCE = 8  # equal values, expected in one draw, that are too many for none to be there by chance
+LARGEST = 100.0  # a bound, such as an epsilon, that each row reaches
 BEYOND = 97  # added to a parameter that is a whole number: a shift, or a window, beyond an axis
 
 
@@ -108,7 +109,7 @@ def special_values(candidate: Candidate) -> Problem | str:
         raise Unsupported("no input may have any value, and no parameter another one")
     for (one, name, value), row in itertools.product(numbered, (False, True)):
         filled: Change = partial(_of_first_row if row else torch.full_like, fill_value=value)
-        alike = _changed(candidate.inputs(one), [name], filled)
+        alike = changed_in(candidate.inputs(one), [name], filled)
         with contextlib.suppress(RefusedError):
             seen = differs(candidate, one, alike, refusable=True)
             if said := seen[1] if seen is not None else passed_on(candidate, alike):
@@ -123,7 +124,7 @@ def special_values(candidate: Candidate) -> Problem | str:
     for one, kind in kinds:
         change, what = KINDS[kind], f"{' and '.join(names)} {kind}"
         usual = candidate.inputs(one)
-        changed = _changed(usual, names, change)
+        changed = changed_in(usual, names, change)
         with noted(what):
             if kind in SENSITIVE and cancels(candidate, one, changed):
                 continue
@@ -171,7 +172,7 @@ def special_values(candidate: Candidate) -> Problem | str:
     ]:
         if (wrong := _zero(candidate, case, parameter, names)) is not None:
             return case, f"{parameter} = 0.0: {wrong}"
-        for other in (1.0, 2, FAR * plain.params[parameter], -plain.params[parameter]):
+        for other in (1.0, 2, LARGEST, FAR * plain.params[parameter], -plain.params[parameter]):
             if (wrong := _other(candidate, case, parameter, other, names)) is None:
                 continue
             if other >= 0:
@@ -186,22 +187,22 @@ def special_values(candidate: Candidate) -> Problem | str:
             advice = advice or (case, f"{parameter} = {other!r}: {wrong}", Rank.ADVICE)
     for name, value in itertools.product(names, INFINITIES):
         for where, put in (("in", having), ("in the first row of", _of_first_row)):
-            infinite = _changed(plain, [name], partial(put, fill_value=value))
+            infinite = changed_in(plain, [name], partial(put, fill_value=value))
             with noted(f"{value} {where} {name}"):
                 if lost := wrong_nan(candidate, case, infinite, of_nan=False):
                     return case, f"{value} {where} {name}: {lost}"
     for name in names:
         with noted(f"half a row of -inf in {name}"):
-            if (found := _half_a_row(candidate, case, name)) is not None:
+            if (found := half_a_row(candidate, case, name)) is not None:
                 return found
     for name in dict.fromkeys(name for _, name, value in numbered if value is False):
-        if (found := _half_left_out(candidate, case, name)) is not None:
+        if (found := half_left_out(candidate, case, name)) is not None:
             return found
     for name in names:
         with noted(f"a NaN in {name}"):
             if flag := _untold(candidate, plain, name):
                 return case, f"{flag} tells of an infinity in {name}, and not of a NaN"
-            given_nan = _changed(plain, [name], partial(having, fill_value=math.nan))
+            given_nan = changed_in(plain, [name], partial(having, fill_value=math.nan))
             if advice is None and (lost := wrong_nan(candidate, case, given_nan)):
                 advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice or (f"not with {'; '.join(refused)}" if refused else None)
@@ -227,7 +228,7 @@ def _untold(candidate: Candidate, plain: Inputs, name: str) -> str | None:
     if not flags:
         return None
     kinds = (*INFINITIES, math.nan)
-    each = [_changed(plain, [name], partial(having, fill_value=value)) for value in kinds]
+    each = [changed_in(plain, [name], partial(having, fill_value=value)) for value in kinds]
     usual, *right = (evaluate(op, op["eager"].call, one) for one in (plain, *each))
     own = candidate.results(each[-1])
     known = [right[-1], *others(candidate, each[-1])]
@@ -277,11 +278,6 @@ def _distinct(draws: list[torch.Tensor]) -> bool:
     return not pairs or pairs > CHANCE * len(draws)
 
 
-def _changed(inputs: Inputs, names: list[str], change: Change) -> Inputs:
-    args = {n: change(value) if n in names else value for n, value in inputs.args.items()}
-    return replace(inputs, args=args)
-
-
 def having(x: torch.Tensor, fill_value: float) -> torch.Tensor:
     """x with this value in one place."""
     changed = x.clone()
@@ -299,8 +295,9 @@ def _of_first_row(x: torch.Tensor, fill_value: Any) -> torch.Tensor:
 def _in_places(
     candidate: Candidate, case: OpCase, names: list[str]
 ) -> Iterator[tuple[str, Inputs, int]]:
-    """Inputs of which one has a zero where it may, or the values of another one; in words, and so
-    many times as large as the usual ones they may be taken for."""
+    """Inputs of which one has a zero where it may, is zero beside others that are not, or has the
+    values of another one; in words, and so many times as large as the usual ones they may be taken
+    for."""
     plain = candidate.inputs(case)
     floating = {
         name: value
@@ -314,8 +311,10 @@ def _in_places(
         declared = candidate.op.inputs[name].distribution(case.case.dims)
         least = (case.case.values.get(name) or declared).least
         if least is not None and least <= 0:
-            zero = _changed(plain, [name], partial(having, fill_value=0.0))
+            zero = changed_in(plain, [name], partial(having, fill_value=0.0))
             yield f"a zero in {name}", zero, 1
+    for name in names if len(floating) > 1 else ():
+        yield f"{name} all zero", changed_in(plain, [name], torch.zeros_like), 1
     for pair in itertools.combinations(floating, 2):
         name, other = pair if pair[0] in names else reversed(pair)
         axes, others_axes = (set(candidate.op.inputs[one].axes) for one in (name, other))
@@ -367,7 +366,7 @@ def _zero(candidate: Candidate, case: OpCase, parameter: str, names: list[str]) 
     if op.fits({**sizes, **usual.params, parameter: 0.0}) is not None:
         return None
     for kind, times in (("", 1), ("tiny", 1), ("far apart", FAR)):
-        inputs = _changed(usual, names, KINDS[kind]) if kind else usual
+        inputs = changed_in(usual, names, KINDS[kind]) if kind else usual
         changed = replace(inputs, params={**inputs.params, parameter: 0.0})
         given: dict[str, Any] = {"usual": usual, "times": times, "refusable": True}
         try:
@@ -392,7 +391,7 @@ def _other(
     if op.fits({**op.numbers(case.case.dims), **given}) is not None:
         return None
     changed = replace(usual, params=given)
-    far = replace(_changed(usual, names, KINDS["far apart"]), params=given)
+    far = replace(changed_in(usual, names, KINDS["far apart"]), params=given)
     try:
         seen = differs(candidate, case, changed, refusable=True)
         if seen is None and type(other) is float and other < 0:
@@ -404,49 +403,3 @@ def _other(
         if isinstance(error, RefusedError) or (refuses(error) and not one):
             return None
         raise
-
-
-def _half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
-    """What is wrong where the first half of a row, more than a block, is -inf, as of what a mask
-    leaves out: an output is a NaN that is one nowhere else, or differs."""
-    op = candidate.op
-    for axis, size in itertools.product(op.inputs[name].axes[-1:], HALVED):
-        long = resized(candidate, case, axis, size)
-        if long is None or elements(op, long.case) > MOST_ELEMENTS or not candidate.takes(long):
-            continue
-        usual = candidate.inputs(long)
-        for row in range(ROWS):
-            changed = _changed(usual, [name], partial(_half, row))
-            known = evaluate(op, op["eager"].call, changed)
-            if any(known[one].double().isinf().any() for one in op.outputs):
-                continue
-            if lost := wrong_nan(candidate, long, changed, of_nan=False):
-                return long, f"half a row of -inf in {name}: {lost}"
-            results = candidate.results(changed)
-            for which, right in known.items():
-                held = right.is_floating_point() and right.double().isfinite().all()
-                if held and not near(results[which], right, UNLIKE):
-                    return long, f"half a row of -inf in {name}: {which} is not the reference's"
-            return None
-    return None
-
-
-def _half_left_out(candidate: Candidate, case: OpCase, name: str) -> Problem:
-    """What is wrong where a mask leaves out the first half of a row, more than a block."""
-    for axis, size in itertools.product(candidate.op.inputs[name].axes[-1:], HALVED):
-        long = resized(candidate, case, axis, size)
-        if long is None or elements(candidate.op, long.case) > MOST_ELEMENTS:
-            continue
-        changed = _changed(candidate.inputs(long), [name], partial(_half, 0, fill_value=False))
-        with contextlib.suppress(RefusedError):
-            if (seen := differs(candidate, long, changed, refusable=True)) is not None:
-                return long, f"half a row of {name} is False: {seen[1]}"
-            return None
-    return None
-
-
-def _half(row: int, x: torch.Tensor, fill_value: Any = -math.inf) -> torch.Tensor:
-    changed = x.clone()
-    rows = changed.view(-1, x.shape[-1])
-    rows[row % len(rows), : x.shape[-1] // 2] = fill_value
-    return changed
