@@ -533,6 +533,6 @@ def test_a_shorter_row_is_halved_where_none_of_2051_is_taken(
 
     few = {"supports": lambda dims: "too long" if dims["D"] > 2000 else None}
     found_there = [half_a_row(total, call, **few)]
-    monkeypatch.setattr(special, "MOST_ELEMENTS", 5 * 259)
+    monkeypatch.setattr(blocks, "MOST_ELEMENTS", 5 * 259)
     found_there.append(half_a_row(total, call))
     assert [dims for dims, _ in found_there] == [{"N": 5, "D": 259}] * 2
