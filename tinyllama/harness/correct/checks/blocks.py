@@ -33,11 +33,11 @@ def changed_in(inputs: Inputs, names: list[str], change: Change) -> Inputs:
 def in_blocks(
     candidate: Candidate, case: OpCase, names: list[str]
 ) -> Iterator[tuple[str, OpCase, Inputs]]:
-    """Cases whose rows, or what is reduced, are several blocks, with values that a block without
-    them would not have: in words, with the inputs.
+    """Yields a description, a case and its inputs, for cases whose rows, or reduced axes, span
+    several blocks. The values are unusual: all negative, equal, or zero in one block.
 
-    A padding of 0 is larger than negative elements; which of equal elements is taken depends on
-    the order of the blocks; a group of zeros has no scale of its own.
+    A padding of 0 is larger than negative elements. Which of equal elements is taken depends on the
+    order of the blocks. A group of zeros has no scale of its own.
     """
     for axis in _axes(candidate, names):
         longer = (resized(candidate, case, axis, size) for size in LONG)
@@ -81,8 +81,9 @@ def _flat(x: torch.Tensor, place: int) -> torch.Tensor:
 
 
 def in_states(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Inputs]]:
-    """Inputs of an op that changes some: all zero, as of what was never used; and all tiny but one
-    of those that change, so that it is divided by what is about as small as an epsilon."""
+    """Yields a description and inputs of an op that works in place. They are all zero, as in the
+    state of an optimizer before its first step; or all tiny except one of those that the op
+    changes, so that this one is divided by a number about as small as an epsilon."""
     op, plain = candidate.op, candidate.inputs(case)
     free = [name for name in plain.args if _may_be_zero(candidate, case, name)]
     for kept in (None, *op.mutated) if op.mutated and free else ():

@@ -110,8 +110,8 @@ def wrong_nan(
     outputs; else they hold an infinity. Then a NaN that no other has is wrong, in gradients too,
     and so is an output that is finite where that of all others is infinite. Where the reference's
     gradient is a NaN, torch's functions of a softmax disagree: there gradients are not compared,
-    and an infinite output of the reference may be a NaN. An output of booleans, and with a NaN one
-    of indices, is to be what some other one is."""
+    and an infinite output of the reference may be a NaN. A boolean output must equal
+    that of at least one other implementation; with a NaN in the inputs, so must one of indices."""
     undefined = not of_nan and _has_nan_gradient(candidate, inputs)
     candidate = candidate.forward_only() if of_nan or undefined else candidate
     op, guards = candidate.op, GuardedMemory()
@@ -151,8 +151,8 @@ def wrong_nan(
 
 
 def _has_nan_gradient(candidate: Candidate, inputs: Inputs) -> bool:
-    """Whether the reference gives a NaN as gradient, which no candidate need be asked for: of the
-    inputs that have one, or, if the op declares none, of all, as far as it gives one."""
+    """Whether the reference gives a NaN as gradient, which no candidate need be asked for. It looks
+    at the inputs that are declared to have one; if none is, at all for which it gives one."""
     if candidate.op.mutated:
         return False
     op, args = candidate.op, {name: copied(value) for name, value in inputs.args.items()}

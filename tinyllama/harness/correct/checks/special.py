@@ -5,8 +5,9 @@ They are asked of inputs for which an op declares no distribution of its own, so
 come. Integers and booleans are all one value, the least or the largest that is drawn. Right is what
 the reference gives, or torch's provider, or independent code. At ties, and at zero, a gradient is a
 convention: another one than these is advice, but for a NaN, and where the reference's does not
-jump. So is a NaN that is lost, or that reaches a result which does not depend on it; but not one
-that a flag, which tells of infinities, does not tell of.
+jump. It is also advice if a NaN in an input does not reach an output, or reaches an output
+that does not depend on it. It is a fault if a boolean output that reports infinities fails to
+report a NaN.
 """
 
 import contextlib
@@ -295,9 +296,9 @@ def _of_first_row(x: torch.Tensor, fill_value: Any) -> torch.Tensor:
 def _in_places(
     candidate: Candidate, case: OpCase, names: list[str]
 ) -> Iterator[tuple[str, Inputs, int]]:
-    """Inputs of which one has a zero where it may, is zero beside others that are not, or has the
-    values of another one; in words, and so many times as large as the usual ones they may be taken
-    for."""
+    """Yields a description, inputs and a factor. One of the inputs has a zero, where its
+    distribution allows it; is all zero while the others are not; or has the values of another one.
+    The inputs are treated as so many times as large as the usual ones."""
     plain = candidate.inputs(case)
     floating = {
         name: value

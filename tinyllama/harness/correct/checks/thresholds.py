@@ -1,4 +1,4 @@
-"""The whole numbers that a candidate's code compares with: there it may take another way."""
+"""The integers that a candidate's code compares with: there it may take another branch."""
 
 import ast
 import inspect
@@ -17,8 +17,8 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def thresholds(call: Callable[..., Any]) -> list[int]:
-    """The numbers in comparisons of a function, and of the functions of its file that it names;
-    beside each of them the next multiple of what a remainder is taken of. In order."""
+    """The integers in comparisons of a function, and of the functions of its file that it names,
+    sorted. If the code computes a remainder ``x % n``, the next multiple of n is added for each."""
     compared, divisors = set[int](), set[int]()
     for function in _reached(call):
         for node in ast.walk(_tree(function)):
@@ -78,7 +78,7 @@ def _tree(function: Any) -> ast.AST:
 
 
 def _numbers(node: ast.AST, function: Any) -> Iterator[int]:
-    """The whole numbers in an expression: those that are written there, and names of such."""
+    """The integers in an expression: literals, and names that are bound to integers."""
     known = _variables(function)
     for part in ast.walk(node):
         value = _value(part, known)
