@@ -173,7 +173,7 @@ def special_values(candidate: Candidate) -> Problem | str:
     ]:
         if (wrong := _zero(candidate, case, parameter, names)) is not None:
             return case, f"{parameter} = 0.0: {wrong}"
-        for other in (1.0, 2, LARGEST, FAR * plain.params[parameter], -plain.params[parameter]):
+        for other in (1.0, 2, FAR * plain.params[parameter], LARGEST, -plain.params[parameter]):
             if (wrong := _other(candidate, case, parameter, other, names)) is None:
                 continue
             if other >= 0:
