@@ -33,6 +33,19 @@ def detached(dz: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
     return (dz * y).detach(), (dz * x).detach()
 
 
+def test_a_second_derivative_of_zero_may_be_absent() -> None:
+    """That of a distance, whose gradient is saved by the forward pass."""
+
+    def backward(upstream: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return upstream * x.detach().sign()
+
+    distance = small("distance", lambda x: x.abs(), {"x": MATRIX}, {"y": "N D"})
+    call = of(torch.abs, backward)
+    one = finding(distance, call, "second derivative", double_backward=False)
+    assert one.rank is Rank.CONTRACT, one
+    assert "gives one" in one.message
+
+
 @pytest.mark.parametrize(
     ("backward", "once", "rank"),
     [(right, True, None), (detached, False, Rank.ADVICE), (right, False, Rank.CONTRACT)],
