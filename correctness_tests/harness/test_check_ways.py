@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from correctness_tests.support.tried import assert_found, in_each_dtype, small
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.checks import blocks, sizes
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, blocks, sizes
 from tinyllama.harness.correct.checks.thresholds import thresholds
 from tinyllama.harness.declare.values import normal, uniform
+from tinyllama.harness.kernels.launch import jit, tl
 
 T = torch.Tensor
 Call = Callable[..., Any]
@@ -73,6 +76,27 @@ def test_sizes_that_code_compares_with_are_known() -> None:
     assert thresholds(split) == [256]
     assert thresholds(lambda x: wide(x)) == [STEP, WIDE]
     assert thresholds(torch.relu) == []
+
+
+def test_numbers_of_kernels_and_of_functions_within_others_are_known() -> None:
+    limit = 48
+
+    def inner(x: T) -> bool:
+        return len(x) > limit + 2
+
+    def within(x: T) -> bool:
+        return inner(x)
+
+    @jit
+    def kernel(x, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+        if WIDTH >= 640:
+            tl.store(x, 0)
+
+    def launched(x: T) -> Any:
+        return kernel[(1,)](x, WIDTH=len(x))
+
+    assert thresholds(within) == [48, 50]
+    assert thresholds(launched) == [640]
 
 
 def test_a_remainder_of_one_ends_a_row() -> None:
@@ -188,6 +212,19 @@ STEPPED = small("stepped", stepped, STATES, {}, [Case(N=30), Case(N=7)])
 )
 def test_a_state_may_be_zero_or_tiny(call: Call, text: str) -> None:
     assert_found(STEPPED, call, SPECIAL, text)
+
+
+def test_a_state_of_8_bits_is_made_zero_and_tiny() -> None:
+    def faded(m: T) -> None:
+        m.copy_((m.float() / 2).to(m.dtype))
+
+    state = Tensor("N", mutated=True, dtype=torch.float8_e5m2, values=normal())
+    op = small("faded", faded, {"m": state}, {}, [Case(N=9)])
+    provider = Provider(op.name, "tried", op["eager"].call, (torch.float32,))
+    candidate = Candidate(op, provider)
+    ((what, inputs),) = blocks.in_states(candidate, sizes.general(candidate))
+    assert what == "m all zero"
+    assert not inputs.args["m"].float().any()
 
 
 # -- one input, one parameter ----------------------------------------------------------------------

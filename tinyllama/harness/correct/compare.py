@@ -142,13 +142,13 @@ class Reference:
 
     @cached_property
     def beyond(self) -> torch.Tensor:
-        """There, eager's result and the oracle."""
+        """Eager's result and the oracle where one of them is not finite: (2 M)."""
         each = (torch.atleast_1d(one.double()) for one in (self.eager, self.oracle))
         return torch.stack([one[self.infinite] for one in each])
 
     @cached_property
     def may_be_finite(self) -> bool:
-        """Whether each element may be."""
+        """Whether a result may be finite everywhere: each element of eager or of the oracle is."""
         return self.infinite is None or bool(self.beyond.isfinite().any(0).all())
 
     def of_finite(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,10 +31,10 @@ def changed_in(inputs: Inputs, names: list[str], change: Change) -> Inputs:
 
 
 def in_blocks(
-    candidate: Candidate, case: OpCase, names: list[str]
+    candidate: Candidate, case: OpCase, names: list[str], kinds: Mapping[str, Change]
 ) -> Iterator[tuple[str, OpCase, Inputs]]:
     """Yields a description, a case and its inputs, for cases whose rows, or reduced axes, span
-    several blocks. The values are unusual: all negative, equal, or zero in one block.
+    several blocks. The values are unusual: of each of these kinds, or zero in one block.
 
     A padding of 0 is larger than negative elements. Which of equal elements is taken depends on the
     order of the blocks. A group of zeros has no scale of its own.
@@ -46,17 +46,12 @@ def in_blocks(
             continue
         plain = candidate.inputs(long)
         having = [name for name in names if axis in candidate.op.inputs[name].axes]
-        every = {
-            "all negative": {name: -plain.args[name].abs() - 0.5 for name in having},
-            "with ties": {name: (2 * plain.args[name]).round() / 2 for name in having},
-            "zero in a block": {
-                name: _flat(plain.args[name], candidate.op.inputs[name].axes.index(axis))
-                for name in having
-            },
-        }
-        for kind, changed in every.items():
-            what = f"{' and '.join(having)} {kind}"
-            yield what, long, replace(plain, args={**plain.args, **changed})
+        named = " and ".join(having)
+        for kind, change in kinds.items():
+            yield f"{named} {kind}", long, changed_in(plain, having, change)
+        places = {name: candidate.op.inputs[name].axes.index(axis) for name in having}
+        flat = {name: _flat(plain.args[name], place) for name, place in places.items()}
+        yield f"{named} zero in a block", long, replace(plain, args={**plain.args, **flat})
 
 
 def _axes(candidate: Candidate, names: list[str]) -> list[str]:
@@ -103,12 +98,13 @@ def _may_be_zero(candidate: Candidate, case: OpCase, name: str) -> bool:
 def _small(value: Any, *, zero: bool) -> Any:
     if isinstance(value, list):
         return [_small(one, zero=zero) for one in value]
-    return value * (0.0 if zero else torch.finfo(value.dtype).tiny ** 0.25)
+    factor = 0.0 if zero else torch.finfo(value.dtype).tiny ** 0.25
+    return (value.double() * factor).to(value.dtype)  # floats of 8 bits cannot be multiplied
 
 
 def half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
-    """What is wrong where the first half of a row, more than a block, is -inf, as of what a mask
-    leaves out: an output is a NaN that is one nowhere else, or differs."""
+    """What is wrong where the first half of a row, more than a block, is -inf, as after
+    masking: an output is a NaN that is one nowhere else, or differs."""
     op = candidate.op
     for axis, size in itertools.product(op.inputs[name].axes[-1:], HALVED):
         long = resized(candidate, case, axis, size)

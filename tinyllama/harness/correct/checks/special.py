@@ -72,6 +72,7 @@ SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up")
 OF_RANGE = ("far apart", "shifted", "all zero")
 INFINITIES = (float("inf"), float("-inf"))
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
+OF_BLOCKS = ("all negative", "with ties")  # kinds that are tried in a later block of a row, too
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
 NUDGE = 1e-7  # by which inputs are moved to see whether a gradient jumps
 JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
@@ -144,7 +145,8 @@ def special_values(candidate: Candidate) -> Problem | str:
             seen = differs(candidate, case, changed, usual=plain, times=times)
             if seen is not None and not _is_convention(candidate, changed, seen[0]):
                 return case, f"{what}: {seen[1]}"
-    for what, long, changed in in_blocks(candidate, case, names):
+    kept = {kind: KINDS[kind] for kind in OF_BLOCKS}
+    for what, long, changed in in_blocks(candidate, case, names, kept):
         with noted(what):
             seen = differs(candidate, long, changed)
             if seen is not None and not _is_convention(candidate, changed, seen[0]):
@@ -222,8 +224,8 @@ def _noted(candidate: Candidate, refused: dict[str, None], what: str) -> Iterato
 
 
 def _untold(candidate: Candidate, plain: Inputs, name: str) -> str | None:
-    """The output of booleans, if any, by which all others tell of what is not finite in an input,
-    and the candidate does not tell of a NaN."""
+    """The boolean output, if any, that reports each value of an input that is not finite in every
+    other implementation, and does not report a NaN in the candidate."""
     op = candidate.op
     flags = [flag for flag, one in op.outputs.items() if one.dtype is torch.bool]
     if not flags:

@@ -20,29 +20,30 @@ def thresholds(call: Callable[..., Any]) -> list[int]:
     """The integers in comparisons of a function, and of the functions of its file that it names,
     sorted. If the code computes a remainder ``x % n``, the next multiple of n is added for each."""
     compared, divisors = set[int](), set[int]()
-    for function in _reached(call):
+    for function, known in _reached(call).items():
         for node in ast.walk(_tree(function)):
             if isinstance(node, ast.Compare):
-                compared |= {*_numbers(node, function)}
+                compared |= {*_numbers(node, known)}
             elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-                divisors |= {*_numbers(node.right, function)}
+                divisors |= {*_numbers(node.right, known)}
     multiples = {-(-one // divisor) * divisor for one in compared for divisor in divisors}
     return sorted(one for one in compared | multiples if one <= MOST)
 
 
-def _reached(call: Callable[..., Any]) -> list[Any]:
-    """A function, those of its file that it names, those that these name, and so on."""
-    found: dict[Any, None] = {}
+def _reached(call: Callable[..., Any]) -> dict[Any, dict[str, Any]]:
+    """A function, those of its file that it names, those that these name, and so on; each with what
+    the names around it stand for."""
+    found: dict[Any, dict[str, Any]] = {}
     waiting = [_plain(call)]
     while waiting:
         function = waiting.pop()
         code = getattr(function, "__code__", None)
         if code is not None and function not in found:
-            found[function] = None
-            named = (_plain(_variables(function).get(name)) for name in code.co_names)
-            inner = (_plain(value) for value in _enclosed(function).values())
-            waiting += [one for one in (*named, *inner) if _file(one) == code.co_filename]
-    return [*found]
+            found[function] = known = {**function.__globals__, **_enclosed(function)}
+            names = (*code.co_names, *code.co_freevars)
+            named = (_plain(known.get(name)) for name in names)
+            waiting += [one for one in named if _file(one) == code.co_filename]
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -66,10 +67,6 @@ def _enclosed(function: Any) -> dict[str, Any]:
     return found
 
 
-def _variables(function: Any) -> dict[str, Any]:
-    return {**function.__globals__, **_enclosed(function)}
-
-
 def _tree(function: Any) -> ast.AST:
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -77,9 +74,8 @@ def _tree(function: Any) -> ast.AST:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _numbers(node: ast.AST, function: Any) -> Iterator[int]:
+def _numbers(node: ast.AST, known: dict[str, Any]) -> Iterator[int]:
     """The integers in an expression: literals, and names that are bound to integers."""
-    known = _variables(function)
     for part in ast.walk(node):
         value = _value(part, known)
         if type(value) is int and LEAST <= value <= MOST:
