@@ -267,4 +267,5 @@ def test_a_bound_is_so_large_that_each_row_reaches_it() -> None:
 
     inputs, params = {"x": Tensor("N D", grad=True)}, {"eps": 1e-12}
     op = small("clamped", clamped, inputs, {"y": "N D"}, ROWS, params=params)
-    assert_found(op, Clamped.apply, SPECIAL, "eps = 100.0: grad x")
+    # apply() of older torch takes no keyword arguments
+    assert_found(op, lambda x, eps: Clamped.apply(x, eps), SPECIAL, "eps = 100.0: grad x")
