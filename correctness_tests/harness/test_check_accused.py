@@ -388,3 +388,18 @@ def test_a_parameter_may_be_rounded_as_a_kernel_receives_it() -> None:
     one = finding(op, rounded(), "special values")
     assert one.outcome is PASSED, one
     assert finding(op, rounded(1.00002), "special values").outcome is FAILED
+
+
+def test_a_value_for_which_fits_raises_is_not_tried() -> None:
+    op = small(
+        "grouped",
+        lambda x, groups: x.unflatten(1, (groups, -1)).sum(-1),
+        {"x": PLAIN},
+        {"y": Tensor("N 2", shape_by=lambda params: f"N {params['groups']}")},
+        params={"groups": 2},
+        fits=lambda sizes: "D by groups" if sizes["D"] % sizes["groups"] else None,
+    )
+    one = finding(op, op["eager"].call, "special values")
+    assert one.outcome is PASSED, one
+    with pytest.raises(ValueError, match="do not fit: ZeroDivisionError: "):
+        op(torch.zeros(2, 4), groups=0)

@@ -255,7 +255,7 @@ class Op(Signature):
         """Raise ValueError for arguments that contradict the declaration or each other, or that
         the kernels of a provider do not know."""
         dims = self.check_arguments(args, params)
-        if reason := self.fits({**self.numbers(dims), **self.params, **params}):
+        if reason := self.misfit(dims, params):
             raise ValueError(f"{self.name}: {reason}")
         tensors = [
             (name, tensor)
@@ -266,6 +266,13 @@ class Op(Signature):
         if provider is not None:
             usual = [(name, x) for name, x in tensors if self.inputs[name].dtype is None]
             of_dtypes(f"{self.name}-{provider}", usual, self.providers[provider].dtypes)
+
+    def misfit(self, dims: Mapping[str, Any], params: Mapping[str, Any]) -> str | None:
+        """What `fits` says is wrong with these sizes and parameters, or the error that it raises."""
+        try:
+            return self.fits({**self.numbers(dims), **self.params, **params})
+        except Exception as error:  # as of a remainder by a parameter of zero
+            return f"its sizes and parameters do not fit: {type(error).__name__}: {error}"
 
     def check_arguments(self, args: Sequence[Any], params: Mapping[str, Any]) -> dict[str, Any]:
         """Match arguments against the declaration and return the sizes of the dimensions."""

@@ -72,7 +72,7 @@ def _turned(candidate: Candidate, case: OpCase) -> OpCase:
             continue
         sizes = {one: dims[other], other: dims[one]}
         turned = replace(case, case=case.case.resized(**sizes))
-        fits = op.fits({**op.numbers(turned.case.dims), **op.params, **case.case.params}) is None
+        fits = op.misfit(turned.case.dims, case.case.params) is None
         if fits and turned.unsupported() is None and candidate.takes(turned):
             return turned
     return case

@@ -35,7 +35,7 @@ def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
             others = (*(value + step for step in STEPS), *drawn)  # one of them may be left out
         for other in others:
             params = {**inputs.params, name: other}
-            if candidate.op.fits({**candidate.op.numbers(case.case.dims), **params}) is not None:
+            if candidate.op.misfit(case.case.dims, params) is not None:
                 continue
             try:
                 results = evaluate(candidate.op, reference, replace(inputs, params=params))
@@ -65,7 +65,7 @@ def of_several(candidate: Candidate, case: OpCase) -> Iterator[Mapping[str, Any]
     inputs = candidate.inputs(case).double()
     for pair in itertools.combinations(each, 2):
         params = {**inputs.params, **dict(pair)}
-        if candidate.op.fits({**candidate.op.numbers(case.case.dims), **params}) is not None:
+        if candidate.op.misfit(case.case.dims, params) is not None:
             continue
         try:
             evaluate(candidate.op, candidate.op["eager"].call, replace(inputs, params=params))

@@ -406,7 +406,7 @@ def resized(candidate: Candidate, base: OpCase, axis: str, size: int) -> OpCase 
         if isinstance(before, tuple):
             new = (new, *before[1:])
         case = replace(base, case=base.case.resized(**{axis: new}))
-        fits = op.fits({**op.numbers(case.case.dims), **op.params, **case.case.params}) is None
+        fits = op.misfit(case.case.dims, case.case.params) is None
         if fits and case.unsupported() is None:
             return case
     return None

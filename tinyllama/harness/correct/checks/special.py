@@ -365,8 +365,7 @@ def _zero(candidate: Candidate, case: OpCase, parameter: str, names: list[str]) 
     inputs, on tiny ones, where a small parameter is seen, and far apart, where what it is a power
     of may be zero, too. It may be refused."""
     op, usual = candidate.op, candidate.inputs(case)
-    sizes = op.numbers(case.case.dims)
-    if op.fits({**sizes, **usual.params, parameter: 0.0}) is not None:
+    if op.misfit(case.case.dims, {**usual.params, parameter: 0.0}) is not None:
         return None
     for kind, times in (("", 1), ("tiny", 1), ("far apart", FAR)):
         inputs = changed_in(usual, names, KINDS[kind]) if kind else usual
@@ -391,7 +390,7 @@ def _other(
     becomes the least one. Each may be refused, but for 1.0."""
     op, usual = candidate.op, candidate.inputs(case)
     given = {**usual.params, parameter: other}
-    if op.fits({**op.numbers(case.case.dims), **given}) is not None:
+    if op.misfit(case.case.dims, given) is not None:
         return None
     changed = replace(usual, params=given)
     far = replace(changed_in(usual, names, KINDS["far apart"]), params=given)
