@@ -268,7 +268,7 @@ class Op(Signature):
             of_dtypes(f"{self.name}-{provider}", usual, self.providers[provider].dtypes)
 
     def misfit(self, dims: Mapping[str, Any], params: Mapping[str, Any]) -> str | None:
-        """What `fits` says is wrong with these sizes and parameters, or the error that it raises."""
+        """What `fits` says is wrong with these sizes and parameters, or what it raises."""
         try:
             return self.fits({**self.numbers(dims), **self.params, **params})
         except Exception as error:  # as of a remainder by a parameter of zero
