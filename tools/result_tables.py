@@ -27,7 +27,7 @@ from tinyllama.harness.records.report import (
     source,
 )
 from tinyllama.harness.records.results import Record, load
-from tinyllama.harness.records.targets import Kind, covered, shown
+from tinyllama.harness.records.targets import Kind, Standing, covered, judged, shown
 from tools.count_flops import rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,7 +124,10 @@ def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
         by_median = ", by the median" if target.judged_by == "median" else ""
         verdict = "not measured"
         if found is not None:
-            verdict = "holds" if target.met(found) else "**missed**"
+            bar = judged(target, found, record.device)
+            verdict = "holds" if bar.standing is Standing.MET else "**missed**"
+            if bar.standing is Standing.KNOWN_MISS:
+                verdict += f", held to {target.direction} {target.held_to(record.device):g}"
         rows.append([where, record.device, f"{target}{by_median}", shown(found), verdict])
     sources = dict.fromkeys(
         f"{record.group}: {record.device}, commit {record.commit[:10]}, {record.date[:10]}"

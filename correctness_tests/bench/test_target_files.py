@@ -12,6 +12,9 @@ ANY_NAMES = 'use a name, a list of names, or "any"'
 NAMES = "use a name, or a list of names"
 
 
+WHY = {"caveat": '"slow"', "known_misses": "{ H200 = 5 }"}
+
+
 def refused(read: Callable[[Path], object], path: Path, where: str, message: str) -> None:
     with pytest.raises(TargetError) as caught:
         read(path)
@@ -47,6 +50,19 @@ def refused(read: Callable[[Path], object], path: Path, where: str, message: str
         ({"tier": '""'}, "tier is '': use a text"),
         ({"judged_by": '"mean"'}, "judged_by is 'mean': use interval or median"),
         ({"documented": '"no"'}, "documented is 'no': use true or false"),
+        ({"known_misses": "1.2"}, "known_misses is 1.2: use a table: device = bound"),
+        ({"known_misses": "{}"}, "known_misses is {}: use a table: device = bound"),
+        (
+            {**WHY, "documented": "true"},
+            "a claim of the documents is held as it is: remove the key",
+        ),
+        ({**WHY, "caveat": None}, "say in caveat why the bar is missed"),
+        ({**WHY, "device": '"H100"'}, "the bar is not about H200: use H100"),
+        ({**WHY, "known_misses": '{ H200 = "5" }'}, "H200 is '5': use a number above 0"),
+        ({**WHY, "known_misses": "{ H200 = -5 }"}, "H200 is -5: use a number above 0"),
+        ({**WHY, "known_misses": "{ H200 = true }"}, "H200 is True: use a number above 0"),
+        ({**WHY, "known_misses": "{ H200 = 5.5 }"}, "H200 is 5.5, which meets >= 5.5: remove it"),
+        ({**WHY, "at_least": None, "at_most": "6"}, "H200 is 5, which meets <= 6: remove it"),
     ],
 )
 def test_a_target_that_cannot_be_used_says_why(

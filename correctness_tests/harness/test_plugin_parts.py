@@ -19,7 +19,7 @@ from tinyllama.harness.gate.team import Team
 from tinyllama.harness.plugins import recording, spread
 from tinyllama.harness.plugins.gating import Gating
 from tinyllama.harness.plugins.groups import Group, GroupRecord
-from tinyllama.harness.plugins.recording import NoBarApplies, Recording
+from tinyllama.harness.plugins.recording import KnownMiss, NoBarApplies, Recording
 from tinyllama.harness.records.outcome import TO_DO, Outcome
 from tinyllama.harness.records.targets import Bar, Standing
 from tinyllama.harness.records.verdict import Verdict
@@ -153,7 +153,7 @@ def a_recording(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("when", ["setup", "call", "teardown"])
-@pytest.mark.parametrize("raised", [None, NoBarApplies, AssertionError, ValueError])
+@pytest.mark.parametrize("raised", [None, NoBarApplies, AssertionError, KnownMiss, ValueError])
 def test_a_report_tells_a_missed_bar_from_one_that_does_not_apply_and_from_an_error(
     when: str, raised: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_report_tells_a_missed_bar_from_one_that_does_not_apply_and_from_an_er
         hook.send(one)
     assert ended.value.value is one
     assert getattr(one, "without_bars", False) is (raised is NoBarApplies)
-    assert hasattr(one, "missed") is (raised is AssertionError and when == "call")
+    assert hasattr(one, "missed") is (raised in (AssertionError, KnownMiss) and when == "call")
     assert getattr(one, "missed", "too slow") == "too slow"
     assert broken == ([(state, one)] if raised and when == "setup" else [])
 
@@ -199,6 +199,11 @@ def test_bars_are_listed_and_those_that_are_missed_fail() -> None:
         f"{Standing.NOT_APPLICABLE.value} g: three",
     ]
     found.hold([bars[2], bars[0]])
+    known = Bar(Standing.KNOWN_MISS, "five")
+    with pytest.raises(KnownMiss, match=r"^five\nfive$"):
+        found.hold([known, bars[0], known])
+    with pytest.raises(AssertionError, match=r"^five\n *two"):
+        found.hold([known, bars[1]])
     with pytest.raises(NoBarApplies, match="none of 2 bars of g applies on this device"):
         found.hold([bars[2], bars[2]])
 

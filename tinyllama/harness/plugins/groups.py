@@ -80,8 +80,8 @@ class Group:
         ]
 
     def _misses(self, report: pytest.TestReport) -> list[str]:
-        """What a report says was missed; nothing where it failed otherwise."""
-        if report.nodeid not in self.targets or not report.failed:
+        """What a report says was missed, though as is known; nothing where it failed otherwise."""
+        if report.nodeid not in self.targets or report.passed:
             return []
         said = getattr(report, "missed", "").partition("\nassert ")[0]  # pytest adds the expression
         return [line.strip() for line in said.splitlines()]
@@ -96,7 +96,7 @@ class Group:
             Verdict(item, Outcome.MISSING, f"SKIPPED: {_reason(report)}")
             for item, reports in self.reports.items()
             for report in reports
-            if report.skipped and not self._without_bars(report)
+            if report.skipped and not self._without_bars(report) and not self._misses(report)
             if not getattr(report, "unmeasured", False)
         ]
         if self.broken:

@@ -3,7 +3,8 @@
 A group is saved before the next one starts, so that a crash loses only what was being measured.
 Its record is complete, and so may be a baseline, only if all of its tests ran and passed and no
 verdict speaks against it. A test marked ``target`` compares what was measured with a bar: where it
-fails the run fails, but the record stays complete and says what was missed.
+fails the run fails, but the record stays complete and says what was missed. Of bars whose miss is
+known, the test is an expected failure.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -30,6 +31,10 @@ SHORT = "short"  # as --groups: the set that a conftest declares
 
 class NoBarApplies(pytest.skip.Exception):  # type: ignore[name-defined]
     """None of the bars of a group is about this device, or can be told on it."""
+
+
+class KnownMiss(pytest.xfail.Exception):  # type: ignore[name-defined]
+    """Bars of a group are missed, all of them as is known of this device, and by no more."""
 
 
 class Recording:
@@ -197,7 +202,8 @@ class Recording:
         report = yield
         if call.excinfo and call.excinfo.type is NoBarApplies:
             report.without_bars = True  # type: ignore[attr-defined]
-        if call.when == "call" and call.excinfo and call.excinfo.type is AssertionError:
+        missed = call.excinfo and call.excinfo.type in (AssertionError, KnownMiss)
+        if call.when == "call" and missed:
             report.missed = str(call.excinfo.value)  # type: ignore[attr-defined]
         state = self.groups.get(self.group_of.get(report.nodeid, ""))
         if state is not None and call.when == "setup" and report.failed:
@@ -224,18 +230,21 @@ class Recording:
             self.groups[name].reports[report.nodeid].append(report)
 
     def hold(self, bars: Sequence[Bar]) -> None:
-        """List the bars of the test that runs. It fails with those that are missed, and is skipped
-        where none applies."""
+        """List the bars of the test that runs. It fails with those that are missed, is an expected
+        failure where each of these is a known miss, and is skipped where none applies."""
         name = self.group_of.get(self.current or "", "")
-        missed = [bar.text for bar in bars if bar.standing is Standing.MISSED]
+        missed = [bar for bar in bars if bar.standing in (Standing.MISSED, Standing.KNOWN_MISS)]
         self.lines += [
             f"{bar.standing.value} {name}: {bar.text}"
             for bar in bars
-            if bar.standing is not Standing.MISSED  # the group says those when it is finished
+            if bar not in missed  # the group says those when it is finished
         ]
         if all(bar.standing is Standing.NOT_APPLICABLE for bar in bars):
             raise NoBarApplies(f"none of {len(bars)} bars of {name} applies on this device")
-        assert not missed, "\n".join(missed)
+        said = "\n".join(bar.text for bar in missed)
+        if missed and all(bar.standing is Standing.KNOWN_MISS for bar in missed):
+            raise KnownMiss(said)
+        assert not missed, said
 
     def finished(self) -> list[Record]:
         """The records of the groups that were measured to their end."""

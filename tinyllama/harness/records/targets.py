@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -56,6 +56,7 @@ class Bounded:
     over: str | tuple[str, ...] | None = None
     judged_by: str = INTERVAL
     caveat: str = ""
+    known_misses: tuple[tuple[str, float], ...] = ()
 
     @property
     def contender(self) -> str:
@@ -67,6 +68,11 @@ class Bounded:
         bound = self.at_least if self.at_least is not None else self.at_most
         assert bound is not None
         return bound
+
+    @property
+    def way(self) -> str:
+        """The field that has the bound."""
+        return "at_least" if self.at_least is not None else "at_most"
 
     @property
     def direction(self) -> str:
@@ -137,12 +143,19 @@ class Bounded:
             return low >= self.at_least
         return high <= self.bound
 
+    def held_to(self, device: str) -> float | None:
+        """The bound that is asserted on a device of that name while this one is missed there, as
+        is known; None where no miss is known."""
+        each = (held for name, held in self.known_misses if name.lower() in device.lower())
+        return next(each, None)
+
 
 class Standing(Enum):
     """What a run says of a bar."""
 
     MET = "MET"
     MISSED = "MISSED"
+    KNOWN_MISS = "KNOWN MISS"  # missed as `known_misses` says, and no worse
     NOT_APPLICABLE = "NOT APPLICABLE"
 
 
@@ -161,7 +174,7 @@ def judged(
     target: Bounded, found: Ratio | None, device: str, why: str = "", about: str = ""
 ) -> Bar:
     """A target and its measurement on a device of that name. One that is missed says its caveat, if
-    it has one. why: it does not apply, if anything."""
+    it has one, and what a known miss is held to. why: it does not apply, if anything."""
     if not target.concerns(device):
         why = f"it is about {target.where}, and this is {device}"
     if why:
@@ -169,7 +182,13 @@ def judged(
     met = found is not None and target.met(found)
     caveat = f" ({target.caveat})" if target.caveat and not met else ""
     text = f"{about}{target}: measured {shown(found)}{caveat}"
-    return Bar(Standing.MET if met else Standing.MISSED, text)
+    if met:
+        return Bar(Standing.MET, text)
+    if (held := target.held_to(device)) is None:
+        return Bar(Standing.MISSED, text)
+    known = found is not None and replace(target, **{target.way: held}).met(found)
+    text += f"; a known miss, held to {target.direction} {held:g}"
+    return Bar(Standing.KNOWN_MISS if known else Standing.MISSED, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +329,28 @@ def _target(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Kind:
             f"{where}: judged_by is {table['judged_by']!r}: use {INTERVAL} or {MEDIAN}"
         )
     lists = {name: _listed(table[name]) for name in kind.LISTS if name in table}
-    return kind(**{**table, way: bound, **lists})
+    misses = tuple(table.get("known_misses", {}).items())
+    target = kind(**{**table, way: bound, **lists, "known_misses": misses})
+    if misses and (wrong := _not_a_known_miss(target, misses)):
+        raise TargetError(f"{where}: known_misses: {wrong}")
+    return target
+
+
+def _not_a_known_miss(target: Bounded, misses: Iterable[tuple[str, Any]]) -> str:
+    """What is wrong with the misses that a target says are known; empty where nothing is."""
+    if getattr(target, "documented", False):
+        return "a claim of the documents is held as it is: remove the key"
+    if not target.caveat:
+        return "say in caveat why the bar is missed"
+    for name, held in misses:
+        if not target.concerns(name):
+            return f"the bar is not about {name}: use {target.where}"
+        number = isinstance(held, (int, float)) and not isinstance(held, bool)
+        if not number or not 0 < held < math.inf:
+            return f"{name} is {held!r}: use a number above 0"
+        if target.met(Ratio(held, held, held)):
+            return f"{name} is {held!r}, which meets {target.direction} {target.bound:g}: remove it"
+    return ""
 
 
 def _in_bytes(bound: Any) -> Any:
@@ -327,6 +367,8 @@ def _mistyped(name: str, value: Any, several: str | None) -> str | None:
     """
     if name in ("at_least", "at_most"):
         return None
+    if name == "known_misses":
+        return None if isinstance(value, dict) and value else "a table: device = bound"
     if name == "documented":
         return None if isinstance(value, bool) else "true or false"
     if isinstance(value, str) and (value or name == "caveat"):
