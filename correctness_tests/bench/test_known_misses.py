@@ -6,7 +6,8 @@ import pytest
 
 from tinyllama.bench.targets import OF_OPS, OF_STEPS
 from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry
-from tinyllama.harness.records.targets import Standing, Target, covered, judged
+from tinyllama.harness.records.results import Record
+from tinyllama.harness.records.targets import Bounded, Standing, Target, covered, judged
 from tools.result_tables import newest
 
 H200, OTHER = "NVIDIA H200", "NVIDIA H100"
@@ -41,14 +42,19 @@ def test_a_known_miss_is_of_one_device_and_no_worse(
 def test_the_bars_that_the_newest_records_miss_are_the_known_misses() -> None:
     """A new miss is none of them, and a bar that is met has none."""
     missed, known = set(), set()
-    for targets, kind in ((OF_STEPS, StepEntry), (OF_OPS, OpEntry)):
-        for record in (one for group in newest(kind) for one in group):
-            for one, call, entries in covered(list(targets), record.of(kind)):
-                found, where = one.measured(entries), (str(one), *call, record.device)
-                if found is not None and one.concerns(record.device) and not one.met(found):
-                    missed.add(where)
-                    assert judged(one, found, record.device).standing is KNOWN, where
-                if one.held_to(record.device) is not None:
-                    known.add(where)
+    each: list[tuple[Record, Bounded, tuple[str, ...], Ratio | None]] = []
+    for record in (one for group in newest(StepEntry) for one in group):
+        steps = covered(OF_STEPS, record.of(StepEntry))
+        each += [(record, one, call, one.measured(entries)) for one, call, entries in steps]
+    for record in (one for group in newest(OpEntry) for one in group):
+        ops = covered(OF_OPS, record.of(OpEntry))
+        each += [(record, one, call, one.measured(entries)) for one, call, entries in ops]
+    for record, one, call, found in each:
+        where = (str(one), *call, record.device)
+        if found is not None and one.concerns(record.device) and not one.met(found):
+            missed.add(where)
+            assert judged(one, found, record.device).standing is KNOWN, where
+        if one.held_to(record.device) is not None:
+            known.add(where)
     assert missed
     assert missed == known

@@ -202,9 +202,9 @@ class Recording:
         report = yield
         if call.excinfo and call.excinfo.type is NoBarApplies:
             report.without_bars = True  # type: ignore[attr-defined]
-        missed = call.excinfo and call.excinfo.type in (AssertionError, KnownMiss)
-        if call.when == "call" and missed:
-            report.missed = str(call.excinfo.value)  # type: ignore[attr-defined]
+        raised = call.excinfo if call.when == "call" else None
+        if raised and raised.type in (AssertionError, KnownMiss):
+            report.missed = str(raised.value)  # type: ignore[attr-defined]
         state = self.groups.get(self.group_of.get(report.nodeid, ""))
         if state is not None and call.when == "setup" and report.failed:
             self._once(state, report)

@@ -70,11 +70,6 @@ class Bounded:
         return bound
 
     @property
-    def way(self) -> str:
-        """The field that has the bound."""
-        return "at_least" if self.at_least is not None else "at_most"
-
-    @property
     def direction(self) -> str:
         return ">=" if self.at_least is not None else "<="
 
@@ -186,7 +181,8 @@ def judged(
         return Bar(Standing.MET, text)
     if (held := target.held_to(device)) is None:
         return Bar(Standing.MISSED, text)
-    known = found is not None and replace(target, **{target.way: held}).met(found)
+    least, most = (held, None) if target.at_most is None else (None, held)
+    known = found is not None and replace(target, at_least=least, at_most=most).met(found)
     text += f"; a known miss, held to {target.direction} {held:g}"
     return Bar(Standing.KNOWN_MISS if known else Standing.MISSED, text)
 
