@@ -8,7 +8,7 @@ from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.gated import REGISTERED
 from tinyllama.bench.peers import SEARCHED
 from tinyllama.bench.table import readings_clock, table
-from tinyllama.bench.workloads import ALL, SHORT, not_here
+from tinyllama.bench.workloads import ALL, SHORT_STEPS, not_here
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.plugins.suite import worker_device
 
@@ -39,9 +39,12 @@ def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl
 def pytest_tinyllama_short_groups(config: pytest.Config) -> list[str]:
-    """On a CPU nothing is left out: its groups are short."""
-    on_cpu = worker_device(config).type == "cpu"
-    return pytest_tinyllama_groups(config) if on_cpu else [*SHORT]
+    """On a CPU nothing is left out: its groups are short. On a GPU they are parts of groups, which
+    nothing else measures."""
+    device = worker_device(config)
+    if device.type == "cpu":
+        return pytest_tinyllama_groups(config)
+    return [*SHORT_STEPS, *measure_ops.short_groups(device)]
 
 
 @pytest.hookimpl

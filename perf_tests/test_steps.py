@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tinyllama.bench.ceilings import Ceilings
-from tinyllama.bench.measure import CONTENDERS, Contender, Measured, bars, entry_of, measure
+from tinyllama.bench.measure import CONTENDERS, SHORT, Contender, Measured, bars, entry_of, measure
 from tinyllama.bench.table import Table, may_stay_empty
 from tinyllama.bench.targets import OF_STEPS
-from tinyllama.bench.workloads import ALL, Group, not_here
+from tinyllama.bench.workloads import ALL, SHORT_STEPS, Group, not_here, whole
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.measure.ceilings import CLEARANCE
 from tinyllama.harness.records.entries import StepEntry
@@ -25,19 +25,21 @@ class Run:
     entries: dict[str, StepEntry]
 
 
-@pytest.fixture(scope="module", params=ALL, ids=str)
+@pytest.fixture(scope="module", params=[*map(str, ALL), *SHORT_STEPS])
 def group(
     request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
 ) -> Iterator[Run]:
     """Measure a group, every contender in a process of its own."""
-    this: Group = request.param
+    name = whole(request.param)
+    this, short = Group.parse(name), name != request.param
     reason = not_here(this, device)
     if reason:
         pytest.skip(reason)
-    with recording.group(str(this)) as record:
-        measured = measure(this, device)
+    with recording.group(request.param) as record:
+        measured = measure(this, device, short=short)
         product = ceilings.product(this.precision)
-        found = {one.name: entry_of(one, measured, product) for one in CONTENDERS}
+        made = [one for one in CONTENDERS if not short or one.name in SHORT]
+        found = {one.name: entry_of(one, measured, product) for one in made}
         record.add(*found.values(), *ceilings.entries())
         yield Run(measured, found)
 

@@ -9,10 +9,10 @@ import pytest
 
 from correctness_tests.support.sample_records import bare_step
 from correctness_tests.support.target_files import written
-from tinyllama.bench.measure import Measured, bars
+from tinyllama.bench.measure import SHORT, Measured, bars
 from tinyllama.bench.measure_ops import DTYPES, PEERS
 from tinyllama.bench.targets import OF_OPS, OF_STEPS
-from tinyllama.bench.workloads import ALL, SHORT, Group
+from tinyllama.bench.workloads import ALL, SHORT_OPS, SHORT_STEPS, Group, whole
 from tinyllama.harness.measure.op_contender import passes_of
 from tinyllama.harness.records.entries import Ratio, StepEntry
 from tinyllama.harness.records.targets import OpTarget, Standing, Target, covered, judged, load
@@ -403,8 +403,11 @@ def test_the_documented_memory_is_in_mebibytes() -> None:
 
 
 def test_the_short_set_has_bars_and_is_timed_on_a_gpu() -> None:
+    """And the contenders that these bars are about are timed."""
     timed = {str(group): group for group in ALL}
-    assert set(SHORT) <= set(timed)
-    for name in SHORT:
-        call = (timed[name].workload, timed[name].precision)
-        assert any(t.covers(call) and t.concerns("some other card") for t in OF_STEPS)
+    for name in map(whole, SHORT_STEPS):
+        about = [t for t in OF_STEPS if t.covers((timed[name].workload, timed[name].precision))]
+        assert any(t.concerns("some other card") for t in about)
+        for one in (t for t in about if t.concerns(H200)):
+            assert {one.tier, one.over} <= {*SHORT, "fastest peer", None}, one
+    assert {whole(name) for name in SHORT_OPS} <= {f"ops-{dtype}" for dtype in DTYPES}

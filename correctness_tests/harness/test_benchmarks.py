@@ -99,6 +99,18 @@ def test_the_short_set_is_measured_and_expected_alone(suite: Suite) -> None:
     ends(left, 15, "MISSING one: expected, and not measured to its end")
 
 
+def test_a_part_of_the_short_set_is_measured_only_if_it_is_asked_for(suite: Suite) -> None:
+    with open("conftest.py", "a") as file:
+        file.write("\n\ndef pytest_tinyllama_short_groups(config):\n    return ['part']\n")
+    suite.measure(groups="one two part")
+    every = suite.run("--record")
+    assert every.ret == 0
+    lines(every, ".*a part of a group, measured with --groups short")
+    for asked in ("short", "part"):
+        assert suite.run("--record", "--groups", asked).ret == 0
+    assert sorted(record["group"] for record in suite.records()) == ["one", "part", "part", "two"]
+
+
 def test_a_short_set_that_nobody_declares_is_refused(suite: Suite) -> None:
     found = suite.run("--groups", "short")
     assert found.ret == pytest.ExitCode.USAGE_ERROR

@@ -42,7 +42,8 @@ def made(*, compare: bool = True, stored: Any = (), named: Any = None, **option:
     [
         (None, None, ["a", "b", "c"]),
         ("c, a", None, ["c", "a"]),
-        ("short", None, ["b", "c"]),
+        ("short", None, ["b", "x", "c"]),
+        ("a,x", None, ["a", "x"]),
         (None, ["c", "b"], ["c", "b"]),
         (None, ["c", "gone", "d"], ["c"]),
     ],
@@ -51,8 +52,7 @@ def test_groups_are_chosen_by_the_option_or_by_a_team(
     groups: str | None, named: Any, chosen: list[str]
 ) -> None:
     session = made(groups=groups, named=named)
-    hook: Any = session.config.hook
-    hook.pytest_tinyllama_short_groups.return_value = [["b", "x"], ["c"]]
+    session.short = ["b", "x", "c"]
     assert session._chosen() == chosen
     told = (
         ["of pyproject.toml, not measured on this device: gone, d"] if "gone" in str(named) else []
@@ -70,8 +70,6 @@ def test_groups_are_chosen_by_the_option_or_by_a_team(
 )
 def test_groups_that_are_not_measured_here_are_refused(groups: Any, named: Any, said: str) -> None:
     session = made(groups=groups, named=named)
-    hook: Any = session.config.hook
-    hook.pytest_tinyllama_short_groups.return_value = [["x"]]
     with pytest.raises(pytest.UsageError, match=said):
         session._chosen()
 

@@ -62,6 +62,10 @@ CONTENDERS = (
 )
 
 
+# Those that bars in bf16 are about, and the fastest peers: what a short run is enough for.
+SHORT = ("v1", "v2", "v3", "v4", "v4-single", "hf-eager", "compile", "hf-compile")
+
+
 @dataclass(frozen=True)
 class Effort:
     """How long to measure. turn: seconds of one turn of one contender, which is at least one step
@@ -80,6 +84,10 @@ class Effort:
         if device.type == "cpu":
             return Effort(warm_up=0.3, turn=0.03, rounds=15, total=20, readings=5, energy=0)
         return Effort(warm_up=1.0, turn=0.1, rounds=40, total=150, readings=10, energy=1.5)
+
+    def short(self) -> "Effort":
+        """For a short run, whose intervals are wider."""
+        return replace(self, warm_up=0.5, rounds=20, total=40, readings=5, energy=1.0)
 
 
 @dataclass
@@ -100,9 +108,14 @@ class Measured:
 
 
 def measure(
-    group: Group, device: torch.device, contenders: tuple[Contender, ...] = CONTENDERS
+    group: Group,
+    device: torch.device,
+    contenders: tuple[Contender, ...] = CONTENDERS,
+    *,
+    short: bool = False,
 ) -> Measured:
-    """Measure a group. The failure of a contender is kept with its name."""
+    """Measure a group. The failure of a contender is kept with its name. short: see `SHORT`."""
+    contenders = tuple(one for one in contenders if not short or one.name in SHORT)
     measured = Measured(group)
     with workers() as started:
         for contender in contenders:
@@ -111,6 +124,7 @@ def measure(
             else:
                 started[contender.name] = contender.worker()
         run = _Run(group, device, started, measured)
+        run.effort = run.effort.short() if short else run.effort
         run.prepare(contenders)
         run.time()
         run.look_closer()

@@ -17,6 +17,7 @@ import torch
 from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.peers import OP_PEERS as PEERS
 from tinyllama.bench.peers import PEER_FILES
+from tinyllama.bench.workloads import SHORT_OPS
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.kernels.precision import DTYPE_OF
@@ -47,6 +48,11 @@ def groups(device: torch.device) -> list[str]:
     return ["ops-bf16", "ops-fp32"] if device.type != "cpu" else ["ops-fp32"]
 
 
+def short_groups(device: torch.device) -> list[str]:
+    """Those of the short set: on a GPU, the largest case of each op alone."""
+    return [*SHORT_OPS] if device.type != "cpu" else groups(device)
+
+
 @dataclass
 class OpCaseRun:
     """One case of an op, and what was measured of each provider."""
@@ -73,6 +79,10 @@ class Effort:
             return Effort(warm_up=0.05, rounds=8, layout_rounds=8)
         return Effort(warm_up=0.2, rounds=10, layout_rounds=8)
 
+    def short(self) -> "Effort":
+        """For a short run, whose intervals are wider."""
+        return replace(self, warm_up=0.1, rounds=8)
+
 
 def cases_of(op: Op, device: torch.device) -> range:
     """Which of an op's timed cases are timed on a device; see `Op.timed`."""
@@ -87,19 +97,27 @@ def providers_of(op: Op) -> list[str]:
 class Bench:
     """Measures one case after the other, with a worker for each kind of provider.
 
-    files: declare the ops, or register providers on them, beside the package.
+    files: declare the ops, or register providers on them, beside the package. short: only the last
+    case of each op, which is its largest.
     """
 
     def __init__(
-        self, dtype: str, device: torch.device, ops: Iterable[Op], files: Sequence[str] = PEER_FILES
+        self,
+        dtype: str,
+        device: torch.device,
+        ops: Iterable[Op],
+        files: Sequence[str] = PEER_FILES,
+        *,
+        short: bool = False,
     ) -> None:
         self.files = tuple(files)
         self.device = device
-        self.effort = Effort.on(device)
+        effort = Effort.on(device)
+        self.effort = effort.short() if short else effort
         self.runs = [
             OpCaseRun(op, case, timed_dtype(op, dtype))
             for op in ops
-            for case in cases_of(op, device)
+            for case in cases_of(op, device)[-1 if short else 0 :]
         ]
         self.workers: dict[str, Worker] = {}
 

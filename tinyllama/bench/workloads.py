@@ -15,7 +15,10 @@ LARGE = "large-bf16"  # in the precision in which models of its size are trained
 # Of the workloads whose contenders do not all fit on one GPU at once: those that are compared.
 # The scores of materialised attention alone would not fit.
 TOGETHER: dict[str, tuple[str, ...]] = {"large": ("v4", "hf-compile", "floor")}
-SHORT = ("small-bf16", "medium-bf16")  # on a GPU, of the groups of every kind
+_SHORT = "-short"
+# On a GPU, of groups of steps, and of ops: fewer contenders, cases and rounds of the same groups.
+SHORT_STEPS = tuple(name + _SHORT for name in ("small-bf16", "medium-bf16"))
+SHORT_OPS = ("ops-bf16" + _SHORT,)
 PROCESSORS = 4  # for each contender that is being made: compilers start processes
 
 
@@ -36,6 +39,11 @@ class Group:
     @property
     def shape(self) -> Workload:
         return WORKLOADS[self.workload]
+
+
+def whole(name: str) -> str:
+    """The group of which one of the short set is a part."""
+    return name.removesuffix(_SHORT)
 
 
 ALL = [*(Group(w, p) for w in (*ON_CPU, *ON_GPU) for p in PRECISIONS), Group.parse(LARGE)]

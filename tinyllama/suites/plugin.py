@@ -97,3 +97,7 @@ def pytest_tinyllama_benchmarks(config: pytest.Config) -> Registered:
 
 def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
     return measure_ops.groups(worker_device(config))
+
+
+def pytest_tinyllama_short_groups(config: pytest.Config) -> list[str]:
+    return measure_ops.short_groups(worker_device(config))

@@ -20,6 +20,7 @@ from tinyllama.bench.measure_ops import (
 )
 from tinyllama.bench.peers import PEER_FILES
 from tinyllama.bench.table import Table, may_stay_empty, readings_clock, table
+from tinyllama.bench.workloads import SHORT_OPS, whole
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.measure.ceilings import CLEARANCE
 from tinyllama.harness.measure.op_contender import ops_of
@@ -54,16 +55,18 @@ def ceilings(device: torch.device) -> Ceilings:
     return Ceilings(device)
 
 
-@pytest.fixture(scope="module", params=[f"ops-{dtype}" for dtype in DTYPES])
+@pytest.fixture(scope="module", params=[*(f"ops-{dtype}" for dtype in DTYPES), *SHORT_OPS])
 def group(
     request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
 ) -> Iterator[Measured]:
     """Measure every op in one dtype: the runs by case, and the entries."""
-    if request.param not in groups(device):
+    name = whole(request.param)
+    if name not in groups(device):
         pytest.skip(f"{request.param} is timed on a GPU")
-    dtype = request.param.removeprefix("ops-")
+    short = name != request.param
     with recording.group(request.param) as record:
-        runs = Bench(dtype, device, *timed(request.config)).measure()
+        ops = timed(request.config)
+        runs = Bench(name.removeprefix("ops-"), device, *ops, short=short).measure()
         found = [entry for run in runs.values() for entry in entries_of(run, ceilings)]
         record.add(*found, *ceilings.entries())
         yield runs, found

@@ -55,7 +55,8 @@ class Hooks:
 
     @pytest.hookspec
     def pytest_tinyllama_short_groups(self, config: pytest.Config) -> list[str]:  # type: ignore[empty-body]
-        """Those that ``--groups short`` measures and expects."""
+        """Those that ``--groups short`` measures and expects. One that is not among the groups of
+        the device is measured only if it is asked for."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

@@ -48,6 +48,7 @@ class Recording:
         self.ops = tuple(getattr(config.option, "op", ()))  # only these are compared; not recorded
         self.stored: list[Record] = []  # when the run began, oldest first
         self.declared: list[str] = []
+        self.short: list[str] = []  # that --groups short measures
         self.expected: list[str] = []
         self.groups: dict[str, Group] = {}
         self.group_of: dict[str, str] = {}  # by node id
@@ -120,12 +121,15 @@ class Recording:
                 self.group_of[item.nodeid] = name
         found = self.config.hook.pytest_tinyllama_groups(config=self.config)
         self.declared = list(dict.fromkeys(name for names in found for name in names))
+        found = self.config.hook.pytest_tinyllama_short_groups(config=self.config)
+        self.short = list(dict.fromkeys(name for names in found for name in names))
         self.expected = self._chosen()
         asked = self.config.option.groups
-        left_out = {}
+        alone = {*self.short} - {*self.declared, *self.expected}
+        left_out = dict.fromkeys(alone, f"a part of a group, measured with --groups {SHORT}")
         if asked is not None or self.team.groups is not None:
             why = "not in --groups" if asked is not None else "not in groups of pyproject.toml"
-            left_out = dict.fromkeys(self.groups.keys() - set(self.expected), why)
+            left_out |= dict.fromkeys(self.groups.keys() - {*self.expected, *alone}, why)
         if self.ops and self.active:
             about = {_group_name(item) for item in items if _op_name(item) in self.ops}
             others = {*self.expected, *self.groups} - about
@@ -152,18 +156,17 @@ class Recording:
         if asked is None:
             return self.declared
         if asked == SHORT:
-            found = self.config.hook.pytest_tinyllama_short_groups(config=self.config)
-            chosen = [name for names in found for name in names if name in self.declared]
-            if not chosen:
+            if not self.short:
                 raise pytest.UsageError(
                     f"--groups {SHORT}: no short set is declared for this device: name groups of "
                     f"{', '.join(self.declared) or 'none'}"
                 )
-            return chosen
+            return self.short
         chosen = [name.strip() for name in self.config.option.groups.split(",")]
+        every = dict.fromkeys([*self.declared, *self.short])
         for name in chosen:
-            if name not in self.declared:
-                known = ", ".join(self.declared) or "none"
+            if name not in every:
+                known = ", ".join(every) or "none"
                 raise pytest.UsageError(
                     f"--groups names {name!r}, which is not measured on this device: "
                     f"choose from {known}"

@@ -1,0 +1,45 @@
+"""The short set: what a bar is about, the largest case of each op, and fewer rounds."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tinyllama.bench import measure as steps
+from tinyllama.bench import measure_ops
+from tinyllama.bench.measure import CONTENDERS, SHORT, measure
+from tinyllama.bench.measure_ops import Bench
+from tinyllama.bench.workloads import SHORT_OPS, SHORT_STEPS, Group
+from tinyllama.ops import OPS
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_contenders_and_rounds_of_steps_are_fewer(
+    short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    efforts = []
+    monkeypatch.setattr(steps._Run, "time", lambda run: efforts.append(run.effort))
+    nowhere = tuple(replace(one, requires=("module nowhere",)) for one in CONTENDERS)
+    tried = measure(Group("small", "bf16"), CPU, nowhere, short=short).cannot
+    assert set(tried) == (set(SHORT) if short else {one.name for one in CONTENDERS})
+    usual = steps.Effort.on(CPU)
+    assert efforts == [usual.short() if short else usual]
+    assert steps.Effort.on(GPU).short().total < steps.Effort.on(GPU).total
+
+
+def test_of_each_op_the_last_case_is_timed() -> None:
+    every = Bench("bf16", GPU, OPS.values())
+    short = Bench("bf16", GPU, OPS.values(), short=True)
+    assert [(run.op, run.case) for run in short.runs] == [
+        (op, len(op.timed) - 1) for op in OPS.values()
+    ]
+    assert len(every.runs) > len(short.runs)
+    assert short.effort.warm_up < every.effort.warm_up
+
+
+def test_a_cpu_has_no_parts_of_groups() -> None:
+    assert measure_ops.short_groups(CPU) == measure_ops.groups(CPU)
+    assert measure_ops.short_groups(GPU) == [*SHORT_OPS]
+    assert not {*SHORT_OPS, *SHORT_STEPS} & {*measure_ops.groups(GPU)}
