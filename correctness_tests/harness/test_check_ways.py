@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from correctness_tests.support.tried import assert_found, in_each_dtype, small
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, blocks, sizes
-from tinyllama.harness.correct.checks.thresholds import thresholds
+from tinyllama.harness.correct.checks.thresholds import compared_with, thresholds
 from tinyllama.harness.declare.values import normal, uniform
 from tinyllama.harness.kernels.launch import jit, tl
 
@@ -76,6 +76,41 @@ def test_sizes_that_code_compares_with_are_known() -> None:
     assert thresholds(split) == [256]
     assert thresholds(lambda x: wide(x)) == [STEP, WIDE]
     assert thresholds(torch.relu) == []
+
+
+CUBE, WINDOW = 3.0, 5
+
+
+def of_cubes(x: T, p: float) -> T:
+    return x.pow(3).sum(1).abs() ** (1 / 3) if p == CUBE else torch.linalg.vector_norm(x, p, 1)
+
+
+def rolled(x: T, shift: int) -> T:
+    return x.roll(min(shift, WINDOW), 1) if shift > WINDOW else x.roll(shift, 1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "call", "params", "text"),
+    [
+        (lambda x, p: torch.linalg.vector_norm(x, p, 1), of_cubes, {"p": 2.0}, "p = 3.0: y"),
+        (lambda x, shift: x.roll(shift, 1), rolled, {"shift": 1}, "shift = 6: y"),
+    ],
+    ids=["equal", "beyond"],
+)
+def test_a_parameter_has_the_values_that_code_compares_it_with(
+    reference: Call, call: Call, params: dict[str, Any], text: str
+) -> None:
+    op = small(
+        "parameter", reference, X, {"y": "N" if "p" in params else "N D"}, ROWS, params=params
+    )
+    assert_found(op, call, SPECIAL, text)
+
+
+def test_numbers_that_code_compares_a_parameter_with_are_known() -> None:
+    assert compared_with(of_cubes, "p") == [3.0]
+    assert compared_with(rolled, "shift") == [5]
+    assert compared_with(rolled, "x") == compared_with(torch.relu, "x") == []
+    assert compared_with(lambda q: q > 0.5 or q > -1 or q == 0, "q") == [0.5, 1]
 
 
 def test_numbers_of_kernels_and_of_functions_within_others_are_known() -> None:

@@ -44,6 +44,7 @@ from tinyllama.harness.correct.checks.sizes import (
     draws_for,
     general,
 )
+from tinyllama.harness.correct.checks.thresholds import compared_with
 from tinyllama.harness.correct.evaluate import ContractError, Inputs, evaluate, is_gradient
 from tinyllama.harness.declare.specs import FLOATS, STANDARD
 
@@ -78,6 +79,7 @@ NUDGE = 1e-7  # by which inputs are moved to see whether a gradient jumps
 JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
 CHANCE = 8  # equal values, expected in one draw, that are too many for none to be there by chance
 LARGEST = 100.0  # a bound, such as an epsilon, that each row reaches
+MOST_WHOLE = 1025  # for a parameter that is a whole number: more may take too long
 BEYOND = 97  # added to a parameter that is a whole number: a shift, or a window, beyond an axis
 
 
@@ -188,6 +190,10 @@ def special_values(candidate: Candidate) -> Problem | str:
             if other == 0:
                 return case, f"{parameter} = 0: {wrong}"
             advice = advice or (case, f"{parameter} = {other!r}: {wrong}", Rank.ADVICE)
+    for parameter, value in plain.params.items():
+        for other in _beside(candidate, parameter, value):
+            if (wrong := _other(candidate, case, parameter, other, names)) is not None:
+                return case, f"{parameter} = {other!r}: {wrong}"
     for name, value in itertools.product(names, INFINITIES):
         for where, put in (("in", having), ("in the first row of", _of_first_row)):
             infinite = changed_in(plain, [name], partial(put, fill_value=value))
@@ -209,6 +215,19 @@ def special_values(candidate: Candidate) -> Problem | str:
             if advice is None and (lost := wrong_nan(candidate, case, given_nan)):
                 advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice or (f"not with {'; '.join(refused)}" if refused else None)
+
+
+def _beside(candidate: Candidate, parameter: str, value: Any) -> list[Any]:
+    """Values at, below and beyond the numbers that the candidate compares a parameter with: there
+    its code takes another branch."""
+    if type(value) is float:
+        numbers = compared_with(candidate.provider.call, parameter)
+        return [float(one * factor) for one in numbers for factor in (1, 0.5, 2)]
+    if type(value) is int:
+        numbers = compared_with(candidate.provider.call, parameter)
+        near = (int(one) + step for one in numbers for step in (0, -1, 1))
+        return [one for one in dict.fromkeys(near) if 0 < one <= MOST_WHOLE]
+    return []
 
 
 @contextlib.contextmanager
