@@ -70,6 +70,21 @@ def test_a_way_beyond_a_size_is_taken(
     assert case in found.case
 
 
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_a_length_is_an_odd_number_of_small_blocks(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Which code takes for whole blocks of twice the width."""
+    monkeypatch.setattr(sizes, "SIZES", [one for one in sizes.SIZES if 64 < one < 131])
+
+    def even(x: T) -> T:
+        whole = not x.shape[1] % width
+        return x[:, : x.shape[1] // (2 * width) * 2 * width].sum(1) if whole else x.sum(1)
+
+    found = assert_found(ROW_SUM, even, SIZES, "outputs: ")
+    assert f"D{ {8: 72, 16: 80, 32: 96}[width] }" in found.case
+
+
 def test_sizes_that_code_compares_with_are_known() -> None:
     assert thresholds(wide) == [STEP, WIDE]
     assert thresholds(both_large) == [8, 256]

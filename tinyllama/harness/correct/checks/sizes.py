@@ -39,10 +39,10 @@ from tinyllama.harness.declare.values import constant
 
 # 1 to 3, where both ends of a row are near; then one between each two powers of two from 64 to
 # 32,768, since kernels are chosen by the next one: beyond a block by 1 to 5, for other tails of
-# vectors; an even number of whole blocks; and three whole blocks of 64 to 1,024, where a loop
-# takes two in each turn.
+# vectors; an even number of whole blocks; an odd number of 8, 16 and 32, of which code may take
+# two to be whole; and three whole blocks of 64 to 1,024, where a loop takes two in each turn.
 SIZES = (
-    *(1, 2, 3, 67, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
+    *(1, 2, 3, 67, 72, 80, 96, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
     *(4096, 4099, 8197, 16388, 65539),
 )
 BOTH = 131  # of two axes at once
