@@ -295,6 +295,20 @@ def never_clamped(grad: T, x: T, eps: float) -> T:
     return (grad - y * (grad * y).sum(-1, keepdim=True)) / n
 
 
+def test_bfloat16_is_beyond_the_range_of_float16() -> None:
+    """Code for chips without bfloat16."""
+
+    def halved(x: T) -> T:
+        return x.half().to(x.dtype) * 2 if x.dtype is torch.bfloat16 else x * 2
+
+    op = Op(
+        "two", inputs=X, outputs={"y": "N D"}, cases=ROWS, dtypes=(torch.float32, torch.bfloat16)
+    )
+    op.reference(lambda x: x * 2)
+    assert "bf16" in assert_found(op, halved, SPECIAL, "x huge: y").case
+    assert in_each_dtype(op, lambda x: x + x, SPECIAL).rank is None
+
+
 def test_one_input_is_zero_beside_others_that_are_not() -> None:
     """Parameters that are zero still move."""
     inputs = {"p": Tensor("N D"), "u": Tensor("N D")}

@@ -69,8 +69,12 @@ LARGE = {"far apart": FAR, "shifted": SHIFT, "huge": HUGE}
 LARGE |= dict.fromkeys(("shifted far down", "shifted far up"), FAR_SHIFT)
 # Of these kinds, results are not compared where the reference has lost its digits.
 SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up")
-# Kinds that are tried in float16, too: its sums overflow, and a small number that is added is zero.
-OF_RANGE = ("far apart", "shifted", "all zero")
+# Kinds that are tried in other dtypes, too: sums of float16 overflow, and a small number that is
+# added is zero; numbers of bfloat16 are beyond the range of float16.
+OF_RANGE = {
+    torch.float16: ("far apart", "shifted", "all zero"),
+    torch.bfloat16: ("huge", "tiny"),
+}
 INFINITIES = (float("inf"), float("-inf"))
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 OF_BLOCKS = ("all negative", "with ties")  # kinds that are tried in a later block of a row, too
@@ -121,8 +125,9 @@ def special_values(candidate: Candidate) -> Problem | str:
     advice = None
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
     kinds = list(itertools.product(every, KINDS)) if names else []
-    if names and (largest := _largest_in_float16(candidate)) is not None:
-        kinds += [(largest, kind) for kind in OF_RANGE]
+    for dtype, of_dtype_kinds in OF_RANGE.items() if names else ():
+        if (largest := _largest_in(candidate, dtype)) is not None:
+            kinds += [(largest, kind) for kind in of_dtype_kinds]
     refused: dict[str, None] = {}
     noted = partial(_noted, candidate, refused)
     for one, kind in kinds:
@@ -262,12 +267,11 @@ def _untold(candidate: Candidate, plain: Inputs, name: str) -> str | None:
     return None
 
 
-def _largest_in_float16(candidate: Candidate) -> OpCase | None:
-    """The case in which a sum is the first to overflow; None where float16 was tried already."""
-    half = torch.float16
-    if half not in candidate.dtypes or candidate.dtypes[0] is half:
+def _largest_in(candidate: Candidate, dtype: torch.dtype) -> OpCase | None:
+    """The case in which a sum is the first to overflow; None where this dtype was tried already."""
+    if dtype not in candidate.dtypes or candidate.dtypes[0] is dtype:
         return None
-    cases = [one for one in candidate.plain() if one.dtype is half]
+    cases = [one for one in candidate.plain() if one.dtype is dtype]
     return max(cases, key=lambda one: elements(candidate.op, one.case), default=None)
 
 
