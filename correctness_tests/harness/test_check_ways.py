@@ -295,6 +295,30 @@ def never_clamped(grad: T, x: T, eps: float) -> T:
     return (grad - y * (grad * y).sum(-1, keepdim=True)) / n
 
 
+def test_an_element_equals_a_parameter() -> None:
+    """The last bin of a histogram has both of its edges."""
+
+    def below(x: T, high: float) -> T:
+        return (x < high).sum(1)
+
+    op = small("below", below, X, {"n": Tensor("N", dtype=torch.int64)}, ROWS, params={"high": 6.5})
+    assert in_each_dtype(op, lambda x, high: (-x > -high).sum(1), SPECIAL).rank is None
+    text = "x with the values of parameters: n"
+    assert_found(op, lambda x, high: (x <= high).sum(1), SPECIAL, text)
+
+
+def test_values_are_so_close_that_one_is_in_each_gap() -> None:
+    def gate(x: T) -> T:
+        return torch.sigmoid(x)
+
+    def gap(x: T) -> T:
+        return torch.where((x > 6.35) & (x < 6.375), 0.5, gate(x))
+
+    op = small("gate", gate, X, {"y": "N D"}, ROWS)
+    assert_found(op, gap, SPECIAL, "x evenly spaced: y")
+    assert in_each_dtype(op, lambda x: 1 / (1 + (-x).exp()), SPECIAL).rank is None
+
+
 def test_bfloat16_is_beyond_the_range_of_float16() -> None:
     """Code for chips without bfloat16."""
 

@@ -51,7 +51,14 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.correct.checks.differing": {"MOST_ERROR": 0.001},
     "tinyllama.harness.correct.checks.special": {
         **{"FAR": 64, "SHIFT": 1000, "FAR_SHIFT": 32768, "HUGE": 8589934592},
-        **{"CASES": 4, "BEYOND": 97, "MOST_WHOLE": 1025, "CHANCE": 8, "LARGEST": 100.0},
+        **{
+            "CASES": 4,
+            "BEYOND": 97,
+            "MOST_WHOLE": 1025,
+            "WIDEST": 16,
+            "CHANCE": 8,
+            "LARGEST": 100.0,
+        },
         **{"NUDGE": 1e-7, "JUMP": 0.1},
     },
     "tinyllama.harness.correct.checks.state": {"THREADS": 3, "SUBNORMAL": 1e-40},

@@ -79,6 +79,7 @@ INFINITIES = (float("inf"), float("-inf"))
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 OF_BLOCKS = ("all negative", "with ties")  # kinds that are tried in a later block of a row, too
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
+EVENLY, WIDEST = "evenly spaced", 16  # up to this value of either sign
 NUDGE = 1e-7  # by which inputs are moved to see whether a gradient jumps
 JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
 CHANCE = 8  # equal values, expected in one draw, that are too many for none to be there by chance
@@ -152,10 +153,12 @@ def special_values(candidate: Candidate) -> Problem | str:
             seen = differs(candidate, case, changed, usual=plain, times=times)
             if seen is not None and not _is_convention(candidate, changed, seen[0]):
                 return case, f"{what}: {seen[1]}"
-    kept = {kind: KINDS[kind] for kind in OF_BLOCKS}
+    kept = {kind: KINDS[kind] for kind in OF_BLOCKS} | {EVENLY: _evenly}
     for what, long, changed in in_blocks(candidate, case, names, kept):
+        times = WIDEST if what.endswith(EVENLY) else 1
         with noted(what):
-            seen = differs(candidate, long, changed)
+            given = {"usual": candidate.inputs(long), "times": times} if times > 1 else {}
+            seen = differs(candidate, long, changed, **given)
             if seen is not None and not _is_convention(candidate, changed, seen[0]):
                 return long, f"{what}: {seen[1]}"
     for what, changed in in_states(candidate, case):
@@ -318,12 +321,29 @@ def _of_first_row(x: torch.Tensor, fill_value: Any) -> torch.Tensor:
     return changed
 
 
+def _evenly(x: torch.Tensor) -> torch.Tensor:
+    """Evenly spaced values in the order of those of x: so close, and so wide, are random ones
+    nowhere."""
+    flat = x.flatten()
+    places = flat.argsort().argsort()
+    values = torch.linspace(-WIDEST, WIDEST, flat.numel(), dtype=torch.float64, device=x.device)
+    return values.to(x.dtype)[places].view(x.shape)
+
+
+def _having_each(x: torch.Tensor, values: list[float]) -> torch.Tensor:
+    changed = x.clone()
+    flat = changed.view(-1)[x.numel() // 2 :]
+    flat[: len(values)] = torch.tensor(values, dtype=x.dtype, device=x.device)[: len(flat)]
+    return changed
+
+
 def _in_places(
     candidate: Candidate, case: OpCase, names: list[str]
 ) -> Iterator[tuple[str, Inputs, int]]:
-    """Yields a description, inputs and a factor. One of the inputs has a zero, where its
-    distribution allows it; is all zero while the others are not; or has the values of another one.
-    The inputs are treated as so many times as large as the usual ones."""
+    """Yields a description, inputs and a factor. The inputs have elements that equal a parameter or
+    its opposite. Or one of them has a zero, where its distribution allows it; is all zero while the
+    others are not; or has the values of another one. The inputs are treated as so many times as
+    large as the usual ones."""
     plain = candidate.inputs(case)
     floating = {
         name: value
@@ -333,6 +353,13 @@ def _in_places(
         and value.is_floating_point()
         and value.numel()
     }
+    wide = torch.float32
+    numbers = [float(one) for one in plain.params.values() if type(one) in (int, float)]
+    exact = [one for one in numbers if one and torch.tensor(one, dtype=wide).item() == one]
+    if exact and names:
+        both = [value * sign for value in dict.fromkeys(exact) for sign in (1, -1)]
+        having_each = changed_in(plain, names, partial(_having_each, values=both))
+        yield f"{' and '.join(names)} with the values of parameters", having_each, 1
     for name in floating:
         declared = candidate.op.inputs[name].distribution(case.case.dims)
         least = (case.case.values.get(name) or declared).least
