@@ -277,6 +277,21 @@ def test_a_state_of_8_bits_is_made_zero_and_tiny() -> None:
     assert not inputs.args["m"].float().any()
 
 
+def test_a_small_step_depends_on_a_parameter_too() -> None:
+    """A correction that is computed once, of the first step that comes."""
+    first: dict[None, float] = {}
+
+    def corrected(p: T, g: T, step: int) -> None:
+        p.sub_(1e-3 * g / (1 - 0.9**step))
+
+    def kept(p: T, g: T, step: int) -> None:
+        p.sub_(1e-3 * g / first.setdefault(None, 1 - 0.9**step))
+
+    inputs = {"p": Tensor("N", mutated=True), "g": Tensor("N")}
+    op = small("corrected", corrected, inputs, {}, [Case(N=30), Case(N=7)], params={"step": 3})
+    assert_found(op, kept, SPECIAL, "step = 4: p")
+
+
 # -- one input, one parameter ----------------------------------------------------------------------
 
 
