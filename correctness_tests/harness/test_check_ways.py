@@ -13,7 +13,7 @@ from correctness_tests.support.tried import assert_found, in_each_dtype, small
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, blocks, sizes
 from tinyllama.harness.correct.checks.thresholds import compared_with, thresholds
-from tinyllama.harness.declare.values import normal, uniform
+from tinyllama.harness.declare.values import Values, normal, uniform
 from tinyllama.harness.kernels.launch import jit, tl
 
 T = torch.Tensor
@@ -308,6 +308,22 @@ def never_clamped(grad: T, x: T, eps: float) -> T:
     n = x.norm(dim=-1, keepdim=True).clamp(min=eps)
     y = x / n
     return (grad - y * (grad * y).sum(-1, keepdim=True)) / n
+
+
+def test_what_is_between_the_ends_of_a_permutation_is_moved() -> None:
+    def moved(x: T, at: T) -> T:
+        return x[at]
+
+    def by_ends(x: T, at: T) -> T:
+        return x.clone() if at[0] == 0 and at[-1] == len(at) - 1 else x[at]
+
+    def permuted(shape: tuple[int, ...], made: torch.Generator) -> T:
+        return torch.randperm(*shape, generator=made)
+
+    at = Tensor("N", dtype=torch.int64, values=Values("permutation", permuted))
+    op = small("moved", moved, {**X, "at": at}, {"y": "N D"}, [Case(N=9, D=8), Case(N=7, D=5)])
+    assert_found(op, by_ends, SPECIAL, "at in order but between its ends: y")
+    assert in_each_dtype(op, lambda x, at: x.index_select(0, at), SPECIAL).rank is None
 
 
 def test_an_element_equals_a_parameter() -> None:

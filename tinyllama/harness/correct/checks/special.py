@@ -114,7 +114,7 @@ def special_values(candidate: Candidate) -> Problem | str:
     ]
     given_settings = list(of_several(candidate, case))
     placed = itertools.chain(_in_places(candidate, case, names), in_states(candidate, case))
-    if not (names or numbered or given_settings or any(placed)):
+    if not (names or numbered or given_settings or any(placed) or any(_arranged(candidate, case))):
         raise Unsupported("no input may have any value, and no parameter another one")
     for (one, name, value), row in itertools.product(numbered, (False, True)):
         filled: Change = partial(_of_first_row if row else torch.full_like, fill_value=value)
@@ -123,6 +123,10 @@ def special_values(candidate: Candidate) -> Problem | str:
             seen = differs(candidate, one, alike, refusable=True)
             if said := seen[1] if seen is not None else passed_on(candidate, alike):
                 return one, f"{name} all {value}{' in its first row' * row}: {said}"
+    for what, arranged in () if candidate.op.mutated else _arranged(candidate, case):
+        with contextlib.suppress(RefusedError):
+            if (seen := differs(candidate, case, arranged, refusable=True)) is not None:
+                return case, f"{what}: {seen[1]}"
     advice = None
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
     kinds = list(itertools.product(every, KINDS)) if names else []
@@ -305,6 +309,26 @@ def _distinct(draws: list[torch.Tensor]) -> bool:
     times = torch.cat(draws).unique(return_counts=True)[1]
     pairs = int((times * (times - 1) // 2).sum())
     return not pairs or pairs > CHANCE * len(draws)
+
+
+def _arranged(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Inputs]]:
+    """Yields a description and inputs, for each vector of integers that need not be in order: in
+    order, and in order but for those between its ends. Of indices, both ends may be where they
+    are if nothing is moved, and what lies between them not."""
+    plain = candidate.inputs(case)
+    for name, declared in candidate.op.inputs.items():
+        value = plain.args[name]
+        whole = not (declared.many or value.is_floating_point() or value.dtype is torch.bool)
+        if not whole or value.dim() != 1 or value.numel() <= 3:
+            continue
+        draws = draws_for(candidate, case, name)
+        orders = ([one.sort(descending=down).values for one in draws] for down in (False, True))
+        if any(all(map(torch.equal, draws, each)) for each in orders):
+            continue
+        ordered = value.sort().values
+        between = torch.cat((ordered[:1], ordered[1:-1].flip(0), ordered[-1:]))
+        for what, one in (("in order", ordered), ("in order but between its ends", between)):
+            yield f"{name} {what}", replace(plain, args={**plain.args, name: one})
 
 
 def having(x: torch.Tensor, fill_value: float) -> torch.Tensor:
