@@ -310,6 +310,28 @@ def never_clamped(grad: T, x: T, eps: float) -> T:
     return (grad - y * (grad * y).sum(-1, keepdim=True)) / n
 
 
+def test_what_padding_holds_does_not_matter() -> None:
+    """A weight of zero times an infinity is a NaN, also where the reference's gradient is one."""
+
+    def pooled(x: T, v: T, lens: T) -> T:
+        keep = torch.arange(x.shape[1]) < lens[:, None]
+        weights = torch.softmax(x.masked_fill(~keep, -torch.inf), 1)
+        return (weights * v.masked_fill(~keep, 0)).sum(1)
+
+    def weighted(x: T, v: T, lens: T) -> T:
+        keep = torch.arange(x.shape[1]) < lens[:, None]
+        return (torch.softmax(x.masked_fill(~keep, -torch.inf), 1) * v).sum(1)
+
+    def within(shape: tuple[int, ...], made: torch.Generator) -> T:
+        return torch.randint(5, 8, shape, generator=made)
+
+    lens = Tensor("N", dtype=torch.int64, values=Values("within", within))
+    cases = [Case(N=4, D=8), Case(N=3, D=9)]
+    op = small("pooled", pooled, {**X, "v": Tensor("N D"), "lens": lens}, {"y": "N"}, cases)
+    assert_found(op, weighted, SPECIAL, "on which no output depends: a NaN reaches y")
+    assert in_each_dtype(op, pooled, SPECIAL).rank is None
+
+
 def test_what_is_between_the_ends_of_a_permutation_is_moved() -> None:
     def moved(x: T, at: T) -> T:
         return x[at]

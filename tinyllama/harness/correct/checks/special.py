@@ -38,6 +38,7 @@ from tinyllama.harness.correct.checks.finding import (
     Unsupported,
     others,
 )
+from tinyllama.harness.correct.checks.graph import same_bits
 from tinyllama.harness.correct.checks.memory import passed_on
 from tinyllama.harness.correct.checks.settings import of_several
 from tinyllama.harness.correct.checks.sizes import (
@@ -46,6 +47,7 @@ from tinyllama.harness.correct.checks.sizes import (
 )
 from tinyllama.harness.correct.checks.thresholds import compared_with
 from tinyllama.harness.correct.evaluate import ContractError, Inputs, evaluate, is_gradient
+from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.specs import FLOATS, STANDARD
 
 FAR = 64  # times as large: exponentials overflow
@@ -212,6 +214,14 @@ def special_values(candidate: Candidate) -> Problem | str:
             with noted(f"{value} {where} {name}"):
                 if lost := wrong_nan(candidate, case, infinite, of_nan=False):
                     return case, f"{value} {where} {name}: {lost}"
+    for what, infinite, right in _unused(candidate, case, names):
+        with noted(what):
+            results = candidate.forward_only().results(infinite)
+            lost = [
+                n for n, one in right.items() if bool((results[n].isnan() & ~one.isnan()).any())
+            ]
+            if lost:
+                return case, f"{what}: a NaN reaches {', '.join(lost)}"
     for name in names:
         with noted(f"half a row of -inf in {name}"):
             if (found := half_a_row(candidate, case, name)) is not None:
@@ -329,6 +339,29 @@ def _arranged(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Inputs]
         between = torch.cat((ordered[:1], ordered[1:-1].flip(0), ordered[-1:]))
         for what, one in (("in order", ordered), ("in order but between its ends", between)):
             yield f"{name} {what}", replace(plain, args={**plain.args, name: one})
+
+
+def _unused(
+    candidate: Candidate, case: OpCase, names: list[str]
+) -> Iterator[tuple[str, Inputs, dict[str, torch.Tensor]]]:
+    """Yields a description, inputs and the reference's outputs, for an op with a mask, lengths or
+    indices: each element on which no output of the reference depends is infinite, as what is left
+    in padding may be."""
+    plain, op, forward = candidate.inputs(case), candidate.op, candidate.forward_only().op
+    if op.mutated or all(one.floating for one in op.inputs.values()):
+        return
+    call = op["eager"].call
+    for name in names:
+        moved = changed_in(plain, [name], lambda x: (3 * x + 1).requires_grad_())
+        with contextlib.suppress(Exception):  # the reference has no gradient
+            outputs = several(call(*moved.args.values(), **moved.params))
+            total = [one.double().square().sum() for one in outputs if one.requires_grad]
+            (found,) = torch.autograd.grad(total, moved.args[name])
+            change: Change = partial(torch.masked_fill, mask=found == 0, value=math.inf)
+            infinite = changed_in(plain, [name], change)
+            usual, right = (evaluate(forward, call, one) for one in (plain, infinite))
+            if not found.all() and all(same_bits(one, usual[n]) for n, one in right.items()):
+                yield f"infinite elements of {name} on which no output depends", infinite, right
 
 
 def having(x: torch.Tensor, fill_value: float) -> torch.Tensor:
