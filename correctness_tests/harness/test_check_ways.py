@@ -85,6 +85,42 @@ def test_a_length_is_an_odd_number_of_small_blocks(
     assert f"D{ {8: 72, 16: 80, 32: 96}[width] }" in found.case
 
 
+def test_a_list_has_an_empty_tensor_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halved(several: list[T]) -> None:
+        for one in several:
+            one.mul_(0.5)
+
+    def until_empty(several: list[T]) -> None:
+        for one in several:
+            if not one.numel():
+                return
+            one.mul_(0.5)
+
+    def refusing(several: list[T]) -> None:
+        if not all(one.numel() for one in several):
+            raise ValueError("an empty tensor")
+        halved(several)
+
+    monkeypatch.setattr(sizes, "LISTS", (1,))
+    several = {"several": Tensor("N", mutated=True, many=True)}
+    op = small("halved", halved, several, {}, [Case(N=(5, 3)), Case(N=(4,))])
+    assert "one of them empty" in assert_found(op, until_empty, SIZES, "several[2]").case
+    assert in_each_dtype(op, refusing, SIZES).rank is None
+
+
+def test_leading_axes_are_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of four axes are given in the shape of two."""
+    monkeypatch.setattr(sizes, "SIZES", (67, 131))
+    cases = [Case(N=4, D=8), Case(N=(2, 3), D=5)]
+    op = small("summed", lambda x: x.sum(-1), X, {"y": "N"}, cases, leading=("N",))
+
+    def of_two(x: T) -> T:
+        return x.sum(-1).flatten(1) if x.dim() > 3 else x.sum(-1)
+
+    assert "N2x1x3" in assert_found(op, of_two, SIZES, "outputs: ").case
+    assert in_each_dtype(op, lambda x: x.sum(-1), SIZES).rank is None
+
+
 def test_sizes_that_code_compares_with_are_known() -> None:
     assert thresholds(wide) == [STEP, WIDE]
     assert thresholds(both_large) == [8, 256]

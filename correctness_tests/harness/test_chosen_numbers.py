@@ -43,7 +43,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         **{"BOTH": 131, "ALL": 67, "MOST_ELEMENTS": 2097152, "OF_EXTREMES": 259},
         **{"OF_LAYOUTS": 1025, "SECONDS": 10.0, "ENDS": 64, "NOISE": 0.2},
         **{"LOST": 8.0, "UNLIKE": 0.1, "TRIES": 8, "FEW": 3, "OF_SUMS": 2051, "DRAWN": 4096},
-        "OTHERS": 3,
+        **{"OTHERS": 3, "WITH_NONE": (3, 0, 2), "LEADING": ((), (5,), (2, 3), (2, 1, 3))},
     },
     "tinyllama.harness.correct.checks.settings": {
         **{"SEEN": 0.05, "FACTORS": (0.5, 3.0, 1e3, 1e6), "STEPS": (1, -1, 2)},
