@@ -148,8 +148,26 @@ def test_autocast_that_is_ignored_is_advice(call: Any, rank: Rank | None) -> Non
     assert one.rank is rank, one
     assert rank is None or "autocast is ignored" in one.message
     candidate = Candidate(product, Provider("product", "tried", call, (torch.float32,)))
-    first, second = (frameworks._autocast(candidate, dtype) for dtype in frameworks.NARROW)
+    case = candidate.smallest(torch.float32)
+    first, second = (frameworks._autocast(candidate, one, case) for one in frameworks.NARROW)
     assert (first is None, second) == (rank is None, None), "it is said once"
+
+
+def test_positions_that_autocast_rounds_are_found_on_a_long_axis() -> None:
+    """A product gives the angles: bfloat16 has no 257."""
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.arange(x.shape[0]).mul(0.1).to(x.dtype).cos()[:, None]
+
+    def by_product(x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(float(x.shape[0]))[:, None] @ torch.tensor([[0.1]])
+        return x * at.cos()
+
+    op = small("turned", turned, {"x": Tensor("N D")}, {"y": "N D"})
+    one = found(op, by_product, "autocast")
+    assert (one.outcome, one.rank) == (FAILED, Rank.WRONG), one
+    assert "N259" in one.case
+    assert found(op, turned, "autocast").outcome is PASSED
 
 
 def test_a_reference_that_autocast_does_not_change_asks_for_nothing() -> None:
