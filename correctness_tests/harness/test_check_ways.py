@@ -157,6 +157,19 @@ def test_a_parameter_has_the_values_that_code_compares_it_with(
     assert_found(op, call, SPECIAL, text)
 
 
+def test_a_whole_number_beside_the_default_is_tried() -> None:
+    """The remainder of a negative number is negative in C."""
+
+    def left(x: T, shift: int) -> T:
+        return x.roll(min(shift, 0), 1)
+
+    cases = [Case(N=4, D=64), Case(N=3, D=50, params={"shift": -3})]
+    op = small(
+        "roll", lambda x, shift: x.roll(shift, 1), X, {"y": "N D"}, cases, params={"shift": 0}
+    )
+    assert_found(op, left, SPECIAL, "shift = 1: y")
+
+
 def test_numbers_that_code_compares_a_parameter_with_are_known() -> None:
     assert compared_with(of_cubes, "p") == [3.0]
     assert compared_with(rolled, "shift") == [5]

@@ -19,21 +19,14 @@ SEEN = 0.05  # of the norm of a result: the least by which it is to depend on a 
 
 def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
     """Each parameter that is a number, with another allowed value that changes a result of the
-    reference; each that is true or false, with the opposite."""
+    reference, and with one beside the default, if the case has another; each that is true or false,
+    with the opposite."""
     inputs = candidate.inputs(case).double()
     reference = candidate.op["eager"].call
     known = evaluate(candidate.op, reference, inputs)
     before = mutated_results(candidate.op, inputs.args)
-    for name, value in inputs.params.items():
-        if type(value) is bool:
-            yield name, not value
-        others: Iterable[Any] = ()
-        if type(value) is float:
-            others = [value * factor for factor in FACTORS] if value else (0.5,)
-        elif type(value) is int:
-            taken = (one.flatten() for one in inputs.args.values() if _whole(one))
-            drawn = (one[place].item() for one in taken for place in (0, -1))
-            others = (*(value + step for step in STEPS), *drawn)  # one of them may be left out
+
+    def seen(name: str, others: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         for other in others:
             params = {**inputs.params, name: other}
             if candidate.op.misfit(case.case.dims, params) is not None:
@@ -44,7 +37,21 @@ def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
                 continue
             if any(_moved(results[name], one, before.get(name)) for name, one in known.items()):
                 yield name, other
-                break
+                return
+
+    for name, value in inputs.params.items():
+        if type(value) is bool:
+            yield name, not value
+        elif type(value) is float:
+            yield from seen(name, [value * factor for factor in FACTORS] if value else (0.5,))
+        elif type(value) is int:
+            taken = (one.flatten() for one in inputs.args.values() if _whole(one))
+            drawn = (one[place].item() for one in taken for place in (0, -1))
+            # One of them may be left out.
+            yield from seen(name, (*(value + step for step in STEPS), *drawn))
+            usual = candidate.op.params.get(name, value)
+            if usual != value:  # a shift of 0 moves nothing: cases may have one to the left alone
+                yield from seen(name, [usual + step for step in STEPS])
 
 
 def _moved(result: torch.Tensor, known: torch.Tensor, before: torch.Tensor | None = None) -> bool:
@@ -67,6 +74,8 @@ def of_several(candidate: Candidate, case: OpCase) -> Iterator[Mapping[str, Any]
     yield from ({name: value} for name, value in each)
     inputs = candidate.inputs(case).double()
     for pair in itertools.combinations(each, 2):
+        if pair[0][0] == pair[1][0]:  # two values of one
+            continue
         params = {**inputs.params, **dict(pair)}
         if candidate.op.misfit(case.case.dims, params) is not None:
             continue
