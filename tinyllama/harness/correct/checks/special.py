@@ -163,8 +163,7 @@ def special_values(candidate: Candidate) -> Problem | str:
     for what, long, changed in in_blocks(candidate, case, names, kept):
         times = WIDEST if what.endswith(EVENLY) else 1
         with noted(what):
-            given = {"usual": candidate.inputs(long), "times": times} if times > 1 else {}
-            seen = differs(candidate, long, changed, **given)
+            seen = differs(candidate, long, changed, usual=candidate.inputs(long), times=times)
             if seen is not None and not _is_convention(candidate, changed, seen[0]):
                 return long, f"{what}: {seen[1]}"
     for what, changed in in_states(candidate, case):
@@ -217,11 +216,9 @@ def special_values(candidate: Candidate) -> Problem | str:
     for what, infinite, right in _unused(candidate, case, names):
         with noted(what):
             results = candidate.forward_only().results(infinite)
-            lost = [
-                n for n, one in right.items() if bool((results[n].isnan() & ~one.isnan()).any())
-            ]
-            if lost:
-                return case, f"{what}: a NaN reaches {', '.join(lost)}"
+            own = (n for n, one in right.items() if (results[n].isnan() & ~one.isnan()).any())
+            if reached := ", ".join(own):
+                return case, f"{what}: a NaN reaches {reached}"
     for name in names:
         with noted(f"half a row of -inf in {name}"):
             if (found := half_a_row(candidate, case, name)) is not None:
