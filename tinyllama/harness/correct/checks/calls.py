@@ -372,7 +372,9 @@ def second_derivative(candidate: Candidate) -> Problem:
         found = second(candidate, candidate.provider.call, inputs.double() if double else inputs)
     except RuntimeError as error:
         text = f"declared to have a second derivative: {error}"
-        return transformed(candidate, case) or ((case, text, Rank.CONTRACT) if declared else None)
+        return worst(
+            (transformed(candidate, case), (case, text, Rank.CONTRACT) if declared else None)
+        )
     if found is None:
         text = "first derivatives under create_graph are silently detached: mark the backward "
         text += "pass as once_differentiable"
