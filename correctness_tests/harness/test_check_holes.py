@@ -170,6 +170,27 @@ def test_positions_that_autocast_rounds_are_found_on_a_long_axis() -> None:
     assert found(op, turned, "autocast").outcome is PASSED
 
 
+def test_a_row_that_is_zero_has_no_bound_on_a_long_axis() -> None:
+    """The weight of a single key is one, and the gradient of its query cancels to zero."""
+
+    def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        alone = (torch.arange(len(q)) == 50)[:, None] & (torch.arange(len(k)) > 0)
+        return (q @ k.T).masked_fill(alone, -torch.inf)
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(scores(q, k), 1) @ v
+
+    def divided(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        weights = scores(q, k)
+        weights = (weights - weights.detach().amax(1, keepdim=True)).exp()
+        return weights @ v / weights.sum(1, keepdim=True)
+
+    inputs = {"q": MATRIX, "k": Tensor("M D", grad=True), "v": Tensor("M D", grad=True)}
+    op = small("attended", attended, inputs, {"y": "N D"}, [Case(N=5, M=6, D=8)])
+    one = found(op, divided, "autocast")
+    assert one.outcome is PASSED, one
+
+
 def test_a_reference_that_autocast_does_not_change_asks_for_nothing() -> None:
     assert found(chosen, pick, "autocast").rank is None
 

@@ -55,13 +55,16 @@ def _long(candidate: Candidate, dtype: torch.dtype) -> Problem:
         long = resized(candidate, case, axis, OF_EXTREMES) if isinstance(size, int) else None
         if long is None or elements(candidate.op, long.case) > MOST or not candidate.takes(long):
             continue
-        if (problem := _autocast(candidate, dtype, long)) is not None:
+        if (problem := _autocast(candidate, dtype, long, by_rows=False)) is not None:
             return problem
     return None
 
 
-def _autocast(candidate: Candidate, dtype: torch.dtype, case: OpCase) -> Problem:
-    """What is wrong under autocast to this dtype."""
+def _autocast(
+    candidate: Candidate, dtype: torch.dtype, case: OpCase, *, by_rows: bool = True
+) -> Problem:
+    """What is wrong under autocast to this dtype. by_rows: not only as a whole. A row that is zero,
+    as the gradient of a query with one key, has no bound, and a long case may have some."""
     inputs = candidate.inputs(case)
     eager = replace(candidate, provider=candidate.op["eager"])
     on, off = (torch.autocast(candidate.device.type, dtype, enabled=on) for on in (True, False))
@@ -78,7 +81,7 @@ def _autocast(candidate: Candidate, dtype: torch.dtype, case: OpCase) -> Problem
         if name not in own:
             return case, f"{name} is missing"
         found = compare(name, own[name], references.of(name), slack=slack)
-        if not found.passed:
+        if any(not one.passed and (by_rows or one.norm == "tensor") for one in found.checks):
             return case, f"to {dtype}: {found}"
     if dtype is not NARROW[0]:
         return None
