@@ -403,3 +403,28 @@ def test_a_value_for_which_fits_raises_is_not_tried() -> None:
     assert one.outcome is PASSED, one
     with pytest.raises(ValueError, match="do not fit: ZeroDivisionError: "):
         op(torch.zeros(2, 4), groups=0)
+
+
+# -- a custom op of torch -------------------------------------------------------------------------
+
+
+@torch.library.custom_op("accused::cubed", mutates_args=())
+def cubed(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+def of_cubed(ctx: Any, upstream: T) -> T:
+    return 3 * ctx.saved_tensors[0] ** 2 * upstream
+
+
+cubed.register_autograd(
+    of_cubed, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+def test_a_custom_op_that_has_no_forward_derivative_is_advice() -> None:
+    """torch gives none, without an error, and its author can change nothing about it."""
+    op = small("cubed", lambda x: x**3, {"x": MATRIX}, {"y": "N D"})
+    one = finding(op, cubed, "second derivative")
+    assert one.rank is Rank.ADVICE, one
+    assert one.message.startswith("y has no forward derivative by x")

@@ -148,8 +148,47 @@ def test_autocast_that_is_ignored_is_advice(call: Any, rank: Rank | None) -> Non
     assert one.rank is rank, one
     assert rank is None or "autocast is ignored" in one.message
     candidate = Candidate(product, Provider("product", "tried", call, (torch.float32,)))
-    first, second = (frameworks._autocast(candidate, dtype) for dtype in frameworks.NARROW)
+    case = candidate.smallest(torch.float32)
+    first, second = (frameworks._autocast(candidate, one, case) for one in frameworks.NARROW)
     assert (first is None, second) == (rank is None, None), "it is said once"
+
+
+def test_positions_that_autocast_rounds_are_found_on_a_long_axis() -> None:
+    """A product gives the angles: bfloat16 has no 257."""
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.arange(x.shape[0]).mul(0.1).to(x.dtype).cos()[:, None]
+
+    def by_product(x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(float(x.shape[0]))[:, None] @ torch.tensor([[0.1]])
+        return x * at.cos()
+
+    op = small("turned", turned, {"x": Tensor("N D")}, {"y": "N D"})
+    one = found(op, by_product, "autocast")
+    assert (one.outcome, one.rank) == (FAILED, Rank.WRONG), one
+    assert "N259" in one.case
+    assert found(op, turned, "autocast").outcome is PASSED
+
+
+def test_a_row_that_is_zero_has_no_bound_on_a_long_axis() -> None:
+    """The weight of a single key is one, and the gradient of its query cancels to zero."""
+
+    def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        alone = (torch.arange(len(q)) == 50)[:, None] & (torch.arange(len(k)) > 0)
+        return (q @ k.T).masked_fill(alone, -torch.inf)
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(scores(q, k), 1) @ v
+
+    def divided(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        weights = scores(q, k)
+        weights = (weights - weights.detach().amax(1, keepdim=True)).exp()
+        return weights @ v / weights.sum(1, keepdim=True)
+
+    inputs = {"q": MATRIX, "k": Tensor("M D", grad=True), "v": Tensor("M D", grad=True)}
+    op = small("attended", attended, inputs, {"y": "N D"}, [Case(N=5, M=6, D=8)])
+    one = found(op, divided, "autocast")
+    assert one.outcome is PASSED, one
 
 
 def test_a_reference_that_autocast_does_not_change_asks_for_nothing() -> None:

@@ -120,13 +120,19 @@ def test_what_a_call_may_leave_behind_is_each_seen_and_put_back(name: str) -> No
         "whether gradients are computed": False,
         "whether algorithms are deterministic": True,
         "the default device": "meta",
+        "whether attention may be torch's own formula": False,
+        "whether autocast is on for cpu": True,
+        "whether autocast is on for cuda": True,
         "the random numbers that follow": torch.Generator().manual_seed(1).get_state(),
         "Python's random numbers that follow": random.Random(1).getstate(),
         "NumPy's random numbers that follow": np.random.RandomState(1).get_state(),
     }
     with state._others():
         before = seen()
-        assert set(differ(usual, before)) == {n for n, each in state.SETTINGS.items() if each.other}
+        others = {n: one.other(usual[n]) for n, one in state.SETTINGS.items() if one.other}
+        assert set(differ(usual, before)) == {
+            n for n, value in others.items() if not state.same_setting(value, usual[n])
+        }
         one.set(values[name] if one.other is None or name in values else one.other(before[name]))
         assert differ(before, seen()) == [name]
     assert not differ(usual, seen())

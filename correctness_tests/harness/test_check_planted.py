@@ -181,6 +181,8 @@ PLANTED: list[tuple[str, str, Op, Call, str]] = [
     ("a clamp", "scaled upstream", pair, upstream(lambda g: g.clamp(-100, 100)), "proportion"),
     ("rows with a zero", "scaled upstream", pair,
      upstream(lambda g: g * ~(g == 0).any(-1, keepdim=True)), "zero in places"),
+    ("ones by one element", "scaled upstream", pair,
+     upstream(lambda g: torch.ones_like(g) if (g.flatten()[:1] == 1).all() else g), "as of a loss"),
     ("no maximum", "special values", softmax,
      lambda x: x.exp() / x.exp().sum(-1, keepdim=True), "x far apart"),
     ("inf times 0", "special values", positive, lambda x: x * (x > 0), "-inf in x: a NaN reaches"),

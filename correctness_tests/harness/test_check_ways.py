@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 from correctness_tests.support.tried import assert_found, in_each_dtype, small
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, blocks, sizes
-from tinyllama.harness.correct.checks.thresholds import thresholds
-from tinyllama.harness.declare.values import normal, uniform
+from tinyllama.harness.correct.checks.thresholds import compared_with, thresholds
+from tinyllama.harness.declare.values import Values, normal, uniform
 from tinyllama.harness.kernels.launch import jit, tl
 
 T = torch.Tensor
@@ -70,12 +70,111 @@ def test_a_way_beyond_a_size_is_taken(
     assert case in found.case
 
 
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_a_length_is_an_odd_number_of_small_blocks(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Which code takes for whole blocks of twice the width."""
+    monkeypatch.setattr(sizes, "SIZES", [one for one in sizes.SIZES if 64 < one < 131])
+
+    def even(x: T) -> T:
+        whole = not x.shape[1] % width
+        return x[:, : x.shape[1] // (2 * width) * 2 * width].sum(1) if whole else x.sum(1)
+
+    found = assert_found(ROW_SUM, even, SIZES, "outputs: ")
+    assert f"D{ {8: 72, 16: 80, 32: 96}[width] }" in found.case
+
+
+def test_a_list_has_an_empty_tensor_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halved(several: list[T]) -> None:
+        for one in several:
+            one.mul_(0.5)
+
+    def until_empty(several: list[T]) -> None:
+        for one in several:
+            if not one.numel():
+                return
+            one.mul_(0.5)
+
+    def refusing(several: list[T]) -> None:
+        if not all(one.numel() for one in several):
+            raise ValueError("an empty tensor")
+        halved(several)
+
+    monkeypatch.setattr(sizes, "LISTS", (1,))
+    several = {"several": Tensor("N", mutated=True, many=True)}
+    op = small("halved", halved, several, {}, [Case(N=(5, 3)), Case(N=(4,))])
+    assert "one of them empty" in assert_found(op, until_empty, SIZES, "several[2]").case
+    assert in_each_dtype(op, refusing, SIZES).rank is None
+
+
+def test_leading_axes_are_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of four axes are given in the shape of two."""
+    monkeypatch.setattr(sizes, "SIZES", (67, 131))
+    cases = [Case(N=4, D=8), Case(N=(2, 3), D=5)]
+    op = small("summed", lambda x: x.sum(-1), X, {"y": "N"}, cases, leading=("N",))
+
+    def of_two(x: T) -> T:
+        return x.sum(-1).flatten(1) if x.dim() > 3 else x.sum(-1)
+
+    assert "N2x1x3" in assert_found(op, of_two, SIZES, "outputs: ").case
+    assert in_each_dtype(op, lambda x: x.sum(-1), SIZES).rank is None
+
+
 def test_sizes_that_code_compares_with_are_known() -> None:
     assert thresholds(wide) == [STEP, WIDE]
     assert thresholds(both_large) == [8, 256]
     assert thresholds(split) == [256]
     assert thresholds(lambda x: wide(x)) == [STEP, WIDE]
     assert thresholds(torch.relu) == []
+
+
+CUBE, WINDOW = 3.0, 5
+
+
+def of_cubes(x: T, p: float) -> T:
+    return x.pow(3).sum(1).abs() ** (1 / 3) if p == CUBE else torch.linalg.vector_norm(x, p, 1)
+
+
+def rolled(x: T, shift: int) -> T:
+    return x.roll(min(shift, WINDOW), 1) if shift > WINDOW else x.roll(shift, 1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "call", "params", "text"),
+    [
+        (lambda x, p: torch.linalg.vector_norm(x, p, 1), of_cubes, {"p": 2.0}, "p = 3.0: y"),
+        (lambda x, shift: x.roll(shift, 1), rolled, {"shift": 1}, "shift = 6: y"),
+    ],
+    ids=["equal", "beyond"],
+)
+def test_a_parameter_has_the_values_that_code_compares_it_with(
+    reference: Call, call: Call, params: dict[str, Any], text: str
+) -> None:
+    op = small(
+        "parameter", reference, X, {"y": "N" if "p" in params else "N D"}, ROWS, params=params
+    )
+    assert_found(op, call, SPECIAL, text)
+
+
+def test_a_whole_number_beside_the_default_is_tried() -> None:
+    """The remainder of a negative number is negative in C."""
+
+    def left(x: T, shift: int) -> T:
+        return x.roll(min(shift, 0), 1)
+
+    cases = [Case(N=4, D=64), Case(N=3, D=50, params={"shift": -3})]
+    op = small(
+        "roll", lambda x, shift: x.roll(shift, 1), X, {"y": "N D"}, cases, params={"shift": 0}
+    )
+    assert_found(op, left, SPECIAL, "shift = 1: y")
+
+
+def test_numbers_that_code_compares_a_parameter_with_are_known() -> None:
+    assert compared_with(of_cubes, "p") == [3.0]
+    assert compared_with(rolled, "shift") == [5]
+    assert compared_with(rolled, "x") == compared_with(torch.relu, "x") == []
+    assert compared_with(lambda q: q > 0.5 or q > -1 or q == 0, "q") == [0.5, 1]
 
 
 def test_numbers_of_kernels_and_of_functions_within_others_are_known() -> None:
@@ -227,6 +326,21 @@ def test_a_state_of_8_bits_is_made_zero_and_tiny() -> None:
     assert not inputs.args["m"].float().any()
 
 
+def test_a_small_step_depends_on_a_parameter_too() -> None:
+    """A correction that is computed once, of the first step that comes."""
+    first: dict[None, float] = {}
+
+    def corrected(p: T, g: T, step: int) -> None:
+        p.sub_(1e-3 * g / (1 - 0.9**step))
+
+    def kept(p: T, g: T, step: int) -> None:
+        p.sub_(1e-3 * g / first.setdefault(None, 1 - 0.9**step))
+
+    inputs = {"p": Tensor("N", mutated=True), "g": Tensor("N")}
+    op = small("corrected", corrected, inputs, {}, [Case(N=30), Case(N=7)], params={"step": 3})
+    assert_found(op, kept, SPECIAL, "step = 4: p")
+
+
 # -- one input, one parameter ----------------------------------------------------------------------
 
 
@@ -243,6 +357,82 @@ def never_clamped(grad: T, x: T, eps: float) -> T:
     n = x.norm(dim=-1, keepdim=True).clamp(min=eps)
     y = x / n
     return (grad - y * (grad * y).sum(-1, keepdim=True)) / n
+
+
+def test_what_padding_holds_does_not_matter() -> None:
+    """A weight of zero times an infinity is a NaN, also where the reference's gradient is one."""
+
+    def pooled(x: T, v: T, lens: T) -> T:
+        keep = torch.arange(x.shape[1]) < lens[:, None]
+        weights = torch.softmax(x.masked_fill(~keep, -torch.inf), 1)
+        return (weights * v.masked_fill(~keep, 0)).sum(1)
+
+    def weighted(x: T, v: T, lens: T) -> T:
+        keep = torch.arange(x.shape[1]) < lens[:, None]
+        return (torch.softmax(x.masked_fill(~keep, -torch.inf), 1) * v).sum(1)
+
+    def within(shape: tuple[int, ...], made: torch.Generator) -> T:
+        return torch.randint(5, 8, shape, generator=made)
+
+    lens = Tensor("N", dtype=torch.int64, values=Values("within", within))
+    cases = [Case(N=4, D=8), Case(N=3, D=9)]
+    op = small("pooled", pooled, {**X, "v": Tensor("N D"), "lens": lens}, {"y": "N"}, cases)
+    assert_found(op, weighted, SPECIAL, "on which no output depends: a NaN reaches y")
+    assert in_each_dtype(op, pooled, SPECIAL).rank is None
+
+
+def test_what_is_between_the_ends_of_a_permutation_is_moved() -> None:
+    def moved(x: T, at: T) -> T:
+        return x[at]
+
+    def by_ends(x: T, at: T) -> T:
+        return x.clone() if at[0] == 0 and at[-1] == len(at) - 1 else x[at]
+
+    def permuted(shape: tuple[int, ...], made: torch.Generator) -> T:
+        return torch.randperm(*shape, generator=made)
+
+    at = Tensor("N", dtype=torch.int64, values=Values("permutation", permuted))
+    op = small("moved", moved, {**X, "at": at}, {"y": "N D"}, [Case(N=9, D=8), Case(N=7, D=5)])
+    assert_found(op, by_ends, SPECIAL, "at in order but between its ends: y")
+    assert in_each_dtype(op, lambda x, at: x.index_select(0, at), SPECIAL).rank is None
+
+
+def test_an_element_equals_a_parameter() -> None:
+    """The last bin of a histogram has both of its edges."""
+
+    def below(x: T, high: float) -> T:
+        return (x < high).sum(1)
+
+    op = small("below", below, X, {"n": Tensor("N", dtype=torch.int64)}, ROWS, params={"high": 6.5})
+    assert in_each_dtype(op, lambda x, high: (-x > -high).sum(1), SPECIAL).rank is None
+    text = "x with the values of parameters: n"
+    assert_found(op, lambda x, high: (x <= high).sum(1), SPECIAL, text)
+
+
+def test_values_are_so_close_that_one_is_in_each_gap() -> None:
+    def gate(x: T) -> T:
+        return torch.sigmoid(x)
+
+    def gap(x: T) -> T:
+        return torch.where((x > 6.35) & (x < 6.375), 0.5, gate(x))
+
+    op = small("gate", gate, X, {"y": "N D"}, ROWS)
+    assert_found(op, gap, SPECIAL, "x evenly spaced: y")
+    assert in_each_dtype(op, lambda x: 1 / (1 + (-x).exp()), SPECIAL).rank is None
+
+
+def test_bfloat16_is_beyond_the_range_of_float16() -> None:
+    """Code for chips without bfloat16."""
+
+    def halved(x: T) -> T:
+        return x.half().to(x.dtype) * 2 if x.dtype is torch.bfloat16 else x * 2
+
+    op = Op(
+        "two", inputs=X, outputs={"y": "N D"}, cases=ROWS, dtypes=(torch.float32, torch.bfloat16)
+    )
+    op.reference(lambda x: x * 2)
+    assert "bf16" in assert_found(op, halved, SPECIAL, "x huge: y").case
+    assert in_each_dtype(op, lambda x: x + x, SPECIAL).rank is None
 
 
 def test_one_input_is_zero_beside_others_that_are_not() -> None:

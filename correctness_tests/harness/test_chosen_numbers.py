@@ -37,13 +37,13 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "tinyllama.harness.correct.checks.sizes": {
         "SIZES": (
-            *(1, 2, 3, 67, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
+            *(1, 2, 3, 67, 72, 80, 96, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
             *(4096, 4099, 8197, 16388, 65539),
         ),
         **{"BOTH": 131, "ALL": 67, "MOST_ELEMENTS": 2097152, "OF_EXTREMES": 259},
         **{"OF_LAYOUTS": 1025, "SECONDS": 10.0, "ENDS": 64, "NOISE": 0.2},
         **{"LOST": 8.0, "UNLIKE": 0.1, "TRIES": 8, "FEW": 3, "OF_SUMS": 2051, "DRAWN": 4096},
-        "OTHERS": 3,
+        **{"OTHERS": 3, "WITH_NONE": (3, 0, 2), "LEADING": ((), (5,), (2, 3), (2, 1, 3))},
     },
     "tinyllama.harness.correct.checks.settings": {
         **{"SEEN": 0.05, "FACTORS": (0.5, 3.0, 1e3, 1e6), "STEPS": (1, -1, 2)},
@@ -51,7 +51,14 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.correct.checks.differing": {"MOST_ERROR": 0.001},
     "tinyllama.harness.correct.checks.special": {
         **{"FAR": 64, "SHIFT": 1000, "FAR_SHIFT": 32768, "HUGE": 8589934592},
-        **{"CASES": 4, "BEYOND": 97, "CHANCE": 8, "LARGEST": 100.0},
+        **{
+            "CASES": 4,
+            "BEYOND": 97,
+            "MOST_WHOLE": 1025,
+            "WIDEST": 16,
+            "CHANCE": 8,
+            "LARGEST": 100.0,
+        },
         **{"NUDGE": 1e-7, "JUMP": 0.1},
     },
     "tinyllama.harness.correct.checks.state": {"THREADS": 3, "SUBNORMAL": 1e-40},

@@ -346,7 +346,7 @@ def one_row(x: T) -> T:
 def test_whole_blocks_and_single_entries_are_sizes(
     call: Callable[..., Any], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizes, "SIZES", sizes.SIZES[:9])  # to 1,024
+    monkeypatch.setattr(sizes, "SIZES", sizes.SIZES[:12])  # to 1,024
     assert finding(highest, call, "outputs").outcome is Outcome.PASSED
     one = finding(highest, call, "sizes")
     assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one

@@ -27,7 +27,7 @@ from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
 from tinyllama.harness.correct.checks.settings import settings
 from tinyllama.harness.correct.checks.special import having
 from tinyllama.harness.correct.checks.transforms import second, transformed
-from tinyllama.harness.correct.compare import SLACK, apart, near
+from tinyllama.harness.correct.compare import SLACK, apart, near, norm_of_finite
 from tinyllama.harness.correct.evaluate import (
     GradientError,
     Inputs,
@@ -41,6 +41,8 @@ REPEATS = {"cpu": 3, "cuda": 50}
 LAST = 4  # call on fresh contents, in inference mode
 LARGE = 1024.0  # a factor of upstream gradients, as a loss scale is
 LOSS_SCALES = (8192, 512, 32)  # of float16: the first at which no result of the reference overflows
+ZEROS = "an upstream gradient that is zero in places"
+ONES = "an upstream gradient of ones and zeros, as of a loss times a mask,"
 MOST_APART = 1e-3  # of gradients of two parts of an upstream gradient, added up, from the whole's
 
 
@@ -242,11 +244,16 @@ def scaled_upstream(candidate: Candidate) -> Problem:
         wrong = wrong or unlike(found(lambda g: g * LARGE), LARGE, most)
     if wrong:
         return case, f"not in proportion: {', '.join(wrong)}"
-    one, other = (found(_Part(side)) for side in (True, False))
-    both = {name: one[name].double() + other[name].double() for name in whole}
-    if wrong := unlike(both, 1.0, max(4 * most, MOST_APART)):
-        text = "an upstream gradient that is zero in places gives other gradients"
-        return case, f"{text}: {', '.join(wrong)}"
+    least = max(4 * most, MOST_APART)
+    for what, of_ones in ((ZEROS, False), (ONES, True)):
+        whole = found(torch.ones_like) if of_ones else whole
+        parts = [found(_Part(side, of_ones=of_ones)) for side in (True, False)]
+        for name, expected in whole.items():
+            one, other = (part[name].double() for part in parts)
+            # Of a softmax, the gradient of ones is zero.
+            size = least * max(map(norm_of_finite, (one, other)))
+            if not near(one + other, expected, least, size):
+                return case, f"{what} gives other gradients: {name}"
     return _in_half(candidate) or _not_finite(candidate, case)
 
 
@@ -290,13 +297,15 @@ def _not_finite(candidate: Candidate, case: OpCase) -> Problem:
 
 class _Part:
     """One of two parts of each upstream gradient, which add up to it. The first has about half
-    the elements, but none of every third row; which rows these are differs between tensors."""
+    the elements, but none of every third row; which rows these are differs between tensors.
+    of_ones: of a gradient of ones in its place."""
 
-    def __init__(self, part: bool) -> None:
-        self.part, self.tensors = part, 0
+    def __init__(self, part: bool, *, of_ones: bool = False) -> None:
+        self.part, self.of_ones, self.tensors = part, of_ones, 0
         self.made = torch.Generator().manual_seed(0)
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = torch.ones_like(gradient) if self.of_ones else gradient
         keep = torch.rand(gradient.shape, generator=self.made) < 0.5
         if gradient.dim() > 1:
             rows = torch.arange(gradient.shape[:-1].numel()).view(gradient.shape[:-1])
@@ -363,7 +372,9 @@ def second_derivative(candidate: Candidate) -> Problem:
         found = second(candidate, candidate.provider.call, inputs.double() if double else inputs)
     except RuntimeError as error:
         text = f"declared to have a second derivative: {error}"
-        return transformed(candidate, case) or ((case, text, Rank.CONTRACT) if declared else None)
+        return worst(
+            (transformed(candidate, case), (case, text, Rank.CONTRACT) if declared else None)
+        )
     if found is None:
         text = "first derivatives under create_graph are silently detached: mark the backward "
         text += "pass as once_differentiable"

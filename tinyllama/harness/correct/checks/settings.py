@@ -10,7 +10,7 @@ import torch
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate
 from tinyllama.harness.correct.compare import apart, norm_of_finite
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.correct.evaluate import evaluate, mutated_results
 
 FACTORS = (0.5, 3.0, 1e3, 1e6)  # of a parameter, the first that a result depends on
 STEPS = (1, -1, 2)  # likewise, added to one that is a whole number
@@ -19,20 +19,14 @@ SEEN = 0.05  # of the norm of a result: the least by which it is to depend on a 
 
 def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
     """Each parameter that is a number, with another allowed value that changes a result of the
-    reference; each that is true or false, with the opposite."""
+    reference, and with one beside the default, if the case has another; each that is true or false,
+    with the opposite."""
     inputs = candidate.inputs(case).double()
     reference = candidate.op["eager"].call
     known = evaluate(candidate.op, reference, inputs)
-    for name, value in inputs.params.items():
-        if type(value) is bool:
-            yield name, not value
-        others: Iterable[Any] = ()
-        if type(value) is float:
-            others = [value * factor for factor in FACTORS] if value else (0.5,)
-        elif type(value) is int:
-            taken = (one.flatten() for one in inputs.args.values() if _whole(one))
-            drawn = (one[place].item() for one in taken for place in (0, -1))
-            others = (*(value + step for step in STEPS), *drawn)  # one of them may be left out
+    before = mutated_results(candidate.op, inputs.args)
+
+    def seen(name: str, others: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         for other in others:
             params = {**inputs.params, name: other}
             if candidate.op.misfit(case.case.dims, params) is not None:
@@ -41,16 +35,32 @@ def settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
                 results = evaluate(candidate.op, reference, replace(inputs, params=params))
             except Exception:  # the reference does not take it
                 continue
-            if any(_moved(results[name], one) for name, one in known.items()):
+            if any(_moved(results[name], one, before.get(name)) for name, one in known.items()):
                 yield name, other
-                break
+                return
+
+    for name, value in inputs.params.items():
+        if type(value) is bool:
+            yield name, not value
+        elif type(value) is float:
+            yield from seen(name, [value * factor for factor in FACTORS] if value else (0.5,))
+        elif type(value) is int:
+            taken = (one.flatten() for one in inputs.args.values() if _whole(one))
+            drawn = (one[place].item() for one in taken for place in (0, -1))
+            # One of them may be left out.
+            yield from seen(name, (*(value + step for step in STEPS), *drawn))
+            usual = candidate.op.params.get(name, value)
+            if usual != value:  # a shift of 0 moves nothing: cases may have one to the left alone
+                yield from seen(name, [usual + step for step in STEPS])
 
 
-def _moved(result: torch.Tensor, known: torch.Tensor) -> bool:
-    """A shape may depend on a parameter, too."""
+def _moved(result: torch.Tensor, known: torch.Tensor, before: torch.Tensor | None = None) -> bool:
+    """A shape may depend on a parameter, too. before: what a call changes in place, of which the
+    change counts: a step of an optimizer is small beside its parameters."""
     if result.shape != known.shape:
         return True
-    return bool(apart(result, known).norm() > SEEN * norm_of_finite(known))
+    own = known if before is None else apart(known, before)
+    return bool(apart(result, known).norm() > SEEN * norm_of_finite(own))
 
 
 def _whole(value: Any) -> bool:
@@ -64,6 +74,8 @@ def of_several(candidate: Candidate, case: OpCase) -> Iterator[Mapping[str, Any]
     yield from ({name: value} for name, value in each)
     inputs = candidate.inputs(case).double()
     for pair in itertools.combinations(each, 2):
+        if pair[0][0] == pair[1][0]:  # two values of one
+            continue
         params = {**inputs.params, **dict(pair)}
         if candidate.op.misfit(case.case.dims, params) is not None:
             continue

@@ -39,10 +39,10 @@ from tinyllama.harness.declare.values import constant
 
 # 1 to 3, where both ends of a row are near; then one between each two powers of two from 64 to
 # 32,768, since kernels are chosen by the next one: beyond a block by 1 to 5, for other tails of
-# vectors; an even number of whole blocks; and three whole blocks of 64 to 1,024, where a loop
-# takes two in each turn.
+# vectors; an even number of whole blocks; an odd number of 8, 16 and 32, of which code may take
+# two to be whole; and three whole blocks of 64 to 1,024, where a loop takes two in each turn.
 SIZES = (
-    *(1, 2, 3, 67, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
+    *(1, 2, 3, 67, 72, 80, 96, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
     *(4096, 4099, 8197, 16388, 65539),
 )
 BOTH = 131  # of two axes at once
@@ -65,6 +65,8 @@ UNLIKE = 0.1  # of the norm of an entry: the least by which it is not that of th
 OTHERS = 3  # cases beside the general one that are tried along their axes, at few sizes
 LISTS = (1, 67, 131)  # lengths of lists of tensors
 ENTRIES = (3, 1, 2)  # sizes of their tensors, in turn
+WITH_NONE = (3, 0, 2)  # and with a tensor that has none
+LEADING = ((), (5,), (2, 3), (2, 1, 3))  # axes in place of those that may be any number
 TRIES = 8  # following sizes that are tried where an op or a provider does not take one
 
 
@@ -177,20 +179,30 @@ def _at_once(candidate: Candidate, case: OpCase) -> Finding | None:
 
 
 def _lists(candidate: Candidate, base: OpCase) -> Finding | None:
-    """What is wrong with lists of other lengths: a launch takes so many tensors, and no more."""
+    """What is wrong with lists of other lengths: a launch takes so many tensors, and no more; with
+    an empty tensor among others; and with other numbers of leading axes."""
     for axis, size in base.case.dims.items():
         if not isinstance(size, tuple) or not any(
             one.many and axis in one.axes for one in candidate.op.inputs.values()
         ):
             continue
-        for count in LISTS:
-            sizes = tuple(itertools.islice(itertools.cycle(ENTRIES), count))
+        lists = [tuple(itertools.islice(itertools.cycle(ENTRIES), count)) for count in LISTS]
+        for sizes in (*lists, WITH_NONE):
             case = replace(base, case=base.case.resized(**{axis: sizes}))
-            if case.unsupported() is None and (fault := next(_faults(candidate, case), None)):
-                text = f"{fault.check}: lists of {count}: {fault.message}"
-                named = f"{candidate.provider}-{count} tensors"
+            if case.unsupported() is not None or (sizes is WITH_NONE and not candidate.takes(case)):
+                continue
+            for fault in _faults(candidate, case):
+                if sizes is WITH_NONE and fault.rank is Rank.CONTRACT:
+                    break
+                some = "one of them empty" if sizes is WITH_NONE else f"{len(sizes)} tensors"
+                text = f"{fault.check}: lists of {len(sizes)}: {fault.message}"
                 found = replace(fault, check="sizes", message=text, special=fault.rank)
-                return replace(found, case=named)
+                return replace(found, case=f"{candidate.provider}-{some}")
+    for axis in candidate.op.leading[:1]:
+        for several in LEADING:
+            case = replace(base, case=base.case.resized(**{axis: several}))
+            if case.unsupported() is None and (wrong := _at_once(candidate, case)) is not None:
+                return wrong
     return None
 
 

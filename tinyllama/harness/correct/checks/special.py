@@ -38,13 +38,16 @@ from tinyllama.harness.correct.checks.finding import (
     Unsupported,
     others,
 )
+from tinyllama.harness.correct.checks.graph import same_bits
 from tinyllama.harness.correct.checks.memory import passed_on
 from tinyllama.harness.correct.checks.settings import of_several
 from tinyllama.harness.correct.checks.sizes import (
     draws_for,
     general,
 )
+from tinyllama.harness.correct.checks.thresholds import compared_with
 from tinyllama.harness.correct.evaluate import ContractError, Inputs, evaluate, is_gradient
+from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.specs import FLOATS, STANDARD
 
 FAR = 64  # times as large: exponentials overflow
@@ -68,16 +71,22 @@ LARGE = {"far apart": FAR, "shifted": SHIFT, "huge": HUGE}
 LARGE |= dict.fromkeys(("shifted far down", "shifted far up"), FAR_SHIFT)
 # Of these kinds, results are not compared where the reference has lost its digits.
 SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up")
-# Kinds that are tried in float16, too: its sums overflow, and a small number that is added is zero.
-OF_RANGE = ("far apart", "shifted", "all zero")
+# Kinds that are tried in other dtypes, too: sums of float16 overflow, and a small number that is
+# added is zero; numbers of bfloat16 are beyond the range of float16.
+OF_RANGE = {
+    torch.float16: ("far apart", "shifted", "all zero"),
+    torch.bfloat16: ("huge", "tiny"),
+}
 INFINITIES = (float("inf"), float("-inf"))
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 OF_BLOCKS = ("all negative", "with ties")  # kinds that are tried in a later block of a row, too
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
+EVENLY, WIDEST = "evenly spaced", 16  # up to this value of either sign
 NUDGE = 1e-7  # by which inputs are moved to see whether a gradient jumps
 JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
 CHANCE = 8  # equal values, expected in one draw, that are too many for none to be there by chance
 LARGEST = 100.0  # a bound, such as an epsilon, that each row reaches
+MOST_WHOLE = 1025  # for a parameter that is a whole number: more may take too long
 BEYOND = 97  # added to a parameter that is a whole number: a shift, or a window, beyond an axis
 
 
@@ -107,7 +116,7 @@ def special_values(candidate: Candidate) -> Problem | str:
     ]
     given_settings = list(of_several(candidate, case))
     placed = itertools.chain(_in_places(candidate, case, names), in_states(candidate, case))
-    if not (names or numbered or given_settings or any(placed)):
+    if not (names or numbered or given_settings or any(placed) or any(_arranged(candidate, case))):
         raise Unsupported("no input may have any value, and no parameter another one")
     for (one, name, value), row in itertools.product(numbered, (False, True)):
         filled: Change = partial(_of_first_row if row else torch.full_like, fill_value=value)
@@ -116,11 +125,16 @@ def special_values(candidate: Candidate) -> Problem | str:
             seen = differs(candidate, one, alike, refusable=True)
             if said := seen[1] if seen is not None else passed_on(candidate, alike):
                 return one, f"{name} all {value}{' in its first row' * row}: {said}"
+    for what, arranged in () if candidate.op.mutated else _arranged(candidate, case):
+        with contextlib.suppress(RefusedError):
+            if (seen := differs(candidate, case, arranged, refusable=True)) is not None:
+                return case, f"{what}: {seen[1]}"
     advice = None
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
     kinds = list(itertools.product(every, KINDS)) if names else []
-    if names and (largest := _largest_in_float16(candidate)) is not None:
-        kinds += [(largest, kind) for kind in OF_RANGE]
+    for dtype, of_dtype_kinds in OF_RANGE.items() if names else ():
+        if (largest := _largest_in(candidate, dtype)) is not None:
+            kinds += [(largest, kind) for kind in of_dtype_kinds]
     refused: dict[str, None] = {}
     noted = partial(_noted, candidate, refused)
     for one, kind in kinds:
@@ -145,10 +159,11 @@ def special_values(candidate: Candidate) -> Problem | str:
             seen = differs(candidate, case, changed, usual=plain, times=times)
             if seen is not None and not _is_convention(candidate, changed, seen[0]):
                 return case, f"{what}: {seen[1]}"
-    kept = {kind: KINDS[kind] for kind in OF_BLOCKS}
+    kept = {kind: KINDS[kind] for kind in OF_BLOCKS} | {EVENLY: _evenly}
     for what, long, changed in in_blocks(candidate, case, names, kept):
+        times = WIDEST if what.endswith(EVENLY) else 1
         with noted(what):
-            seen = differs(candidate, long, changed)
+            seen = differs(candidate, long, changed, usual=candidate.inputs(long), times=times)
             if seen is not None and not _is_convention(candidate, changed, seen[0]):
                 return long, f"{what}: {seen[1]}"
     for what, changed in in_states(candidate, case):
@@ -188,12 +203,22 @@ def special_values(candidate: Candidate) -> Problem | str:
             if other == 0:
                 return case, f"{parameter} = 0: {wrong}"
             advice = advice or (case, f"{parameter} = {other!r}: {wrong}", Rank.ADVICE)
+    for parameter, value in plain.params.items():
+        for other in _beside(candidate, parameter, value):
+            if (wrong := _other(candidate, case, parameter, other, names)) is not None:
+                return case, f"{parameter} = {other!r}: {wrong}"
     for name, value in itertools.product(names, INFINITIES):
         for where, put in (("in", having), ("in the first row of", _of_first_row)):
             infinite = changed_in(plain, [name], partial(put, fill_value=value))
             with noted(f"{value} {where} {name}"):
                 if lost := wrong_nan(candidate, case, infinite, of_nan=False):
                     return case, f"{value} {where} {name}: {lost}"
+    for what, infinite, right in _unused(candidate, case, names):
+        with noted(what):
+            results = candidate.forward_only().results(infinite)
+            own = (n for n, one in right.items() if (results[n].isnan() & ~one.isnan()).any())
+            if reached := ", ".join(own):
+                return case, f"{what}: a NaN reaches {reached}"
     for name in names:
         with noted(f"half a row of -inf in {name}"):
             if (found := half_a_row(candidate, case, name)) is not None:
@@ -209,6 +234,19 @@ def special_values(candidate: Candidate) -> Problem | str:
             if advice is None and (lost := wrong_nan(candidate, case, given_nan)):
                 advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice or (f"not with {'; '.join(refused)}" if refused else None)
+
+
+def _beside(candidate: Candidate, parameter: str, value: Any) -> list[Any]:
+    """Values at, below and beyond the numbers that the candidate compares a parameter with: there
+    its code takes another branch."""
+    if type(value) is float:
+        numbers = compared_with(candidate.provider.call, parameter)
+        return [float(one * factor) for one in numbers for factor in (1, 0.5, 2)]
+    if type(value) is int:
+        numbers = compared_with(candidate.provider.call, parameter)
+        near = (int(one) + step for one in numbers for step in (0, -1, 1))
+        return [one for one in dict.fromkeys(near) if 0 < one <= MOST_WHOLE]
+    return []
 
 
 @contextlib.contextmanager
@@ -243,12 +281,11 @@ def _untold(candidate: Candidate, plain: Inputs, name: str) -> str | None:
     return None
 
 
-def _largest_in_float16(candidate: Candidate) -> OpCase | None:
-    """The case in which a sum is the first to overflow; None where float16 was tried already."""
-    half = torch.float16
-    if half not in candidate.dtypes or candidate.dtypes[0] is half:
+def _largest_in(candidate: Candidate, dtype: torch.dtype) -> OpCase | None:
+    """The case in which a sum is the first to overflow; None where this dtype was tried already."""
+    if dtype not in candidate.dtypes or candidate.dtypes[0] is dtype:
         return None
-    cases = [one for one in candidate.plain() if one.dtype is half]
+    cases = [one for one in candidate.plain() if one.dtype is dtype]
     return max(cases, key=lambda one: elements(candidate.op, one.case), default=None)
 
 
@@ -281,6 +318,49 @@ def _distinct(draws: list[torch.Tensor]) -> bool:
     return not pairs or pairs > CHANCE * len(draws)
 
 
+def _arranged(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Inputs]]:
+    """Yields a description and inputs, for each vector of integers that need not be in order: in
+    order, and in order but for those between its ends. Of indices, both ends may be where they
+    are if nothing is moved, and what lies between them not."""
+    plain = candidate.inputs(case)
+    for name, declared in candidate.op.inputs.items():
+        value = plain.args[name]
+        whole = not (declared.many or value.is_floating_point() or value.dtype is torch.bool)
+        if not whole or value.dim() != 1 or value.numel() <= 3:
+            continue
+        draws = draws_for(candidate, case, name)
+        orders = ([one.sort(descending=down).values for one in draws] for down in (False, True))
+        if any(all(map(torch.equal, draws, each)) for each in orders):
+            continue
+        ordered = value.sort().values
+        between = torch.cat((ordered[:1], ordered[1:-1].flip(0), ordered[-1:]))
+        for what, one in (("in order", ordered), ("in order but between its ends", between)):
+            yield f"{name} {what}", replace(plain, args={**plain.args, name: one})
+
+
+def _unused(
+    candidate: Candidate, case: OpCase, names: list[str]
+) -> Iterator[tuple[str, Inputs, dict[str, torch.Tensor]]]:
+    """Yields a description, inputs and the reference's outputs, for an op with a mask, lengths or
+    indices: each element on which no output of the reference depends is infinite, as what is left
+    in padding may be."""
+    plain, op, forward = candidate.inputs(case), candidate.op, candidate.forward_only().op
+    if op.mutated or all(one.floating for one in op.inputs.values()):
+        return
+    call = op["eager"].call
+    for name in names:
+        moved = changed_in(plain, [name], lambda x: (3 * x + 1).requires_grad_())
+        with contextlib.suppress(Exception):  # the reference has no gradient
+            outputs = several(call(*moved.args.values(), **moved.params))
+            total = [one.double().square().sum() for one in outputs if one.requires_grad]
+            (found,) = torch.autograd.grad(total, moved.args[name])
+            change: Change = partial(torch.masked_fill, mask=found == 0, value=math.inf)
+            infinite = changed_in(plain, [name], change)
+            usual, right = (evaluate(forward, call, one) for one in (plain, infinite))
+            if not found.all() and all(same_bits(one, usual[n]) for n, one in right.items()):
+                yield f"infinite elements of {name} on which no output depends", infinite, right
+
+
 def having(x: torch.Tensor, fill_value: float) -> torch.Tensor:
     """x with this value in one place."""
     changed = x.clone()
@@ -295,12 +375,29 @@ def _of_first_row(x: torch.Tensor, fill_value: Any) -> torch.Tensor:
     return changed
 
 
+def _evenly(x: torch.Tensor) -> torch.Tensor:
+    """Evenly spaced values in the order of those of x: so close, and so wide, are random ones
+    nowhere."""
+    flat = x.flatten()
+    places = flat.argsort().argsort()
+    values = torch.linspace(-WIDEST, WIDEST, flat.numel(), dtype=torch.float64, device=x.device)
+    return values.to(x.dtype)[places].view(x.shape)
+
+
+def _having_each(x: torch.Tensor, values: list[float]) -> torch.Tensor:
+    changed = x.clone()
+    flat = changed.view(-1)[x.numel() // 2 :]
+    flat[: len(values)] = torch.tensor(values, dtype=x.dtype, device=x.device)[: len(flat)]
+    return changed
+
+
 def _in_places(
     candidate: Candidate, case: OpCase, names: list[str]
 ) -> Iterator[tuple[str, Inputs, int]]:
-    """Yields a description, inputs and a factor. One of the inputs has a zero, where its
-    distribution allows it; is all zero while the others are not; or has the values of another one.
-    The inputs are treated as so many times as large as the usual ones."""
+    """Yields a description, inputs and a factor. The inputs have elements that equal a parameter or
+    its opposite. Or one of them has a zero, where its distribution allows it; is all zero while the
+    others are not; or has the values of another one. The inputs are treated as so many times as
+    large as the usual ones."""
     plain = candidate.inputs(case)
     floating = {
         name: value
@@ -310,6 +407,13 @@ def _in_places(
         and value.is_floating_point()
         and value.numel()
     }
+    wide = torch.float32
+    numbers = [float(one) for one in plain.params.values() if type(one) in (int, float)]
+    exact = [one for one in numbers if one and torch.tensor(one, dtype=wide).item() == one]
+    if exact and names:
+        both = [value * sign for value in dict.fromkeys(exact) for sign in (1, -1)]
+        having_each = changed_in(plain, names, partial(_having_each, values=both))
+        yield f"{' and '.join(names)} with the values of parameters", having_each, 1
     for name in floating:
         declared = candidate.op.inputs[name].distribution(case.case.dims)
         least = (case.case.values.get(name) or declared).least

@@ -4,6 +4,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,28 @@ def _opposite(on: bool) -> bool:
     return not on
 
 
+def _on(now: bool) -> bool:
+    """What a setting is in a new process, where a call need not work with the opposite."""
+    return True
+
+
+def _off(now: bool) -> bool:
+    """Likewise."""
+    return False
+
+
+def _of_autocast() -> Iterator[tuple[str, Setting]]:
+    for kind in ("cpu", "cuda"):
+        dtype = Setting(
+            partial(torch.get_autocast_dtype, kind),
+            partial(torch.set_autocast_dtype, kind),
+            lambda now: torch.float16 if now is torch.bfloat16 else torch.bfloat16,
+        )
+        on = partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
+        yield f"whether autocast is on for {kind}", Setting(*on, _off)
+        yield f"the dtype of autocast for {kind}", dtype
+
+
 def _set_default_device(device: Any) -> None:
     """The CPU is torch's own default: set by name, a mode of torch stays active for it."""
     torch.set_default_device(None if torch.device(device).type == "cpu" else device)
@@ -64,7 +87,12 @@ SETTINGS = {
     "whether attention may save memory": Setting(
         CUDA.mem_efficient_sdp_enabled, CUDA.enable_mem_efficient_sdp, _opposite
     ),
+    "whether attention may be torch's own formula": Setting(
+        CUDA.math_sdp_enabled, CUDA.enable_math_sdp, _on
+    ),
     "cuDNN's benchmarks": _flag(torch.backends.cudnn, "benchmark"),
+    "whether cuDNN is deterministic": _flag(torch.backends.cudnn, "deterministic"),
+    **dict(_of_autocast()),
     "the number of threads": Setting(
         torch.get_num_threads, torch.set_num_threads, lambda now: THREADS + (now == THREADS)
     ),

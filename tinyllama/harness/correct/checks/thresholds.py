@@ -30,6 +30,19 @@ def thresholds(call: Callable[..., Any]) -> list[int]:
     return sorted(one for one in compared | multiples if one <= MOST)
 
 
+def compared_with(call: Callable[..., Any], name: str) -> list[int | float]:
+    """The positive numbers in comparisons with a variable of this name, in the same functions."""
+    found = set[int | float]()
+    for function, known in _reached(call).items():
+        for node in ast.walk(_tree(function)):
+            if isinstance(node, ast.Compare):
+                parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
+                if any(isinstance(part, ast.Name) and part.id == name for part in parts):
+                    values = (_value(part, known) for part in parts)
+                    found |= {one for one in values if type(one) in (int, float) and one > 0}
+    return sorted(found)
+
+
 def _reached(call: Callable[..., Any]) -> dict[Any, dict[str, Any]]:
     """A function, those of its file that it names, those that these name, and so on; each with what
     the names around it stand for."""
