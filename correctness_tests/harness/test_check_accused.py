@@ -428,3 +428,29 @@ def test_a_custom_op_that_has_no_forward_derivative_is_advice() -> None:
     one = finding(op, cubed, "second derivative")
     assert one.rank is Rank.ADVICE, one
     assert one.message.startswith("y has no forward derivative by x")
+
+
+def test_a_softmax_of_products_may_be_rounded_otherwise() -> None:
+    """Far apart, scores are products of two inputs that are so many times as large."""
+    inputs = {"q": Tensor("T D", grad=True), "k": Tensor("S D", grad=True), "v": Tensor("S E")}
+
+    def eager(q: T, k: T, v: T) -> T:
+        return torch.softmax(q @ k.T * q.shape[-1] ** -0.5, -1) @ v
+
+    def in_chunks(q: T, k: T, v: T, scale: float = 1.0) -> T:
+        highest, total = q.new_full((len(q), 1), -INF), q.new_zeros(len(q), 1)
+        found = q.new_zeros(len(q), v.shape[1])
+        for keys, values in zip(k.split(4), v.split(4), strict=True):
+            scores = q @ keys.T * (scale * q.shape[-1] ** -0.5)
+            new = torch.maximum(highest, scores.detach().amax(-1, keepdim=True))
+            p, old = (scores - new).exp(), (highest - new).exp()
+            total, found = total * old + p.sum(-1, keepdim=True), found * old + p @ values
+            highest = new
+        return found / total
+
+    cases = [Case(T=6, S=20, D=8, E=4), Case(T=5, S=9, D=5, E=7)]
+    op = small("chunks", eager, inputs, {"o": "T E"}, cases)
+    one = finding(op, in_chunks, "special values")
+    assert one.outcome is PASSED, one
+    one = finding(op, lambda q, k, v: in_chunks(q, k, v, 1.001), "special values")
+    assert one.outcome is FAILED, one

@@ -131,20 +131,24 @@ def special_values(candidate: Candidate) -> Problem | str:
                 return case, f"{what}: {seen[1]}"
     advice = None
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
-    kinds = list(itertools.product(every, KINDS)) if names else []
+    kinds = list(itertools.product(every, KINDS, [names])) if names else []
+    if len(names) > 1:
+        kinds += [(case, kind, [name]) for kind in LARGE for name in names]
     for dtype, of_dtype_kinds in OF_RANGE.items() if names else ():
         if (largest := _largest_in(candidate, dtype)) is not None:
-            kinds += [(largest, kind) for kind in of_dtype_kinds]
+            kinds += [(largest, kind, names) for kind in of_dtype_kinds]
     refused: dict[str, None] = {}
     noted = partial(_noted, candidate, refused)
-    for one, kind in kinds:
-        change, what = KINDS[kind], f"{' and '.join(names)} {kind}"
+    for one, kind, of in kinds:
+        change, what = KINDS[kind], f"{' and '.join(of)} {kind}"
         usual = candidate.inputs(one)
-        changed = changed_in(usual, names, change)
+        changed = changed_in(usual, of, change)
         with noted(what):
             if kind in SENSITIVE and cancels(candidate, one, changed):
                 continue
-            seen = differs(candidate, one, changed, usual=usual, times=LARGE.get(kind, 1))
+            # Of several inputs, terms may be products of two.
+            times = LARGE.get(kind, 1) ** min(2, len(of))
+            seen = differs(candidate, one, changed, usual=usual, times=times)
             if seen is None:
                 continue
             name, text = seen
