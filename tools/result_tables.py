@@ -127,7 +127,7 @@ def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
             verdict = "holds" if target.met(found) else "**missed**"
         rows.append([where, record.device, f"{target}{by_median}", shown(found), verdict])
     sources = dict.fromkeys(
-        f"{record.group}: {record.device}, commit {record.commit[:10]}, {record.date[:10]}"
+        f"{record.group}: {record.device}, commit {record.short_commit}, {record.date[:10]}"
         for *_, record in every
     )
     unknown = f" {len(every) - len(held)} are not measured yet." if len(held) < len(every) else ""
