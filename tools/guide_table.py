@@ -36,7 +36,7 @@ def table() -> str:
             for name, tier in TIERS.items()
             if (entry := entries.get(name)) is not None
         ]
-        source = f"{record.device}, `{GROUP}`, commit {record.commit[:10]}, {record.date[:10]}"
+        source = f"{record.device}, `{GROUP}`, commit {record.short_commit}, {record.date[:10]}"
         tables.append(f"{markdown(headers, rows)}\n\nMeasured on {source}.")
     return "\n\n".join(tables) or "Nothing is recorded yet."
 

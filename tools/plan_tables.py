@@ -52,7 +52,7 @@ def errors() -> str:
         f"Not within {WITHIN:.0%}: {', '.join(beyond)}." if beyond else f"All within {WITHIN:.0%}."
     )
     rates = Rates(_records()).record
-    source = f"Rates of ops: {rates.device}, commit {rates.commit[:10]}, {rates.date[:10]}."
+    source = f"Rates of ops: {rates.device}, commit {rates.short_commit}, {rates.date[:10]}."
     return f"{markdown_table(rows)}\n\n{said} {source}"
 
 

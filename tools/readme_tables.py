@@ -57,7 +57,7 @@ def _column(record: Record) -> dict[str, tuple[str, str]]:
 def _source(record: Record) -> tuple[str, str]:
     """On what a record was measured, and its commit and date."""
     named = ", ".join(f"{name} {record.versions[name]}" for name in ("torch", "triton"))
-    return f"{record.device}, {named}", f"commit {record.commit[:10]} ({record.date[:10]})"
+    return f"{record.device}, {named}", f"commit {record.short_commit} ({record.date[:10]})"
 
 
 def released_bugs() -> str:

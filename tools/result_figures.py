@@ -40,7 +40,7 @@ def _newest() -> Record | None:
 
 
 def _source(record: Record) -> str:
-    return f"{record.group}: {record.device}; commit {record.commit[:10]}; {record.date[:10]}."
+    return f"{record.group}: {record.device}; commit {record.short_commit}; {record.date[:10]}."
 
 
 def draw(record: Record) -> str:

@@ -130,7 +130,7 @@ def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
                 verdict += f", held to {target.direction} {target.held_to(record.device):g}"
         rows.append([where, record.device, f"{target}{by_median}", shown(found), verdict])
     sources = dict.fromkeys(
-        f"{record.group}: {record.device}, commit {record.commit[:10]}, {record.date[:10]}"
+        f"{record.group}: {record.device}, commit {record.short_commit}, {record.date[:10]}"
         for *_, record in every
     )
     unknown = f" {len(every) - len(held)} are not measured yet." if len(held) < len(every) else ""

@@ -38,7 +38,7 @@ def _of_device(record: Any) -> str:
     text = model_tables.table(headers, map(row, model_tables.model_ops()))
     return (
         f"{text}\n\n{record.device}: a product {multiplied / 1e12:.0f} TFLOP/s, a copy "
-        f"{copied / 1e12:.2f} TB/s, {ridge:.0f} FLOP/B (commit {record.commit[:10]}, "
+        f"{copied / 1e12:.2f} TB/s, {ridge:.0f} FLOP/B (commit {record.short_commit}, "
         f"{record.date[:10]})."
     )
 

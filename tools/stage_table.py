@@ -2,6 +2,7 @@
 
 import json
 
+from tinyllama.harness.records.results import short
 from tinyllama.workshop.running import KIND
 from tools.model_tables import table as markdown
 from tools.result_tables import ROOT
@@ -15,6 +16,6 @@ def table() -> str:
         headings, *rows = newest["rows"]
         lines = "\n".join(f"- {line}" for line in newest["order"])
         source = f"{newest['device']}, `{newest['group']}`, torch {newest['versions']['torch']}"
-        when = f"commit {newest['commit'][:10]}, {newest['date'][:10]}"
+        when = f"commit {short(newest['commit'])}, {newest['date'][:10]}"
         tables.append(f"{markdown(headings, rows)}\n\n{lines}\n\nMeasured on {source}, {when}.")
     return "\n\n".join(tables) or "Nothing is recorded yet."

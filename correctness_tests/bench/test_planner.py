@@ -1,6 +1,7 @@
 """The planner counts what a step does, takes rates from single ops only, and is held to steps."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -127,12 +128,18 @@ def test_no_rates_no_plan(records: list[Record]) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--gpus", "1024", "--params", "70B", "--seq-len", "8192"]) == 0
+    asked = ["plan", "--gpus", "1024", "--params", "70B", "--seq-len", "8192"]
+    assert main(asked) == 0
     out = capsys.readouterr().out
     assert "1024 GPUs x 1 x 8192 tokens" in out
     assert out.count("tokens/s") == 4
     assert "tensor and pipeline parallelism: not planned, nothing was measured of either" in out
     assert "given, not measured: 450 GB/s inside a node of 8, 50 GB/s between nodes" in out
+    for link in ("--inside", "--between"):
+        assert main([*asked, link, "1"]) == 0
+        steps = re.findall("^  step .*", capsys.readouterr().out, re.MULTILINE)
+        assert len(steps) == 4
+        assert not set(steps) & set(out.splitlines()), link
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(
     assert weak.efficiency == pytest.approx((0.8, 0.8, 0.8))
     assert strong.efficiency == pytest.approx((0.8, 0.8, 0.8))  # 1.6 times as fast on 2 GPUs
     assert (one.ranks, weak.ranks, strong.ranks) == (1, 2, 2)
+    links = [entry.link_bytes_per_second for entry in (one, weak, strong)]
+    assert links == [None, 250e9, 250e9]
     assert weak.samples_per_second == pytest.approx(32 / 0.025)
     assert [e.name for e in (one, weak)] == [
         f"scaling/medium-bf16/{name}/{case}" for case in ("one", "weak")

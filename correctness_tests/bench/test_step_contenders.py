@@ -287,6 +287,16 @@ def counted(part: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
+def test_the_first_of_its_calls_in_a_turn_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, floor: Floor
+) -> None:
+    """It finds the caches as another process left them."""
+    begun: list[str] = []
+    floor.step = lambda: begun.append("step")
+    monkeypatch.setattr("tinyllama.bench.floor.wall_seconds", lambda *_: float(len(begun)))
+    assert floor.turn(3) == 1.0
+
+
 def test_its_products_are_those_of_a_step(floor: Floor) -> None:
     workload = Group.parse(WHERE["group"]).shape
     model = workload.model

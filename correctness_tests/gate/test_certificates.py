@@ -12,9 +12,10 @@ import pytest
 from correctness_tests.support.gate_samples import FOUND, certificate, stored
 from correctness_tests.support.sample_records import FIRST, SECOND, record, sample_records, steps
 from tinyllama.cli import main
-from tinyllama.harness.gate.certificates import FIELDS, certificates, load
+from tinyllama.harness.gate.certificates import FIELDS, certificates, load, provenance
 from tinyllama.harness.gate.noise import SCHEMA
 from tinyllama.harness.page import NEEDS, render
+from tinyllama.harness.records.report import source
 from tinyllama.harness.records.results import save
 
 PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
@@ -40,6 +41,14 @@ def test_certificates_are_those_of_a_folder_or_of_one_device(tmp_path: Path) -> 
     stored(tmp_path, certificate(SECOND), "b-device")
     assert [one["device"] for one in certificates(tmp_path)] == [FIRST, SECOND]
     assert [one["device"] for one in certificates(tmp_path, SECOND)] == [SECOND]
+
+
+def test_figures_of_a_changed_tree_say_so() -> None:
+    """Its commit alone names code that was not measured."""
+    commit = "b" * 40 + "+dirty"
+    of_blocks = provenance({**certificate(), "commits": [commit]})
+    for text in (of_blocks, source(record("steps", [], commit=commit))):
+        assert "; commit bbbbbbbbbb+dirty; " in text
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script, died, history, outcomes
-from tinyllama.harness.gate import run, waves
+from tinyllama.harness.gate import blocks, run, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, SideError, Tree
 from tinyllama.harness.gate.preparing import _groups
@@ -23,7 +24,7 @@ from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.op_contender import Timed
-from tinyllama.harness.records.verdict import Outcome, Verdict
+from tinyllama.harness.records.verdict import Figure, Outcome, Verdict
 
 
 def noisy(script: Script, name: str, spread: float = 0.05) -> None:
@@ -89,6 +90,17 @@ def test_other_times_of_what_is_slower_take_no_more_blocks() -> None:
     assert verdict.outcome is Outcome.SLOWER
     assert f"in {LOOKS[1]} blocks, neither certainly" in verdict.text, "of the host"
     assert script.launches == 1 + LOOKS[1] + CONFIRM_BLOCKS + 1
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [("SAME", "SLOWER"), ("INCONCLUSIVE", "SLOWER"), ("MISSING", "MISSING")],
+)
+def test_slower_hides_what_is_inconclusive_and_nothing_worse(other: str, found: str) -> None:
+    figures = [Figure(name, Outcome[name], name) for name in ("SLOWER", other)]
+    one: Any = SimpleNamespace(figures=figures, series={})
+    blocks._conclude(settling := Mock(), one)
+    assert settling.settle.call_args.args[1] is Outcome[found]
 
 
 # -- the ops whose own files differ come first ----------------------------------------------------

@@ -77,7 +77,9 @@ def test_a_block_has_its_wave_and_older_ones_have_none(tmp_path: Path) -> None:
 
 def test_only_blocks_of_the_same_versions_count() -> None:
     newer = {"torch": "2.12"}
-    noise = Noise(CARD, [block(0), block(1), block(2, versions=newer), block(3, versions={})])
+    versions = [newer, {}, {**VERSIONS, "hip": "7.0"}]
+    others = [block(n, versions=one) for n, one in enumerate(versions, 2)]
+    noise = Noise(CARD, [block(0), block(1), *others])
     assert noise.spread("copy-ours", DEVICE, VERSIONS) == Spread.of([0.001, 0.002])
     assert noise.spread("copy-ours", DEVICE, newer) == Spread.of([0.003])
     assert noise.spread("copy-ours", DEVICE, {**VERSIONS, "triton": "3.6"}) == Spread()

@@ -322,11 +322,16 @@ def test_no_conftest_of_the_candidate_is_loaded_by_its_judge(
 
 
 def test_a_judge_that_ends_with_0_without_a_report_is_not_green(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """Where a report of an earlier run is, that is not taken for its own."""
+    earlier = tmp_path / "gate.json"
+    earlier.write_text("{}")
     monkeypatch.setattr(command, "judged", lambda args, report: 0)
-    args = parser().parse_args(["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"])
+    asked = ["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"]
+    args = parser().parse_args([*asked, f"--gate-json={earlier}"])
     assert args.run(args) == 15
+    assert not earlier.exists()
     assert "MISSING: pytest ended with 0, but " in capfd.readouterr().err
 
 

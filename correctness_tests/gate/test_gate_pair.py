@@ -410,11 +410,16 @@ def test_a_side_that_ends_while_the_other_is_timed_is_said() -> None:
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("own", [True, False])
-def test_a_side_that_works_while_the_other_is_timed_gives_no_time(side: str, own: bool) -> None:
+def test_a_side_that_works_while_the_other_is_timed_gives_no_time(
+    side: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a thread: it makes the other one slower, or does what its own calls had left."""
-    clock = dict.fromkeys(SIDES, 5.0)
+    clock, passed = dict.fromkeys(SIDES, 5.0), [0.0]
+    watch = SimpleNamespace(monotonic=lambda: passed[0])
+    monkeypatch.setattr("tinyllama.harness.gate.pair.time", watch)
 
     def turn(name: str, *_: object) -> dict[str, float]:
+        passed[0] += 0.02 if name == side else 0.01
         clock[side] += 0.003 * ((name == side) == own)
         return {}
 
@@ -423,6 +428,6 @@ def test_a_side_that_works_while_the_other_is_timed_gives_no_time(side: str, own
     with (
         contextlib.nullcontext()
         if own
-        else pytest.raises(ValueError, match=f"the {side} worked for 0.012 s of the .* in which")
+        else pytest.raises(ValueError, match=f"the {side} worked for 0.012 s of the 0.04 s in")
     ):
         Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Which cases follow from a declaration, by their names, and what each of them asks for."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from tinyllama.harness.correct import cases as module
 from tinyllama.harness.correct.cases import OpCase, References, elements, op_cases
 from tinyllama.harness.correct.evaluate import GradientError
 from tinyllama.harness.declare.values import normal
+from tinyllama.ops import OPS
 
 
 def made() -> Op:
@@ -112,7 +114,23 @@ def test_one_input_alone_may_have_a_layout_and_one_output_no_gradient() -> None:
     assert absent.upstream["z"] is None
     assert absent.upstream["y"] is not None
     assert absent.wanted == ("b",)
-    assert not torch.equal(plain().inputs(seed=1).args["a"], usual.args["a"])
+
+
+def test_each_tensor_of_each_seed_and_call_has_values_of_its_own() -> None:
+    """A call on values that it has had before may give what it has kept."""
+    adamw = OPS["adamw"]
+    in_place = OpCase(adamw, adamw["eager"], adamw.cases[0], torch.float32)
+    drawn = [
+        tuple(value.flatten()[:2].tolist())
+        for case, seed in itertools.product((plain(), in_place), (0, 1))
+        for inputs in [case.inputs(seed=seed)]
+        for given in (inputs.args, inputs.upstream, *inputs.fresh)
+        for one in given.values()
+        for value in (one if isinstance(one, list) else [one])
+        if value is not None and value.numel() > 1
+    ]
+    assert len(drawn) == 2 * (5 + 8 + 4)
+    assert len({*drawn}) == len(drawn)
 
 
 def test_a_bound_is_the_slack_of_the_dtype_times_that_of_the_call(

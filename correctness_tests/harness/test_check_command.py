@@ -110,6 +110,24 @@ def test_a_wrong_file_fails_the_checks_that_are_about_its_fault(
     assert "grad x" in str(failure.text)
 
 
+@pytest.mark.parametrize("order", [("right", "wrong"), ("wrong", "right")])
+def test_one_wrong_provider_of_several_decides_the_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    kinds = {
+        "right": [Outcome.PASSED],
+        "wrong": [Outcome.FAILED, Outcome.FAILED, Outcome.CRASHED, Outcome.BLOCKED, Outcome.PASSED],
+    }
+    each = [(name, [Finding(one.value, one) for one in kinds[name]], False) for name in order]
+    monkeypatch.setattr(remote, "check", lambda *_: iter(each))
+    junit = tmp_path / "found.xml"
+    assert main(["check", "--op", "rope", "--junit", str(junit), "--device", "cpu"]) == 1
+    counted = ("tests", "failures", "errors", "skipped")
+    suites = {suite.get("name"): suite for suite in ElementTree.parse(junit).getroot()}
+    assert [suites["right"].get(one) for one in counted] == ["1", "0", "0", "0"]
+    assert [suites["wrong"].get(one) for one in counted] == ["5", "2", "1", "1"]
+
+
 @pytest.mark.parametrize("traits", ['requires=("gpu",)', 'supports=lambda dims: "no"'])
 def test_where_nothing_can_be_checked_nothing_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], traits: str

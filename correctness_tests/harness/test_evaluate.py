@@ -76,6 +76,21 @@ def test_each_seed_moves_otherwise_and_one_always_alike() -> None:
     assert not torch.equal(first.args["x"], first.upstream["y"])
 
 
+def test_an_in_place_op_is_called_as_often_as_it_declares_each_time_on_other_values() -> None:
+    tensors = {"total": Tensor("N", mutated=True), "x": Tensor("N")}
+    op = Op("summed", inputs=tensors, outputs={}, calls=4, cases=[Case(N=3)])
+
+    @op.reference
+    def add(total: torch.Tensor, x: torch.Tensor) -> None:
+        total += x
+
+    inputs = make_inputs(op, op.cases[0], torch.float64)
+    each = [inputs.args["total"], inputs.args["x"], *(one["x"] for one in inputs.fresh)]
+    expected = torch.stack([one.clone() for one in each]).sum(0)
+    assert len(each) == 5
+    torch.testing.assert_close(evaluate(op, add, inputs)["total"], expected)
+
+
 # -- memory that must stay as it was ----------------------------------------------------------
 
 

@@ -209,11 +209,14 @@ def test_the_only_writer_has_a_lock_that_all_users_may_take(
         os.umask(before)
 
 
-def test_two_options_that_name_one_file_are_refused(tmp_path: Path) -> None:
-    one, same = tmp_path / "x", tmp_path / "." / "x"
+@pytest.mark.parametrize("way", ["x", "folder/../x", "link", "linked/x"])
+def test_two_options_that_name_one_file_are_refused(tmp_path: Path, way: str) -> None:
+    one, same = tmp_path / "x", tmp_path / way
+    (tmp_path / "link").symlink_to(one)
+    (tmp_path / "linked").symlink_to(tmp_path)
     files.check_apart(("--a", one), ("--b", None), ("--c", None), ("--d", tmp_path / "y"))
     files.check_apart(("--a", one), ("--a", one))
-    with pytest.raises(UsageError, match=r"--a and --c are both '.*x': name two files"):
+    with pytest.raises(UsageError, match=f"--a and --c are both '{same}': name two files"):
         files.check_apart(("--a", one), ("--b", None), ("--c", same))
 
 

@@ -194,9 +194,19 @@ def test_between_two_points_are_the_devices_seconds_without_those_of_marking(
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-def test_each_call_has_arguments_of_its_own_and_cold_caches(enabled: bool) -> None:
+def test_each_call_has_arguments_of_its_own_and_cold_caches(
+    enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
     x = torch.zeros(2)
+    copied = gpu_benchmark._copied
+
+    def copying(value: Any) -> Any:
+        if isinstance(value, tuple):  # positional arguments; tensors among them are copied, too
+            order.append("copy")
+        return copied(value)
+
+    monkeypatch.setattr(gpu_benchmark, "_copied", copying)
     got: list[torch.Tensor] = []
 
     def prepare(call: Any, before: Any) -> None:
@@ -221,7 +231,7 @@ def test_each_call_has_arguments_of_its_own_and_cold_caches(enabled: bool) -> No
     assert made.group == "g"
     assert made(call, x, other=x) == "result"
     calls = 3 if enabled else 1
-    assert order == ["flush", "synchronize", "call"] * calls
+    assert order == ["copy", "flush", "synchronize", "call"] * calls
     assert len({one.data_ptr() for one in (x, *got)}) == 1 + 2 * calls
 
 

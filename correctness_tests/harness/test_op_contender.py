@@ -76,12 +76,19 @@ def test_inputs_are_fresh_and_caches_cold_in_each_round(contender: Contender) ->
 
     right = contender(call)
     flushes: list[int] = []
-    right.flush = lambda: flushes.append(len(seen))  # type: ignore[assignment]
+    made: list[torch.Tensor] = []
+
+    def flush() -> None:
+        flushes.append(len(seen))
+        made.append(right.args.get("x", torch.empty(0)).detach().clone())
+
+    right.flush = flush  # type: ignore[assignment]
     for _ in range(4):
         right.turn()
     assert len(seen) >= 1 + 2 * 4
     assert len({x.sum().item() for x in seen}) == len(seen)
     assert flushes == list(range(1, len(seen))), "ahead of each try to time a call"
+    assert all(map(torch.equal, made, seen[1:])), "behind the making of inputs, which warms caches"
 
 
 def test_compiled_is_the_reference_under_the_compiler(

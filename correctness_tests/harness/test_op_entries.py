@@ -1,6 +1,7 @@
 """What a record keeps of a timed op, and the bars that it is held to."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,9 @@ def test_a_time_without_gaps_says_so(run: OpCaseRun) -> None:
         **dict.fromkeys(SECONDS),
         "liger": False,
     }
+    readings = run.readings["torch"][BOTH]
+    readings[-1] = replace(readings[-1], queued=False)
+    assert entries(run)["torch"].queued is False, "one with a gap is enough"
 
 
 def test_a_share_of_the_copy_bandwidth_is_of_both_passes_bytes(run: OpCaseRun) -> None:

@@ -98,3 +98,4 @@ def test_a_summary_has_the_median_and_the_quartiles() -> None:
     assert readings == [500.0, 1.0, 3.0, 2.0, 4.0], "the series keeps its order"
     assert summary("x", [7.0]) == {"x": 7.0, "x_quartiles": (7.0, 7.0)}
     assert summary("x", [float(i) for i in range(101)])["x_quartiles"] == (25.0, 75.0)
+    assert summary("x", [1.0, 2.0, 4.0, 8.0, 16.0, 32.0])["x_quartiles"] == (2.0, 16.0)  # readings

@@ -1,7 +1,9 @@
 """Which configuration a search keeps, and how its table is put together."""
 
 import contextlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from tinyllama.cli import main
 from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.kernels import launch
 from tinyllama.harness.kernels.configs import Config
+from tinyllama.harness.machine import device
 from tinyllama.harness.measure import tuning
 from tinyllama.harness.measure.tuning import MARGIN, SURVIVORS, Search, merged, search
 from tinyllama.ops import OPS
@@ -327,3 +332,22 @@ def test_a_reading_is_of_a_cold_pass_there_and_back_in_that_configuration(
         assert not x.requires_grad
         order.clear()
         backward.clear()
+
+
+def test_a_search_adds_to_the_chips_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What it did not search stays, and so does what it found first."""
+    table, config = tmp_path / "sm_90.json", Config(num_warps=8, BLOCK=64)
+    before = {"another": {"D=1": config.kwargs()}, "transpose": {"D=2": config.kwargs()}}
+    table.write_text(json.dumps({"chip": "sm_90", "spaces": before}))
+    each = [Search("transpose", {"D": d}, config, {config: 1.0}) for d in (3, 4)]
+    monkeypatch.setattr(device, "default_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(device, "device_name", lambda one: "a GPU")
+    monkeypatch.setattr(launch, "chip_of", lambda one: "sm_90")
+    monkeypatch.setattr(tuning, "compiled_ahead", lambda *given: None)
+    monkeypatch.setattr(tuning, "search", lambda *given: iter(each))
+    assert main(["tune", "--op", "transpose", "--output", str(tmp_path)]) == 0
+    spaces = json.loads(table.read_text())["spaces"]
+    assert {name: sorted(keys) for name, keys in spaces.items()} == {
+        "another": ["D=1"],
+        "transpose": ["D=2", "D=3", "D=4"],
+    }

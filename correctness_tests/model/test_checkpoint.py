@@ -57,11 +57,12 @@ def test_small_memory_resumes_what_was_fast_and_back(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
 
 
-def test_the_fp16_gradient_scale_continues(tmp_path: Path) -> None:
+@pytest.mark.parametrize("since", [3, 0], ids="{} steps after an overflow".format)
+def test_the_fp16_gradient_scale_continues(tmp_path: Path, since: int) -> None:
     """A scale that started anew would overflow, and skip steps, once more."""
     half = saved(tmp_path / "half", 3, precision="fp16")
     assert half.scaler["_growth_tracker"] == 3
-    half.scaler["scale"] = 1024.0
+    half.scaler.update(scale=1024.0, _growth_tracker=since)
     run(num_steps=1, precision="fp16", resume=half, save_to=tmp_path / "resumed")
     assert checkpoint.load(tmp_path / "resumed").scaler["scale"] == 1024.0
 

@@ -110,6 +110,11 @@ def test_tensorboard_gets_a_scalar_of_each_step(tmp_path: Path) -> None:
         ("{tmp}/a.gif", "", "'{tmp}/a.gif': the suffix '.gif' is unknown: use .csv, .png, .svg"),
         ("{tmp}/none/a.csv", "", "'{tmp}/none/a.csv': no folder '{tmp}/none'; make it first"),
         ("{tmp}/run.csv", "", "--json and --curve are both '{tmp}/run.csv': name two files"),
+        (
+            "{tmp}/a.csv --resume {tmp}/a.csv",
+            "",
+            "--resume and --curve are both '{tmp}/a.csv': name",
+        ),
         ("{tmp}/a.png", "matplotlib", "'{tmp}/a.png' needs matplotlib: pip install"),
         ("{tmp}/runs", "tensorboard", "'{tmp}/runs' needs tensorboard: pip install tensorboard"),
         ("/proc/none/runs", "", "--curve /proc/none/runs: No such file or directory; name a"),
@@ -123,6 +128,6 @@ def test_what_cannot_be_written_is_an_error_before_the_first_step(
     found = lambda name: None if name == absent else find(name) or there  # noqa: E731
     monkeypatch.setattr(curve.importlib.util, "find_spec", found)
     monkeypatch.setattr("tinyllama.training.train.train", lambda *a, **k: pytest.fail("trained"))
-    options = ["--json", str(tmp_path / "run.csv"), "--curve", path.format(tmp=tmp_path)]
+    options = ["--json", str(tmp_path / "run.csv"), "--curve", *path.format(tmp=tmp_path).split()]
     assert message.format(tmp=tmp_path) in refused(*SHORT, *options)
     assert not list(tmp_path.iterdir())

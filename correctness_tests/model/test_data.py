@@ -85,6 +85,7 @@ def test_a_text_of_one_window_is_enough(tmp_path: Path) -> None:
 def test_a_folder_is_read_in_order_without_hidden_and_binary_files(tmp_path: Path) -> None:
     for name, content in {
         "b.txt": b"second ",
+        "a-b/x": b"as texts, ",  # not as their parts: "-" comes before "/"
         "a/z.txt": b"first ",
         "c.unknown-ending": "dritt\u00e9".encode(),
         "empty": b"",
@@ -95,8 +96,8 @@ def test_a_folder_is_read_in_order_without_hidden_and_binary_files(tmp_path: Pat
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     batches = TextBytes(tmp_path, 256, CONFIG)
-    assert batches.bytes.tobytes() == "first second dritt\u00e9".encode()
-    assert batches.describe()["files_taken"] == 4
+    assert batches.bytes.tobytes() == "as texts, first second dritt\u00e9".encode()
+    assert batches.describe()["files_taken"] == 5
     assert batches.describe()["files_left_out"] == 3
 
 

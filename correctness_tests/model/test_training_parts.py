@@ -12,7 +12,7 @@ from unittest.mock import ANY, Mock, call
 import pytest
 import torch
 
-from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run
+from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run, saved
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.training import curve, data, train
@@ -33,16 +33,19 @@ def a_step(**settings: Any) -> TrainStep:
 # -- how a run goes on and ends ----------------------------------------------------------------
 
 
-def test_a_run_saves_after_every_so_many_steps(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_run_saves_after_every_so_many_steps_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, done: int
 ) -> None:
+    resume = saved(tmp_path / "first", done) if done else None
     monkeypatch.setattr(train, "save", save := Mock())
     for every, steps in ((2, [2, 3]), (3, [3, 3]), (None, [3])):
         save.reset_mock()
-        run(num_steps=3, save_to=tmp_path / "a", save_every=every)
+        run(num_steps=3, save_to=tmp_path / "a", save_every=every, resume=resume)
         kind = {"kind": "random tokens"}
-        saved = [call(tmp_path / "a", ANY, number, kind, interrupted=False) for number in steps]
-        assert save.mock_calls == saved
+        assert save.mock_calls == [
+            call(tmp_path / "a", ANY, done + number, kind, interrupted=False) for number in steps
+        ]
     save.reset_mock()
     run(num_steps=1, save_every=1)
     save.assert_not_called()

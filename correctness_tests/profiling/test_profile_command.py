@@ -3,15 +3,17 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from correctness_tests.support import rocm_files
 from correctness_tests.support.commands import printed, refused, tinyllama
+from tinyllama.cli import main
 from tinyllama.model.config import PRESETS, ModelConfig
 from tinyllama.ops import OPS
-from tinyllama.profiling import documents, flops, observe, op_times
+from tinyllama.profiling import documents, flops, kept, kernels, observe, op_times, shown
 from tinyllama.profiling.ranges import UNKNOWN, Work, by_order, in_layers
 from tinyllama.profiling.step_tables import advice, layers_of
 
@@ -131,6 +133,15 @@ def test_two_profiles_are_compared(tmp_path: Path) -> None:
     assert "rms_norm_forward" in text
     assert "3 launches in 6.0 us before, 3 in 6.0 us after" in text
     assert "two profiles" in refused("profile", "compare", tmp_path / "a")
+
+
+def test_the_first_of_two_profiles_is_the_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(kept, "read", lambda path: str(path))
+    monkeypatch.setattr(kernels, "compare", lambda before, after: (before, after))
+    monkeypatch.setattr(shown, "changes", lambda *told: seen.append(told))
+    assert main(["profile", "compare", "old", "new"]) == 0
+    assert seen == [(("old", "new"), "old", "new", 20)]
 
 
 @pytest.mark.parametrize("tool", ["counters", "rocprof-compute", "rocprof-sys"])

@@ -143,13 +143,13 @@ def test_key_heads_are_half_of_the_heads_that_are_given(
     assert (model.num_heads, model.num_kv_heads) == heads
 
 
-def test_a_resumed_run_keeps_its_key_heads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [[], ["--num-heads", "6"]], ids=["alone", "named again"])
+def test_a_resumed_run_keeps_its_key_heads(tmp_path: Path, given: list[str]) -> None:
     shape = ["--hidden-dim", "48", "--num-layers", "1", "--num-heads", "6", "--num-kv-heads", "2"]
     saved = str(tmp_path / "run.safetensors")
     record_of(tmp_path / "one.json", *shape, "--save", saved)
-    model, _ = train.settings(
-        cli.parser().parse_args(["train", "--resume", saved]), checkpoint.load(Path(saved))
-    )
+    asked = cli.parser().parse_args(["train", "--resume", saved, *given])
+    model, _ = train.settings(asked, checkpoint.load(Path(saved)))
     assert (model.num_heads, model.num_kv_heads) == (6, 2)
 
 

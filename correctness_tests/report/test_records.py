@@ -219,6 +219,12 @@ for _ in range(20):
     assert len(list(results.records(tmp_path / "shared"))) == 40
 
 
+def test_records_of_one_second_come_in_the_order_in_which_they_were_saved(tmp_path: Path) -> None:
+    """The baseline is the last of them."""
+    saved = [results.save(replace(record(), command=f"{n}"), tmp_path) for n in range(11)]
+    assert [path for path, _ in results.records(tmp_path)] == saved
+
+
 @pytest.mark.parametrize("step", ["fsync", "chmod", "link"])
 def test_a_crash_in_the_middle_leaves_no_half_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

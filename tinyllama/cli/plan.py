@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         f"layers, {model.num_heads} heads, {model.num_kv_heads} kv heads, ffn {model.ffn_dim}, "
         f"vocabulary {model.vocab_size}",
         "step": f"tier v3, bf16, {args.gpus} GPUs x {args.batch_size} x {args.seq_len} tokens",
-        "rates": f"ops of {rates.record.device}, commit {rates.record.commit[:10]}, "
+        "rates": f"ops of {rates.record.device}, commit {rates.record.short_commit}, "
         f"{rates.record.date[:10]}; copy {rates.copy / 1e12:.2f} TB/s, product "
         f"{rates.product / 1e12:.0f} TFLOP/s, both measured",
         "links": f"given, not measured: {args.inside:g} GB/s inside a node of {args.per_node}, "

@@ -52,7 +52,7 @@ def show(sweeps: Sequence[Record]) -> None:
             rate = f"{entry.samples_per_second or 0:,.0f}"
             figures = f"{entry.time * 1e3:.3g}", rate, f"{over:.2f}x", peak
             table.add_row(f"{size[0]} x {size[1]}", entry.contender, *figures)
-        source = f"{record.device}, commit {record.commit[:10]}, {record.date[:10]}"
+        source = f"{record.device}, commit {record.short_commit}, {record.date[:10]}"
         out.print(f"{record.group}: {source}")
         out.print(table)
         for reason in dict.fromkeys(f"{e.contender}: {e.cannot}" for e in entries if e.cannot):

@@ -6,7 +6,7 @@ from typing import Any
 from tinyllama.harness.gate.noise import SCHEMA
 from tinyllama.harness.machine.files import read_regular
 from tinyllama.harness.machine.parsed import json_of
-from tinyllama.harness.records.results import is_number
+from tinyllama.harness.records.results import is_number, short
 
 FIELDS: dict[str, type] = {
     "schema": int,
@@ -83,5 +83,5 @@ def _check_figure(where: str, figure: Any, first: dict[str, Any]) -> None:
 def provenance(certificate: dict[str, Any]) -> str:
     """Where it comes from: device, versions, commits, date."""
     versions = ", ".join(f"{name} {version}" for name, version in certificate["versions"].items())
-    commits = ", ".join(commit[:10] for commit in certificate["commits"])
+    commits = ", ".join(map(short, certificate["commits"]))
     return f"{certificate['device']}; {versions}; commit {commits}; {certificate['date'][:10]}"

@@ -103,7 +103,7 @@ def source(record: Record) -> str:
     """What a reader must know to trust a figure: device, versions, commit, date."""
     whole = "" if record.complete else "; INCOMPLETE: something in that run failed"
     missed = f"; MISSED: {'; '.join(record.missed)}" if record.missed else ""
-    where = f"{record.device}; {record.software}; commit {record.commit[:10]}; {record.date[:10]}"
+    where = f"{record.device}; {record.software}; commit {record.short_commit}; {record.date[:10]}"
     return where + whole + missed
 
 

@@ -70,8 +70,7 @@ class Record:
 
     @property
     def short_commit(self) -> str:
-        """Ten letters of the commit, with its mark of changed files."""
-        return self.commit[:10] + ("+dirty" if self.dirty else "")
+        return short(self.commit)
 
     @property
     def software(self) -> str:
@@ -87,6 +86,11 @@ class Record:
     def same_setting(self, other: "Record") -> bool:
         """Whether two records may be compared: one device, one set of versions."""
         return self.device == other.device and self.versions == other.versions
+
+
+def short(commit: str) -> str:
+    """Ten letters of a commit, with its mark of changed files."""
+    return commit[:10] + ("+dirty" if commit.endswith("+dirty") else "")
 
 
 def new_record(device: torch.device, group: str, tree: Path | None = None) -> Record:

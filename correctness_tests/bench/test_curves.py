@@ -1,0 +1,23 @@
+"""Loss curves: what a point of one is the mean of, and which points a record keeps."""
+
+import torch
+
+from tinyllama.bench import curves
+
+
+def test_a_point_is_the_mean_of_the_window_that_begins_there() -> None:
+    losses = torch.arange(float(curves.STEPS)) ** 2
+    smooth = curves.curve(losses)
+    assert len(smooth) == curves.STEPS - curves.WINDOW + 1
+    for step in (0, 7, len(smooth) - 1):
+        window = losses[step : step + curves.WINDOW]
+        torch.testing.assert_close(smooth[step], window.mean())
+    kept = curves.entry_of("v1", "bf16", smooth)
+    assert kept.losses == [round(one, 6) for one in smooth.tolist()[:: curves.EVERY]]
+    assert (kept.window, kept.every, kept.steps) == (curves.WINDOW, curves.EVERY, curves.STEPS)
+
+
+def test_means_are_of_steps_that_do_not_overlap() -> None:
+    losses = torch.arange(float(curves.STEPS))
+    expected = [losses[n : n + curves.MEAN].mean() for n in range(0, curves.STEPS, curves.MEAN)]
+    torch.testing.assert_close(curves.means(losses), torch.stack(expected))
