@@ -210,6 +210,17 @@ def test_a_model_is_initialised_anew_in_every_parameter() -> None:
         assert torch.equal(got, want), name
 
 
+def test_the_weights_of_a_seed_are_drawn_one_after_the_other() -> None:
+    """The embedding first, then layer by layer: in another order, a seed is another model."""
+    model, made = TinyLlama(ODD, seed=3), torch.Generator().manual_seed(3)
+    drawn = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
+    named = dict(model.named_parameters())
+    layers = [f"layers.{n}.{name}" for n in range(ODD.num_layers) for name in drawn]
+    for name in ("embedding", *layers):
+        expected = torch.randn(named[name].shape, generator=made) * ODD.init_std
+        assert torch.equal(named[name], expected), name
+
+
 def test_tables_are_made_once_for_each_length() -> None:
     model = TinyLlama(replace(ODD, rope_theta=99.0))
     assert model.rope(5) is model.rope(5)
