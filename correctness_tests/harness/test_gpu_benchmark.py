@@ -243,7 +243,7 @@ def test_no_private_attribute_of_the_plugin_is_used() -> None:
         for path in (root / folder).rglob("*.py")
     ]
     assert root / "tinyllama/bench/table.py" in files
-    private = re.compile(r"(benchmark|fixture)\._[a-z]")
+    private = re.compile(r"\b(benchmark|fixture)\._[a-z]")
     assert not [str(path) for path in files if private.search(path.read_text())]
 
 
