@@ -146,6 +146,15 @@ def test_bars_are_listed_and_none_that_applies_is_a_skip(
         lines(found, "none of 1 bars of one applies on this device")
 
 
+def test_a_known_miss_fails_where_pytest_is_asked_for_it(suite: Suite) -> None:
+    suite.target(
+        "from tinyllama.harness.records.targets import Bar, Standing; "
+        "recording.hold([Bar(Standing.KNOWN_MISS, 'a bar')])"
+    )
+    assert suite.run("--record").ret == 0
+    ends(suite.run("--record", "--runxfail"), pytest.ExitCode.TESTS_FAILED, "^MISSED one: a bar$")
+
+
 ALIKE = "raise type('AssertionError', (Exception,), {'__module__': 'builtins'})('no entry')"
 
 
