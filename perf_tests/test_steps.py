@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tinyllama.bench.ceilings import Ceilings
-from tinyllama.bench.measure import CONTENDERS, SHORT, Contender, Measured, bars, entry_of, measure
+from tinyllama.bench.measure import CONTENDERS, Contender, Measured, bars, entry_of, measure
 from tinyllama.bench.table import Table, may_stay_empty
 from tinyllama.bench.targets import OF_STEPS
 from tinyllama.bench.workloads import ALL, SHORT_STEPS, Group, not_here, whole
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.measure.ceilings import CLEARANCE
+from tinyllama.harness.plugins.recording import NotMeasured
 from tinyllama.harness.records.entries import StepEntry
 
 
@@ -38,8 +39,7 @@ def group(
     with recording.group(request.param) as record:
         measured = measure(this, device, short=short)
         product = ceilings.product(this.precision)
-        made = [one for one in CONTENDERS if not short or one.name in SHORT]
-        found = {one.name: entry_of(one, measured, product) for one in made}
+        found = {one.name: entry_of(one, measured, product) for one in CONTENDERS}
         record.add(*found.values(), *ceilings.entries())
         yield Run(measured, found)
 
@@ -53,7 +53,8 @@ def test_step(group: Run, contender: Contender, table: Table) -> None:
         pytest.fail(f"{failed}\n{failed.details}")
     readings = group.measured.seconds.get(contender.name)
     if readings is None:
-        return  # there is nothing to enter into the table
+        cannot = group.measured.cannot.get(contender.name, failed)
+        raise NotMeasured(f"{contender.name}: {cannot}")
     entry = group.entries[contender.name]
     table.enter(readings, str(group.measured.group), plan=entry.plan)
 

@@ -214,8 +214,12 @@ def test_where_there_is_no_room_each_is_checked_before_the_next_is_made(
     assert [entry.compiled_beside for entry in measured.entries.values()] == [0, 0, 0, None]
 
 
-@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4)])
-def test_how_many_at_once(monkeypatch: pytest.MonkeyPatch, cores: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("cores", "expected", "short"), [(1, 1, 1), (2, 1, 1), (7, 1, 3), (8, 2, 4), (16, 4, 8)]
+)
+def test_how_many_at_once(
+    monkeypatch: pytest.MonkeyPatch, cores: int, expected: int, short: int
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
-    assert at_once(SMALL) == expected
+    assert (at_once(SMALL), at_once(SMALL, short=True)) == (expected, short)
     assert at_once(LARGE) == 1, "not all fit beside each other on one card"

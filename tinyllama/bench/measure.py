@@ -23,7 +23,7 @@ from tinyllama.bench.workloads import ALL, Group, at_once
 from tinyllama.harness.machine.worker import Worker, WorkerError, workers
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.records.entries import StepEntry
-from tinyllama.harness.records.targets import Bar, Target, judged
+from tinyllama.harness.records.targets import FASTEST_PEER, Bar, Target, judged
 from tinyllama.model.tiers import TIERS, V1, Tier
 
 FLOOR = Contender(
@@ -62,8 +62,11 @@ CONTENDERS = (
 )
 
 
-# Those that bars in bf16 are about, and the fastest peers: what a short run is enough for.
-SHORT = ("v1", "v2", "v3", "v4", "v4-single", "hf-eager", "compile", "hf-compile")
+# What a short run times of a workload: the tiers, the fastest peers, and of the smaller workload
+# what else a bar in bf16 is about.
+_ALWAYS = ("v1", "v2", "v3", "v4", "compile", "hf-compile")
+SHORT = {"small": (*_ALWAYS, "v4-single", "hf-eager"), "medium": _ALWAYS}
+NOT_SHORT = "it is not in the short set"
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Effort:
 
     def short(self) -> "Effort":
         """For a short run, whose intervals are wider."""
-        return replace(self, warm_up=0.5, rounds=20, total=40, readings=5, energy=1.0)
+        return replace(self, warm_up=0.5, rounds=20, total=20, readings=5, energy=1.0)
 
 
 @dataclass
@@ -115,16 +118,16 @@ def measure(
     short: bool = False,
 ) -> Measured:
     """Measure a group. The failure of a contender is kept with its name. short: see `SHORT`."""
-    contenders = tuple(one for one in contenders if not short or one.name in SHORT)
     measured = Measured(group)
     with workers() as started:
         for contender in contenders:
-            if reason := contender.cannot(device, str(group)):
+            left_out = short and contender.name not in SHORT[group.workload]
+            reason = NOT_SHORT if left_out else contender.cannot(device, str(group))
+            if reason:
                 measured.cannot[contender.name] = reason
             else:
                 started[contender.name] = contender.worker()
-        run = _Run(group, device, started, measured)
-        run.effort = run.effort.short() if short else run.effort
+        run = _Run(group, device, started, measured, short)
         run.prepare(contenders)
         run.time()
         run.look_closer()
@@ -133,21 +136,26 @@ def measure(
 
 class _Run:
     def __init__(
-        self, group: Group, device: torch.device, workers: dict[str, Worker], measured: Measured
+        self,
+        group: Group,
+        device: torch.device,
+        workers: dict[str, Worker],
+        measured: Measured,
+        short: bool = False,
     ) -> None:
         self.group = group
         self.device = device
         self.workers = workers
         self.measured = measured
-        self.effort = Effort.on(device)
+        self.effort = Effort.on(device).short() if short else Effort.on(device)
+        self.most = at_once(group, short)
 
     def prepare(self, contenders: tuple[Contender, ...]) -> None:
         """Make each contender, and compare its gradients with the reference's."""
         able = [contender for contender in contenders if contender.name in self.workers]
-        most = at_once(self.group)
-        for lot in _lots(able, most):
-            beside = min(most, len(lot)) - 1
-            pairs = zip(lot, self._make(lot, most), strict=True)
+        for lot in _lots(able, self.most):
+            beside = min(self.most, len(lot)) - 1
+            pairs = zip(lot, self._make(lot, self.most), strict=True)
             for contender in [one for one, made in pairs if not self._checked(one, made, beside)]:
                 self.workers[contender.name] = contender.worker()
                 (made,) = self._make([contender], 1)
@@ -338,5 +346,7 @@ def bars(
             why = f"there is no tier {target.tier} yet"
         elif ratio is None and (out := {target.tier, target.over} & measured.cannot.keys()):
             why = "; ".join(f"{name}: {measured.cannot[name]}" for name in sorted(map(str, out)))
-        found.append(judged(target, ratio, device, why))
+        untimed = [one.name for one in PEERS if one.name in measured.cannot]
+        about = f"without {', '.join(untimed)}: " if untimed and target.over == FASTEST_PEER else ""
+        found.append(judged(target, ratio, device, why, about))
     return found

@@ -168,7 +168,8 @@ class StepContender:
     ) -> dict[str, torch.Tensor]:
         """V1's gradients, in float64 or in this precision; computed for a few samples at a time,
         and for the scores of one layer at a time."""
-        model = TinyLlama(self.shape, "v1").to(self.device, dtype)
+        with self.device:
+            model = TinyLlama(self.shape, "v1", seed=None).to(dtype)
         model.recompute = True
         samples, length = batch.shape[0], batch.shape[1] - 1
         part = max(1, SCORES // (8 * self.shape.num_heads * length**2))

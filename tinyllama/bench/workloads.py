@@ -20,6 +20,7 @@ _SHORT = "-short"
 SHORT_STEPS = tuple(name + _SHORT for name in ("small-bf16", "medium-bf16"))
 SHORT_OPS = ("ops-bf16" + _SHORT,)
 PROCESSORS = 4  # for each contender that is being made: compilers start processes
+SHORT_PROCESSORS = 2  # in a short run: its contenders are few, and one GPU holds them all
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,12 @@ def not_beside(contender: str, group: str) -> str | None:
     return f"one GPU does not hold every contender of {workload}: {together} are compared"
 
 
-def at_once(group: Group) -> int:
+def at_once(group: Group, short: bool = False) -> int:
     """How many contenders of a group are made at the same time: as many as the processors allow;
     one if they do not all fit on the GPU, since a warm-up takes more memory than remains in use."""
     if group.workload in TOGETHER:
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // PROCESSORS)
+    return max(1, len(os.sched_getaffinity(0)) // (SHORT_PROCESSORS if short else PROCESSORS))
 
 
 def not_here(group: Group, device: torch.device) -> str | None:

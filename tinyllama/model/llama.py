@@ -81,12 +81,15 @@ class TinyLlama(nn.Module):
     weights. They are float32 (float64 for a reference: ``TinyLlama(...).double()``).
 
     config: the shape. tier: a name or a `Tier`. seed: of the initial weights, which are
-    drawn on the CPU, so that a seed gives the same model on every device. With ``recompute`` set,
-    only the inputs of blocks are saved, and each block runs again in the backward pass. With
+    drawn on the CPU, so that a seed gives the same model on every device; None leaves them
+    uninitialised, for a caller that copies weights. With ``recompute`` set, only the inputs of
+    blocks are saved, and each block runs again in the backward pass. With
     ``in_one`` unset the blocks run one by one in tiers that have them as one op, too.
     """
 
-    def __init__(self, config: ModelConfig, tier: str | Tier = "v1", *, seed: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, tier: str | Tier = "v1", *, seed: int | None = 0
+    ) -> None:
         super().__init__()
         self.config = config
         self.tier = resolve(tier)
@@ -105,7 +108,8 @@ class TinyLlama(nn.Module):
         if self.stack is not None:
             self._count_together()
         self._adjoin()
-        self.initialise(seed)
+        if seed is not None:
+            self.initialise(seed)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "TinyLlama":
         super()._apply(fn, recurse)

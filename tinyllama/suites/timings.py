@@ -24,7 +24,7 @@ from tinyllama.bench.workloads import SHORT_OPS, whole
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.measure.ceilings import CLEARANCE
 from tinyllama.harness.measure.op_contender import ops_of
-from tinyllama.harness.plugins.recording import NoBarApplies
+from tinyllama.harness.plugins.recording import NoBarApplies, NotMeasured
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.harness.records.entries import OpEntry
 from tinyllama.suites.selection import PACKAGE, SELECTION
@@ -92,11 +92,13 @@ def test_op(group: Measured, op: Op, provider: str, place: int, table: Table) ->
     """
     name = f"{op.name}-{op.timed[place]}"
     run = group[0].get(name)
-    failed = run.failed.get(provider) if run is not None else None
+    if run is None:
+        raise NotMeasured(f"{name} is not a case of this group on this device")
+    failed = run.failed.get(provider)
     if failed is not None and provider not in PEERS:
         pytest.fail(f"{name}, {provider}: {failed}\n{failed.details}")
-    if run is None or provider not in run.readings:
-        return  # there is nothing to enter into the table
+    if provider not in run.readings:
+        raise NotMeasured(f"{provider}: {run.cannot.get(provider, failed)}")
     *_, last = run.readings[provider].values()
     table.enter([reading.device for reading in last], name)
 

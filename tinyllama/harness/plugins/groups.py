@@ -65,7 +65,7 @@ class Group:
         in `problems`."""
         each = [report for reports in self.reports.values() for report in reports]
         return all(
-            report.outcome == "passed" or self._misses(report) or self._without_bars(report)
+            report.outcome == "passed" or self._misses(report) or _whole_without(report)
             for report in each
         )
 
@@ -86,17 +86,13 @@ class Group:
         said = getattr(report, "missed", "").partition("\nassert ")[0]  # pytest adds the expression
         return [line.strip() for line in said.splitlines()]
 
-    def _without_bars(self, report: pytest.TestReport) -> bool:
-        """Whether a test marked ``target`` was skipped since no bar applies."""
-        return report.nodeid in self.targets and getattr(report, "without_bars", False)
-
     def problems(self) -> list[Verdict]:
         """Why the group was not measured whole. A failed test is reported by pytest."""
         found = [
             Verdict(item, Outcome.MISSING, f"SKIPPED: {_reason(report)}")
             for item, reports in self.reports.items()
             for report in reports
-            if report.skipped and not self._without_bars(report) and not self._misses(report)
+            if report.skipped and not _whole_without(report) and not self._misses(report)
             if not getattr(report, "unmeasured", False)
         ]
         if self.broken:
@@ -108,6 +104,11 @@ class Group:
         if self.disturbed:
             found.append(Verdict(self.name, Outcome.BUSY, self.disturbed))
         return found
+
+
+def _whole_without(report: pytest.TestReport) -> bool:
+    """Whether what a test is about is not measured here, and need not be: see `NotMeasured`."""
+    return getattr(report, "not_measured", False)
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -29,8 +29,17 @@ from tinyllama.harness.records.verdict import Outcome, Verdict, judge, unusable,
 SHORT = "short"  # as --groups: the set that a conftest declares
 
 
-class NoBarApplies(pytest.skip.Exception):  # type: ignore[name-defined]
+class NotMeasured(pytest.skip.Exception):  # type: ignore[name-defined]
+    """What a test is about is not measured here, and the record of its group is whole without it:
+    it says so itself, or has nothing to say about it."""
+
+    __module__ = "builtins"  # pytest shows the name of the class alone
+
+
+class NoBarApplies(NotMeasured):
     """None of the bars of a group is about this device, or can be told on it."""
+
+    __module__ = "builtins"
 
 
 class KnownMiss(pytest.xfail.Exception):  # type: ignore[name-defined]
@@ -201,10 +210,10 @@ class Recording:
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Keep what a failed assertion of a test said, where any other error misses no target, and
-        whether a test was skipped since no bar applies."""
+        whether a test was skipped by `NotMeasured`."""
         report = yield
-        if call.excinfo and call.excinfo.type is NoBarApplies:
-            report.without_bars = True  # type: ignore[attr-defined]
+        if call.excinfo and issubclass(call.excinfo.type, NotMeasured):
+            report.not_measured = True  # type: ignore[attr-defined]
         raised = call.excinfo if call.when == "call" else None
         if raised and raised.type in (AssertionError, KnownMiss):
             report.missed = str(raised.value)  # type: ignore[attr-defined]
