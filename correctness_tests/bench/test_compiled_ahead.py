@@ -1,21 +1,28 @@
-"""Cases are compiled some at a time: each compiled one keeps a process, and memory, until it is
+"""Cases are prepared some at a time: each compiled one keeps a process, and memory, until it is
 measured."""
+
+import threading
+import time
+from typing import Any
 
 import pytest
 import torch
 
 from tinyllama.bench import measure_ops
-from tinyllama.bench.measure_ops import Bench, OpCaseRun
+from tinyllama.bench.measure_ops import CHECKING, Bench, OpCaseRun, providers_of
+from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.ops import OPS
 
+CPU = torch.device("cpu")
 
-def test_few_compiled_cases_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_few_prepared_cases_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting: set[str] = set()
     measured: list[str] = []
     most = 0
 
-    def compile_it(bench: Bench, run: OpCaseRun) -> None:
-        waiting.add(run.op.name)
+    def prepare(bench: Bench, lot: list[OpCaseRun]) -> None:
+        waiting.update(run.op.name for run in lot)
 
     def one(bench: Bench, run: OpCaseRun) -> None:
         nonlocal most
@@ -23,9 +30,84 @@ def test_few_compiled_cases_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch)
         waiting.remove(run.op.name)
         measured.append(run.op.name)
 
-    monkeypatch.setattr(Bench, "_compile", compile_it)
+    monkeypatch.setattr(Bench, "_prepare", prepare)
     monkeypatch.setattr(Bench, "_one", one)
     monkeypatch.setattr(measure_ops, "COMPILING", 3)
-    found = Bench("fp32", torch.device("cpu"), OPS.values()).measure()
+    found = Bench("fp32", CPU, OPS.values()).measure()
     assert len(measured) == len(found) == len(OPS) > 3
     assert most == 3
+
+
+class Scripted:
+    """A worker whose first check of one object fails, and that says what it is asked."""
+
+    def __init__(self, name: str, asked: list[str], fails: str) -> None:
+        self.name, self.asked, self.fails = name, asked, fails
+        self.kept: set[str] = set()
+
+    def make(self, key: str, factory: str, **arguments: Any) -> None:
+        self.kept.add(key)
+        self.asked.append(f"make {self.name} {key}")
+
+    def call(self, key: str, method: str, *args: Any) -> Any:
+        assert key in self.kept, f"{method} of {key}, which this process has not made"
+        self.asked.append(f"{method} {self.name} {key}")
+        if method == "check_first":
+            started = self.asked.count("checking")
+            self.asked.append("checking")
+            time.sleep(0.01)
+            self.asked.remove("checking")
+            assert started < CHECKING
+            if f"{self.name} {key}" == self.fails:
+                raise WorkerError("wrong")
+        return {}
+
+    def drop(self, key: str) -> None:
+        self.kept.remove(key)
+
+    def close(self) -> None:
+        self.kept.clear()
+
+    hang_up = close
+
+
+def test_each_provider_is_made_and_checked_once_ahead_and_again_where_its_process_was_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    ops = [OPS["rope"], OPS["silu_mul"], OPS["transpose"]]
+    bench = Bench("fp32", CPU, ops)
+    fails = f"eager {bench.runs[1].key}"
+    monkeypatch.setattr(measure_ops, "Worker", lambda name, **_: Scripted(name, asked, fails))
+    bench.workers = {}
+    bench._prepare(bench.runs)
+    assert [run.failed.keys() for run in bench.runs] == [set(), {"eager"}, set()]
+    first, wrong, last = (run.key for run in bench.runs)
+    ahead = [line for line in asked if line.startswith("check_first eager")]
+    assert ahead == [f"check_first eager {key}" for key in (first, wrong, last)]
+    for run in bench.runs:
+        for name in [one for one in providers_of(run.op) if one not in run.cannot]:
+            bench._guarded(run, name, bench._warm_up)
+    again = [line for line in asked if line.startswith("check_first eager")][len(ahead) :]
+    assert again == [f"check_first eager {first}"], "its process was replaced by the failure"
+    assert asked.count(f"check_first torch {first}") == 1
+    assert [line for line in asked if line.startswith("warm_up eager")] == [
+        f"warm_up eager {first}",
+        f"warm_up eager {last}",
+    ]
+
+
+def test_processes_are_prepared_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench("fp32", CPU, [OPS["silu_mul"]])
+    (run,) = bench.runs
+    together = threading.Barrier(2, timeout=10)
+    names = []
+
+    def ready(self: Bench, run: OpCaseRun, name: str) -> None:
+        names.append(name)
+        together.wait()
+
+    monkeypatch.setattr(Bench, "_ready", ready)
+    bench._prepare(bench.runs)
+    assert sorted(names) == ["eager", "torch"]
+    assert not run.failed

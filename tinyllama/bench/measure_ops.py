@@ -1,12 +1,13 @@
 """Measure ops: all providers of a case alternately, each kind of provider in its own process.
 
-What is not timed happens at the same time: compiling, and counting kernels and bytes. In every
-round caches are cold, inputs are fresh, and the outputs of each timed call are checked; see
-`tinyllama.harness.measure.op_contender`.
+What is not timed happens at the same time: compiling, checking the first call, and counting kernels
+and bytes. In every round caches are cold, inputs are fresh, and the outputs of each timed call are
+checked; see `tinyllama.harness.measure.op_contender`.
 """
 
 import contextlib
 import statistics
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -39,9 +40,11 @@ PACKAGE = "tinyllama.ops"
 BASELINE = "eager"  # over which every provider's ratio is: the reference of each op
 DTYPES = ("bf16", "fp32")
 COMPILING = 14  # cases at a time: each holds more than 1 GiB of the GPU
+CHECKING = 2  # first calls at a time: their references in float64 may take a tenth of the memory
 # Many processes compile at the same time, so none of them starts a pool of its own.
 _ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 STEPS_PARTS = ("block", "stack")  # a short run times them in the steps of the same shape
+LAYOUT_ROUNDS = 12  # the fewest whose 99% interval leaves out the slowest round
 LAYOUTS_CAVEAT = "the documents report 20 times of a step, 15 of 311 samples/s, for such inputs"
 SHARED = "tinyllama.harness.measure.op_contender:OpContender"
 
@@ -68,6 +71,12 @@ class OpCaseRun:
     layouts: dict[str, dict[str, Ratio]] = field(default_factory=dict)
     cannot: dict[str, str] = field(default_factory=dict)
     failed: dict[str, WorkerError] = field(default_factory=dict)
+    made: dict[str, Worker] = field(default_factory=dict)  # the process in which each is ready
+
+    @property
+    def key(self) -> str:
+        """Of its providers in their processes."""
+        return f"{self.op.name} {self.case}"
 
 
 @dataclass(frozen=True)
@@ -79,8 +88,8 @@ class Effort:
     @staticmethod
     def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
-            return Effort(warm_up=0.05, rounds=8, layout_rounds=8)
-        return Effort(warm_up=0.2, rounds=10, layout_rounds=8)
+            return Effort(warm_up=0.05, rounds=8, layout_rounds=LAYOUT_ROUNDS)
+        return Effort(warm_up=0.2, rounds=10, layout_rounds=LAYOUT_ROUNDS)
 
     def short(self) -> "Effort":
         """For a short run, whose intervals are wider."""
@@ -124,6 +133,7 @@ class Bench:
             for case in cases_of(op, device)[-1 if short else 0 :]
         ]
         self.workers: dict[str, Worker] = {}
+        self.checking = threading.Semaphore(CHECKING)
 
     def measure(self) -> dict[str, OpCaseRun]:
         """Every case of every op, by name. A failure is kept with its provider."""
@@ -131,8 +141,7 @@ class Bench:
             # A process of compiled code takes more than 1 GiB of a GPU until its case is measured.
             for first in range(0, len(self.runs), COMPILING):
                 lot = self.runs[first : first + COMPILING]
-                with ThreadPoolExecutor(COMPILING) as pool:  # nothing is timed meanwhile
-                    list(pool.map(self._compile, lot))
+                self._prepare(lot)
                 for run in lot:
                     self._one(run)
         return {f"{run.op.name}-{run.op.timed[run.case]}": run for run in self.runs}
@@ -149,18 +158,26 @@ class Bench:
             self.workers[key] = Worker(key, preload=preload, env=_ONE_THREAD)
         return self.workers[key]
 
-    def _compile(self, run: OpCaseRun) -> None:
-        if self._can(run, "compile"):
-            self._guarded(run, "compile", self._make)
-        for name in run.op.providers:  # their processes import modules meanwhile
-            if self._can(run, name):
-                self._worker(run, name)
+    def _prepare(self, lot: Sequence[OpCaseRun]) -> None:
+        """Make and check all providers of some cases, in all processes at the same time: nothing is
+        timed meanwhile."""
+        asked: dict[str, list[tuple[OpCaseRun, str]]] = {}
+        for run in lot:
+            for name in providers_of(run.op):
+                if self._can(run, name):
+                    asked.setdefault(self._key(run, name), []).append((run, name))
+
+        def prepare(of_one_process: list[tuple[OpCaseRun, str]]) -> None:
+            for run, name in of_one_process:
+                self._guarded(run, name, self._ready)
+
+        with ThreadPoolExecutor(max(1, len(asked))) as pool:
+            list(pool.map(prepare, asked.values()))
 
     def _one(self, run: OpCaseRun) -> None:
         ready = [name for name in providers_of(run.op) if self._can(run, name)]
-        self._each(run, [name for name in ready if name != "compile"], self._make)
-        for name in ready:  # one by one: the reference in float64 may take much of the memory
-            self._guarded(run, name, self._check)
+        for name in ready:
+            self._guarded(run, name, self._warm_up)
         ready = [name for name in ready if name not in run.failed]
 
         def turn(name: str) -> Callable[[], dict[str, Reading]]:
@@ -179,7 +196,7 @@ class Bench:
                     worker.hang_up()
                 continue
             with contextlib.suppress(WorkerError):
-                self._worker(run, name).drop("op")
+                self._worker(run, name).drop(run.key)
 
     def _each(self, run: OpCaseRun, names: list[str], do: Callable[[OpCaseRun, str], Any]) -> None:
         """Do what is not timed for some providers, at the same time."""
@@ -208,28 +225,39 @@ class Bench:
             self.workers.pop(self._key(run, name)).close()  # the next case starts a fresh one
             return None
 
-    def _make(self, run: OpCaseRun, name: str) -> None:
+    def _ready(self, run: OpCaseRun, name: str) -> None:
+        """Make and check a provider in its process, unless it was; a process that replaces one in
+        which another case failed has none yet."""
+        worker = self._worker(run, name)
+        if run.made.get(name) is worker:
+            return
         timed = Timed(run.op.name, name, run.case, run.dtype)
-        worker, where = self._worker(run, name), str(self.device)
-        worker.make("op", SHARED, timed=timed, device=where, package=PACKAGE, files=self.files)
-        worker.call("op", "run_once")
+        where, files = str(self.device), self.files
+        worker.make(run.key, SHARED, timed=timed, device=where, package=PACKAGE, files=files)
+        worker.call(run.key, "run_once")
+        with self.checking:
+            worker.call(run.key, "check_first")
+        run.made[name] = worker
 
-    def _check(self, run: OpCaseRun, name: str) -> None:
-        self._worker(run, name).call("op", "check_first")
-        self._worker(run, name).call("op", "warm_up", self.effort.warm_up)
+    def _ask(self, run: OpCaseRun, name: str, method: str, *args: Any) -> Any:
+        return self._worker(run, name).call(run.key, method, *args)
+
+    def _warm_up(self, run: OpCaseRun, name: str) -> None:
+        self._ready(run, name)
+        self._ask(run, name, "warm_up", self.effort.warm_up)
 
     def _turn(self, run: OpCaseRun, name: str) -> dict[str, Reading]:
-        found: dict[str, Reading] = self._worker(run, name).call("op", "turn")
+        found: dict[str, Reading] = self._ask(run, name, "turn")
         return found
 
     def _look(self, run: OpCaseRun, name: str) -> None:
-        run.facts[name] = self._worker(run, name).call("op", "facts")
+        run.facts[name] = self._ask(run, name, "facts")
 
     def _layouts(self, run: OpCaseRun, name: str) -> None:
         last = cases_of(run.op, self.device)[-1]
         if run.case == last and bounded(run.op, name) and run.op.differentiable:
             names, rounds = tuple(run.op.layouts), self.effort.layout_rounds
-            run.layouts[name] = self._worker(run, name).call("op", "layouts", names, rounds)
+            run.layouts[name] = self._ask(run, name, "layouts", names, rounds)
 
 
 def entries_of(run: OpCaseRun, ceilings: Ceilings) -> list[OpEntry]:
