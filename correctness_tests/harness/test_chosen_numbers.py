@@ -41,6 +41,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
             *(4096, 4099, 8197, 16388, 65539),
         ),
         **{"BOTH": 131, "ALL": 67, "MOST_ELEMENTS": 2097152, "OF_EXTREMES": 259},
+        **{"MANY": 2**24, "UNLIKE_MANY": 0.03},
         **{"OF_LAYOUTS": 1025, "SECONDS": 10.0, "ENDS": 64, "NOISE": 0.2},
         **{"LOST": 8.0, "UNLIKE": 0.1, "TRIES": 8, "FEW": 3, "OF_SUMS": 2051, "DRAWN": 4096},
         **{"OTHERS": 3, "WITH_NONE": (3, 0, 2), "LEADING": ((), (5,), (2, 3), (2, 1, 3))},

@@ -34,6 +34,7 @@ from tinyllama.harness.correct.compare import Comparison, near
 from tinyllama.harness.correct.evaluate import evaluate, is_gradient, sampled, shapes_of
 from tinyllama.harness.correct.layouts import SINGLE
 from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.specs import Case, flat
 from tinyllama.harness.declare.values import constant
 
@@ -45,6 +46,8 @@ SIZES = (
     *(1, 2, 3, 67, 72, 80, 96, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
     *(4096, 4099, 8197, 16388, 65539),
 )
+MANY = 2**24  # elements: float32 holds no larger odd number, so it cannot number those beyond
+UNLIKE_MANY = 0.03  # of the norm of the last of them: the least by which it is not the reference's
 BOTH = 131  # of two axes at once
 ALL = 67  # of all of three or more axes at once
 MOST_ELEMENTS = 2**21  # of the inputs of such a case
@@ -107,7 +110,10 @@ def sizes(candidate: Candidate) -> Finding | str:
     both = _together(candidate, base, long)
     if isinstance(both, Finding):
         return both
-    return _elsewhere(candidate, base) or "; ".join([*said, *both])
+    many = _many(candidate, base)
+    if isinstance(many, Finding):
+        return many
+    return _elsewhere(candidate, base) or "; ".join([*said, *many, *both])
 
 
 def general(candidate: Candidate) -> OpCase:
@@ -399,15 +405,66 @@ def _ends_differ(candidate: Candidate, case: OpCase, axis: str) -> tuple[list[st
     with ends(ENDS) as launched:
         results = candidate.results(inputs, PoisonedMemory())
     oracle = evaluate(op, op["eager"].call, inputs.double())
+    return _end_differs(op, results, oracle, axis, 1, UNLIKE), launched.most
+
+
+def _end_differs(
+    op: Op,
+    results: dict[str, torch.Tensor],
+    right: dict[str, torch.Tensor],
+    axis: str,
+    entries: int,
+    unlike: float,
+) -> list[str]:
+    """The results whose last entries along the axis differ by more than this share of their norm.
+    Integers, and results without the axis, are left out."""
     wrong = []
-    for name, right in oracle.items():
+    for name, value in right.items():
         axes = op.inputs[name[5:]].axes if is_gradient(name) else op.outputs[name].axes
-        if axis in axes and right.is_floating_point() and right.dim() == len(axes):
+        if axis in axes and value.is_floating_point() and value.dim() == len(axes):
             place = axes.index(axis)
-            one, other = (x.select(place, -1) for x in (results[name], right))
-            if not near(one, other, UNLIKE):
+            one, other = (
+                x.narrow(place, x.shape[place] - entries, entries) for x in (results[name], value)
+            )
+            if not near(one, other, unlike):
                 wrong.append(name)
-    return wrong, launched.most
+    return wrong
+
+
+def _many(candidate: Candidate, base: OpCase) -> Finding | list[str]:
+    """What is wrong in the last entries of the first axis where that makes an input of more than
+    2^24 elements; else what was seen, in words, where a call takes little time."""
+    op, (axis, length) = candidate.op, next(iter(base.case.dims.items()))
+    of_entry = [
+        math.prod(shape) // length
+        for declared in op.inputs.values()
+        if axis in declared.axes and isinstance(length, int)
+        for shape in shapes_of(declared, base.case.dims)
+    ]
+    if candidate.interpreted or op.mutated or not any(of_entry):
+        return []
+    size = MANY // max(of_entry) + ENDS
+    for share in (64, 8, 1):  # so that none takes much longer than the one before
+        case = resized(candidate, base, axis, max(length, size // share))
+        if case is None or elements(op, case.case) > 4 * MANY // share + MOST_ELEMENTS:
+            return []
+        started = time.thread_time()
+        try:
+            inputs = candidate.inputs(case)
+            right = evaluate(op, op["eager"].call, inputs)
+            results = candidate.results(inputs)
+        except Exception:
+            return []  # `_along` is about sizes that are refused
+        most = sum(value.numel() for value in results.values())
+        taken = time.thread_time() - started
+        if share > 1 and (8 * taken > SECONDS / 2 or share * most > 8 * MANY):
+            return []
+    each = [right, *others(candidate, inputs)]
+    wrong = [_end_differs(op, results, one, axis, ENDS, UNLIKE_MANY) for one in each]
+    if all(wrong):
+        text = f"the last of {MANY:,} elements and more of {', '.join(wrong[0])} are wrong"
+        return Finding("sizes", Outcome.FAILED, str(case), text)
+    return [f"the last {ENDS} of {size:,} entries of {axis} are right"]
 
 
 def resized(candidate: Candidate, base: OpCase, axis: str, size: int) -> OpCase | None:
