@@ -159,6 +159,15 @@ def test_a_result_that_is_exactly_zero() -> None:
     assert not compare("y", zero.float() + 1e-5, cancelled).passed
 
 
+def test_an_error_beside_an_exact_zero_may_be_as_large_as_eagers() -> None:
+    """Of a saturated softmax the gradient is zero, and eager's roundings may be huge."""
+    zero, eager = torch.zeros(4, 8, dtype=torch.float64), torch.full((4, 8), 1e20)
+    beside = Reference(eager, zero, [zero])
+    assert compare("y", eager, beside).passed
+    assert compare("y", torch.zeros(4, 8), beside).passed
+    assert not compare("y", 10 * eager, beside).passed
+
+
 def test_terms_are_rounded_to_the_dtype_in_which_they_are_held() -> None:
     zero = torch.zeros(4, 8, dtype=torch.float64)
     narrow = Reference(zero.bfloat16(), zero, [zero] * 8, torch.ones_like(zero))

@@ -230,12 +230,13 @@ class Reference:
 
     @cached_property
     def gain(self) -> float:
-        """How many times worse than rounding the inputs eager's error is; at least 1."""
+        """How many times worse than rounding the inputs eager's error is; at least 1, and finite:
+        beside an oracle that is zero, eager's error may be large."""
         if not self.eager.is_floating_point():
             return 1.0
         unit = torch.finfo(self.eager.dtype).eps / math.sqrt(12) * self.sizes[0].whole
         least = torch.maximum(self.moved.whole, unit).clamp_min(1e-300)
-        return max(1.0, (self.error.whole / least).item())
+        return max(1.0, min(1e300, (self.error.whole / least).item()))
 
     def norms_of(self, tensor: torch.Tensor) -> _Norms:
         """Of a tensor like the oracle."""
