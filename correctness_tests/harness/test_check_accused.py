@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from correctness_tests.support.tried import MATRIX, finding, found, small
 from tinyllama.harness import Case, Tensor
 from tinyllama.harness.correct import reference
-from tinyllama.harness.correct.checks import Outcome, Rank, special
+from tinyllama.harness.correct.checks import Outcome, Rank, unusual
 from tinyllama.harness.correct.compare import Reference, compare
 from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.harness.declare.values import Values, integers
@@ -348,7 +348,7 @@ def test_a_distribution_is_asked_for_the_declared_shape_alone() -> None:
 )
 def test_values_that_all_differ_by_chance_need_not(draw: Any, times: int, distinct: bool) -> None:
     made = torch.Generator().manual_seed(0)
-    assert special._distinct([draw(made) for _ in range(times)]) is distinct
+    assert unusual.distinct([draw(made) for _ in range(times)]) is distinct
 
 
 # -- roundings ------------------------------------------------------------------------------------

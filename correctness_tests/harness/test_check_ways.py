@@ -321,7 +321,7 @@ def test_a_state_of_8_bits_is_made_zero_and_tiny() -> None:
     op = small("faded", faded, {"m": state}, {}, [Case(N=9)])
     provider = Provider(op.name, "tried", op["eager"].call, (torch.float32,))
     candidate = Candidate(op, provider)
-    ((what, inputs),) = blocks.in_states(candidate, sizes.general(candidate))
+    ((what, _, inputs),) = blocks.in_states(candidate, sizes.general(candidate))
     assert what == "m all zero"
     assert not inputs.args["m"].float().any()
 

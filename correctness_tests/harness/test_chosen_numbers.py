@@ -49,21 +49,15 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.correct.checks.settings": {
         **{"SEEN": 0.05, "FACTORS": (0.5, 3.0, 1e3, 1e6), "STEPS": (1, -1, 2)},
     },
-    "tinyllama.harness.correct.checks.differing": {"MOST_ERROR": 0.001},
-    "tinyllama.harness.correct.checks.special": {
-        **{"FAR": 64, "SHIFT": 1000, "FAR_SHIFT": 32768, "HUGE": 8589934592},
-        **{
-            "CASES": 4,
-            "BEYOND": 97,
-            "MOST_WHOLE": 1025,
-            "WIDEST": 16,
-            "CHANCE": 8,
-            "LARGEST": 100.0,
-        },
-        **{"NUDGE": 1e-7, "JUMP": 0.1},
+    "tinyllama.harness.correct.checks.differing": {
+        **{"MOST_ERROR": 0.001, "NUDGE": 1e-7, "JUMP": 0.1},
     },
     "tinyllama.harness.correct.checks.state": {"THREADS": 3, "SUBNORMAL": 1e-40},
     "tinyllama.harness.correct.checks.thresholds": {"LEAST": 4, "MOST": 65536},
+    "tinyllama.harness.correct.checks.unusual": {
+        **{"FAR": 64, "SHIFT": 1000, "FAR_SHIFT": 32768, "HUGE": 8589934592, "CASES": 4},
+        **{"BEYOND": 97, "MOST_WHOLE": 1025, "WIDEST": 16, "CHANCE": 8, "LARGEST": 100.0},
+    },
     "tinyllama.harness.declare.calls": {"MOST_LAYOUTS": 64},
     "tinyllama.harness.declare.checked": {"MOST_ACCEPTED": 4096},
     "tinyllama.harness.declare.provider": {"MOST_SLACK": 100.0},

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,27 +14,30 @@ from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.differing import RefusedError, differs, wrong_nan
 from tinyllama.harness.correct.checks.finding import Candidate, Problem
 from tinyllama.harness.correct.checks.sizes import MOST_ELEMENTS, UNLIKE, resized
+from tinyllama.harness.correct.checks.unusual import (
+    KINDS,
+    WIDEST,
+    changed_in,
+    evenly,
+    may_be_zero,
+)
 from tinyllama.harness.correct.compare import near
 from tinyllama.harness.correct.evaluate import Inputs, evaluate
 
-Change = Callable[[torch.Tensor], torch.Tensor]
 HALVED = (2051, 259)  # lengths of a row of which half is more than a block of 1,024, or of 128
 ROWS = 4  # of which one is sought that leaves no output of the reference infinite
 LONG = (1025, 259)  # of an axis: more than a block of 1,024, or of 128 where that is too much
+OF_BLOCKS = ("all negative", "with ties")  # kinds that are tried in a later block of a row, too
 MOST = 2**15  # elements of the inputs of such a case
 FLAT = 256  # elements that are zero, so that whole groups of up to as many are
 
 
-def changed_in(inputs: Inputs, names: list[str], change: Change) -> Inputs:
-    args = {n: change(value) if n in names else value for n, value in inputs.args.items()}
-    return replace(inputs, args=args)
-
-
 def in_blocks(
-    candidate: Candidate, case: OpCase, names: list[str], kinds: Mapping[str, Change]
-) -> Iterator[tuple[str, OpCase, Inputs]]:
-    """Yields a description, a case and its inputs, for cases whose rows, or reduced axes, span
-    several blocks. The values are unusual: of each of these kinds, or zero in one block.
+    candidate: Candidate, case: OpCase, names: list[str]
+) -> Iterator[tuple[str, OpCase, Inputs, int]]:
+    """Yields a description, a case, its inputs and their factor, for cases whose rows, or reduced
+    axes, span several blocks. The values are unusual: of a kind, evenly spaced, or zero in one
+    block.
 
     A padding of 0 is larger than negative elements. Which of equal elements is taken depends on the
     order of the blocks. A group of zeros has no scale of its own.
@@ -47,11 +50,12 @@ def in_blocks(
         plain = candidate.inputs(long)
         having = [name for name in names if axis in candidate.op.inputs[name].axes]
         named = " and ".join(having)
-        for kind, change in kinds.items():
-            yield f"{named} {kind}", long, changed_in(plain, having, change)
+        for kind in OF_BLOCKS:
+            yield f"{named} {kind}", long, changed_in(plain, having, KINDS[kind]), 1
+        yield f"{named} evenly spaced", long, changed_in(plain, having, evenly), WIDEST
         places = {name: candidate.op.inputs[name].axes.index(axis) for name in having}
         flat = {name: _flat(plain.args[name], place) for name, place in places.items()}
-        yield f"{named} zero in a block", long, replace(plain, args={**plain.args, **flat})
+        yield f"{named} zero in a block", long, replace(plain, args={**plain.args, **flat}), 1
 
 
 def _axes(candidate: Candidate, names: list[str]) -> list[str]:
@@ -75,24 +79,18 @@ def _flat(x: torch.Tensor, place: int) -> torch.Tensor:
     return changed
 
 
-def in_states(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Inputs]]:
-    """Yields a description and inputs of an op that works in place. They are all zero, as in the
-    state of an optimizer before its first step; or all tiny except one of those that the op
+def in_states(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, OpCase, Inputs]]:
+    """Yields a description, the case and inputs of an op that works in place. They are all zero, as
+    in the state of an optimizer before its first step; or all tiny except one of those that the op
     changes, so that this one is divided by a number about as small as an epsilon."""
     op, plain = candidate.op, candidate.inputs(case)
-    free = [name for name in plain.args if _may_be_zero(candidate, case, name)]
+    free = [name for name in plain.args if may_be_zero(candidate, case, name)]
     for kept in (None, *op.mutated) if op.mutated and free else ():
         changed = [name for name in free if name != kept]
         what = "all zero" if kept is None else "tiny"
         args = {name: _small(plain.args[name], zero=kept is None) for name in changed}
         if args:
-            yield f"{' and '.join(args)} {what}", replace(plain, args={**plain.args, **args})
-
-
-def _may_be_zero(candidate: Candidate, case: OpCase, name: str) -> bool:
-    declared = candidate.op.inputs[name]
-    values = case.case.values.get(name) or declared.distribution(case.case.dims)
-    return declared.floating and values.least is not None and values.least <= 0
+            yield f"{' and '.join(args)} {what}", case, replace(plain, args={**plain.args, **args})
 
 
 def _small(value: Any, *, zero: bool) -> Any:

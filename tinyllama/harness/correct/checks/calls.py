@@ -25,8 +25,8 @@ from tinyllama.harness.correct.checks.finding import (
 from tinyllama.harness.correct.checks.first import first_calls
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
 from tinyllama.harness.correct.checks.settings import settings
-from tinyllama.harness.correct.checks.special import having
 from tinyllama.harness.correct.checks.transforms import second, transformed
+from tinyllama.harness.correct.checks.unusual import having
 from tinyllama.harness.correct.compare import SLACK, apart, near, norm_of_finite
 from tinyllama.harness.correct.evaluate import (
     GradientError,

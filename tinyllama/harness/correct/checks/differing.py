@@ -1,9 +1,11 @@
 """How results on unusual inputs differ from those of the reference and of others, in words."""
 
 import contextlib
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -11,6 +13,7 @@ from tinyllama.harness.correct.cases import OpCase, References
 from tinyllama.harness.correct.checks.finding import Candidate, leaves, others
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.checks.sizes import WIDER
+from tinyllama.harness.correct.checks.unusual import INFINITIES, changed_in, having
 from tinyllama.harness.correct.compare import near
 from tinyllama.harness.correct.evaluate import Inputs, Raised, copied, evaluate, is_gradient
 from tinyllama.harness.correct.poison import PoisonedMemory
@@ -19,6 +22,8 @@ from tinyllama.harness.declare.specs import Terms
 
 INDICES = (torch.int32, torch.int64)
 MOST_ERROR = 1e-3  # of a result: where the reference's own is larger, it has lost its digits
+NUDGE = 1e-7  # by which inputs are moved to see whether a gradient jumps
+JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
 
 
 class RefusedError(Exception):
@@ -171,3 +176,54 @@ def _has_nan_gradient(candidate: Candidate, inputs: Inputs) -> bool:
             raise
         return False
     return any(one is not None and bool(one.isnan().any()) for one in found)
+
+
+def untold(candidate: Candidate, plain: Inputs, name: str) -> str | None:
+    """The boolean output, if any, that reports each value of an input that is not finite in every
+    other implementation, and does not report a NaN in the candidate."""
+    op = candidate.op
+    flags = [flag for flag, one in op.outputs.items() if one.dtype is torch.bool]
+    if not flags:
+        return None
+    kinds = (*INFINITIES, math.nan)
+    each = [changed_in(plain, [name], partial(having, fill_value=value)) for value in kinds]
+    usual, *right = (evaluate(op, op["eager"].call, one) for one in (plain, *each))
+    own = candidate.results(each[-1])
+    known = [right[-1], *others(candidate, each[-1])]
+    for flag in flags:
+        tells = torch.stack([one[flag] != usual[flag] for one in right]).all(0)
+        silent = torch.stack([one[flag] != own[flag] for one in known]).all(0)
+        if (tells & silent).any():
+            return flag
+    return None
+
+
+def is_convention(candidate: Candidate, inputs: Inputs, name: str) -> bool:
+    """Whether what differs is a gradient, finite, and differs only where that of the reference
+    jumps: where it is another one if inputs are moved by a little."""
+    if not is_gradient(name):
+        return False
+    own = candidate.results(inputs).get(name)
+    exact, call = inputs.double(), candidate.op["eager"].call
+    right = evaluate(candidate.op, call, exact)[name]
+    known = [one[name] for one in others(candidate, inputs) if name in one]
+    if own is None or (~own.isfinite() & _all_finite(right, *known)).any():
+        return False
+    steady = torch.ones_like(right, dtype=torch.bool)
+    least = JUMP * (right.abs() + right.abs().mean())
+    made = torch.Generator(right.device).manual_seed(candidate.seed)
+    for _ in range(2):
+        steps = {
+            n: NUDGE * torch.randn(x.shape, generator=made, dtype=x.dtype, device=x.device)
+            for n, x in exact.args.items()
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+        }
+        for sign in (1, -1):
+            args = {n: x + sign * steps[n] if n in steps else x for n, x in exact.args.items()}
+            moved = evaluate(candidate.op, call, replace(exact, args=args))[name]
+            steady &= (moved - right).abs() <= least
+    return not (steady & ((own.double() - right).abs() > least)).any()
+
+
+def _all_finite(*results: torch.Tensor) -> torch.Tensor:
+    return torch.stack([one.isfinite() for one in results]).all(0)
