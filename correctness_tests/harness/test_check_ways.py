@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.tried import assert_found, in_each_dtype, small
+from correctness_tests.support.tried import MATRIX, assert_found, in_each_dtype, small
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, blocks, sizes
+from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, blocks, sizes
 from tinyllama.harness.correct.checks.thresholds import compared_with, thresholds
 from tinyllama.harness.declare.values import Values, normal, uniform
 from tinyllama.harness.kernels.launch import jit, tl
@@ -271,6 +272,38 @@ def test_a_later_block_has_such_values_too(
 ) -> None:
     case = assert_found(op, call, SPECIAL, text).case
     assert f"D{blocks.LONG[0]}" in case
+
+
+# -- in a tail ------------------------------------------------------------------------------------
+
+SOFTPLUS = small("softplus", lambda x: functional.softplus(x), X, {"y": "N D"}, ROWS)
+SIGMOID = small("sigmoid", lambda x: x.sigmoid(), X, {"y": "N D"}, ROWS)
+MINUS = small("minus", lambda x: (-x).sigmoid(), X, {"y": "N D"}, ROWS)
+ELU = small("elu", lambda x: functional.elu(x), {"x": MATRIX}, {"y": "N D"}, ROWS)
+
+
+def of_lost_terms(x: T) -> T:
+    """An exponential below the rounding of 1 is lost."""
+    return torch.where(x > 20, x, torch.log(1 + x.clamp(max=20).exp()))
+
+
+@pytest.mark.parametrize(
+    ("op", "call", "text"),
+    [
+        (SOFTPLUS, of_lost_terms, "x in the lower tail: y"),
+        (SIGMOID, lambda x: 1 - 1 / (1 + x.exp()), "x in the lower tail: y"),
+        (MINUS, lambda x: 1 - x.sigmoid(), "x in the upper tail: y"),
+    ],
+    ids=["lost terms", "a difference from 1", "above"],
+)
+def test_small_results_are_held_to_their_own_size(op: Op, call: Call, text: str) -> None:
+    assert_found(op, call, SPECIAL, text)
+
+
+def test_a_small_gradient_that_a_difference_from_1_gives_is_advice() -> None:
+    one = in_each_dtype(ELU, lambda x: torch.where(x > 0, x, torch.expm1(x.clamp(max=0))), SPECIAL)
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.ADVICE), one
+    assert one.message.startswith("x in the lower tail: grad x")
 
 
 # -- in a state ------------------------------------------------------------------------------------

@@ -56,7 +56,14 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.correct.checks.thresholds": {"LEAST": 4, "MOST": 65536},
     "tinyllama.harness.correct.checks.unusual": {
         **{"FAR": 64, "SHIFT": 1000, "FAR_SHIFT": 32768, "HUGE": 8589934592, "CASES": 4},
-        **{"BEYOND": 97, "MOST_WHOLE": 1025, "WIDEST": 16, "CHANCE": 8, "LARGEST": 100.0},
+        **{
+            "TAIL": 16,
+            "BEYOND": 97,
+            "MOST_WHOLE": 1025,
+            "WIDEST": 16,
+            "CHANCE": 8,
+            "LARGEST": 100.0,
+        },
     },
     "tinyllama.harness.declare.calls": {"MOST_LAYOUTS": 64},
     "tinyllama.harness.declare.checked": {"MOST_ACCEPTED": 4096},

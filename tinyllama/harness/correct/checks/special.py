@@ -39,6 +39,7 @@ from tinyllama.harness.correct.checks.unusual import (
     INFINITIES,
     KINDS,
     LARGE,
+    TAILS,
     Change,
     changed_in,
     having,
@@ -50,11 +51,11 @@ from tinyllama.harness.correct.checks.unusual import (
     other_values,
     unused,
 )
-from tinyllama.harness.correct.evaluate import ContractError
+from tinyllama.harness.correct.evaluate import ContractError, is_gradient
 from tinyllama.harness.declare.specs import FLOATS, STANDARD
 
 # Of these kinds, results are not compared where the reference has lost its digits.
-SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up")
+SENSITIVE = ("tiniest", "shifted", "shifted far down", "shifted far up", *TAILS)
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
 
 
@@ -102,7 +103,7 @@ def special_values(candidate: Candidate) -> Problem | str:
     refused: dict[str, None] = {}
     noted = partial(_noted, candidate, refused)
     for one, kind, of in of_kinds(candidate, case, of_dtype, names) if names else ():
-        change, what = KINDS[kind], f"{' and '.join(of)} {kind}"
+        change, what = (KINDS | TAILS)[kind], f"{' and '.join(of)} {kind}"
         usual = candidate.inputs(one)
         changed = changed_in(usual, of, change)
         with noted(what):
@@ -114,9 +115,12 @@ def special_values(candidate: Candidate) -> Problem | str:
             if seen is None:
                 continue
             name, text = seen
-            if kind not in CONVENTIONAL or not is_convention(candidate, changed, name):
+            if kind in TAILS and is_gradient(name):  # a small one beside others of the usual size
+                text = f"{what}: {text}"
+            elif kind in CONVENTIONAL and is_convention(candidate, changed, name):
+                text = f"{what}, the gradient is not the reference's: {text}"
+            else:
                 return one, f"{what}: {text}"
-            text = f"{what}, the gradient is not the reference's: {text}"
             advice = advice or (one, text, Rank.ADVICE)
     # Each with a factor of its values, and whether the reference may lose its digits there.
     for what, one, changed, times, may_cancel in itertools.chain(

@@ -23,6 +23,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 FAR = 64  # times as large: exponentials overflow
 SHIFT = 1000  # added: a difference of squares cancels
 FAR_SHIFT = 2**15  # added or subtracted: beyond 1e4, which a kernel may use as infinity
+TAIL = 16  # added or subtracted: an exponential is lost beside 1, and is no zero
 HUGE = 2**33  # times as large: beyond integers of 32 bits, and a fourth power overflows
 KINDS: dict[str, Change] = {
     "all negative": lambda x: -x.abs() - 0.5,
@@ -35,6 +36,10 @@ KINDS: dict[str, Change] = {
     "shifted far down": lambda x: x - FAR_SHIFT,
     "shifted far up": lambda x: x + FAR_SHIFT,
     "huge": lambda x: x * HUGE,
+}
+TAILS: dict[str, Change] = {  # of one input alone
+    "in the lower tail": lambda x: x - TAIL,
+    "in the upper tail": lambda x: x + TAIL,
 }
 # So many times as large, about, inputs are.
 LARGE = {"far apart": FAR, "shifted": SHIFT, "huge": HUGE}
@@ -146,6 +151,7 @@ def of_kinds(
     yield from itertools.product(every, KINDS, [names])
     if len(names) > 1:
         yield from ((case, kind, [name]) for kind in LARGE for name in names)
+    yield from ((case, kind, [name]) for kind in TAILS for name in names)
     for dtype, kinds in OF_RANGE.items():
         if (largest := _largest_in(candidate, dtype)) is not None:
             yield from ((largest, kind, names) for kind in kinds)
