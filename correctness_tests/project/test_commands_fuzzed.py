@@ -22,6 +22,7 @@ pytest.importorskip("hypothesis", reason="extra 'test' is not installed: it brin
 import hypothesis
 from hypothesis import strategies as st
 
+from correctness_tests.support.commands import COMMANDS
 from correctness_tests.support.sample_records import plain_record
 from tinyllama import cli
 from tinyllama.cli import certifying, kernels, summary
@@ -99,19 +100,6 @@ FIRST = {
     "exercise": ["memory-pattern"],
 }
 TOO_LARGE = {"medium", "large"}
-
-
-def leaves(parser: argparse.ArgumentParser, *name: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each command by name, with its parser."""
-    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    if not inner:
-        yield name, parser
-    for action in inner:
-        for word, one in action.choices.items():
-            yield from leaves(one, *name, word)
-
-
-COMMANDS = dict(leaves(cli.parser()))
 
 
 def value_of(action: argparse.Action) -> st.SearchStrategy[str]:
