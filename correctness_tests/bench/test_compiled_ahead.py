@@ -38,6 +38,15 @@ def test_few_prepared_cases_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch)
     assert most == 3
 
 
+@pytest.mark.parametrize(("gib", "expected"), [(80, 14), (24, 4), (4, 1)])
+def test_fewer_cases_are_prepared_where_memory_is_short(
+    gib: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, gib * 2**30))
+    assert measure_ops.compiling(torch.device("cuda")) == expected
+    assert measure_ops.compiling(CPU) == 14
+
+
 class Scripted:
     """A worker whose first check of one object fails, and that says what it is asked."""
 

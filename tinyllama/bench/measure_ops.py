@@ -39,7 +39,8 @@ from tinyllama.harness.records.targets import Bar, OpTarget, Standing, covered, 
 PACKAGE = "tinyllama.ops"
 BASELINE = "eager"  # over which every provider's ratio is: the reference of each op
 DTYPES = ("bf16", "fp32")
-COMPILING = 14  # cases at a time: each holds more than 1 GiB of the GPU
+COMPILING = 14  # cases at a time
+ROOM = 5 * 2**30  # bytes of the GPU for each of them, whose process holds more than 1 GiB
 CHECKING = 2  # first calls at a time: their references in float64 may take a tenth of the memory
 # Many processes compile at the same time, so none of them starts a pool of its own.
 _ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -57,6 +58,14 @@ def groups(device: torch.device) -> list[str]:
 def short_groups(device: torch.device) -> list[str]:
     """Those of the short set: on a GPU, the largest case of each op alone."""
     return [*SHORT_OPS] if device.type != "cpu" else groups(device)
+
+
+def compiling(device: torch.device) -> int:
+    """How many cases are prepared at a time: fewer on a GPU with little memory."""
+    if device.type == "cpu":
+        return COMPILING
+    _, total = torch.cuda.mem_get_info(device)
+    return max(1, min(COMPILING, total // ROOM))
 
 
 @dataclass
@@ -139,8 +148,9 @@ class Bench:
         """Every case of every op, by name. A failure is kept with its provider."""
         with workers() as self.workers:
             # A process of compiled code takes more than 1 GiB of a GPU until its case is measured.
-            for first in range(0, len(self.runs), COMPILING):
-                lot = self.runs[first : first + COMPILING]
+            at_once = compiling(self.device)
+            for first in range(0, len(self.runs), at_once):
+                lot = self.runs[first : first + at_once]
                 self._prepare(lot)
                 for run in lot:
                     self._one(run)
