@@ -231,7 +231,7 @@ class Reference:
     @cached_property
     def gain(self) -> float:
         """How many times worse than rounding the inputs eager's error is; at least 1, and finite:
-        beside an oracle that is zero, eager's error may be large."""
+        the ratio may overflow where the oracle is zero."""
         if not self.eager.is_floating_point():
             return 1.0
         unit = torch.finfo(self.eager.dtype).eps / math.sqrt(12) * self.sizes[0].whole

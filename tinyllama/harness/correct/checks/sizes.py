@@ -46,8 +46,8 @@ SIZES = (
     *(1, 2, 3, 67, 72, 80, 96, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
     *(4096, 4099, 8197, 16388, 65539),
 )
-MANY = 2**24  # elements: float32 holds no larger odd number, so it cannot number those beyond
-UNLIKE_MANY = 0.03  # of the norm of the last of them: the least by which it is not the reference's
+MANY = 2**24  # elements: float32 holds no larger odd number, so not every index beyond
+UNLIKE_MANY = 0.03  # of the norm of the last entries: the largest difference that is allowed
 BOTH = 131  # of two axes at once
 ALL = 67  # of all of three or more axes at once
 MOST_ELEMENTS = 2**21  # of the inputs of such a case
@@ -432,8 +432,9 @@ def _end_differs(
 
 
 def _many(candidate: Candidate, base: OpCase) -> Finding | list[str]:
-    """What is wrong in the last entries of the first axis where that makes an input of more than
-    2^24 elements; else what was seen, in words, where a call takes little time."""
+    """Lengthen the first axis until an input has more than 2^24 elements, and compare its last
+    entries: a Finding if they are wrong, else what was compared, in words, or nothing if it would
+    take too long."""
     op, (axis, length) = candidate.op, next(iter(base.case.dims.items()))
     of_entry = [
         math.prod(shape) // length
@@ -444,7 +445,7 @@ def _many(candidate: Candidate, base: OpCase) -> Finding | list[str]:
     if candidate.interpreted or op.mutated or not any(of_entry):
         return []
     size = MANY // max(of_entry) + ENDS
-    for share in (64, 8, 1):  # so that none takes much longer than the one before
+    for share in (64, 8, 1):  # to stop early: each takes about 8 times as long
         case = resized(candidate, base, axis, max(length, size // share))
         if case is None or elements(op, case.case) > 4 * MANY // share + MOST_ELEMENTS:
             return []
@@ -454,7 +455,7 @@ def _many(candidate: Candidate, base: OpCase) -> Finding | list[str]:
             right = evaluate(op, op["eager"].call, inputs)
             results = candidate.results(inputs)
         except Exception:
-            return []  # `_along` is about sizes that are refused
+            return []  # `_along` reports sizes that are refused
         most = sum(value.numel() for value in results.values())
         taken = time.thread_time() - started
         if share > 1 and (8 * taken > SECONDS / 2 or share * most > 8 * MANY):

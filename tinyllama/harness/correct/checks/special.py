@@ -115,7 +115,7 @@ def special_values(candidate: Candidate) -> Problem | str:
             if seen is None:
                 continue
             name, text = seen
-            if kind in TAILS and is_gradient(name):  # a small one beside others of the usual size
+            if kind in TAILS and is_gradient(name):  # many lose small values
                 text = f"{what}: {text}"
             elif kind in CONVENTIONAL and is_convention(candidate, changed, name):
                 text = f"{what}, the gradient is not the reference's: {text}"

@@ -23,7 +23,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 FAR = 64  # times as large: exponentials overflow
 SHIFT = 1000  # added: a difference of squares cancels
 FAR_SHIFT = 2**15  # added or subtracted: beyond 1e4, which a kernel may use as infinity
-TAIL = 16  # added or subtracted: an exponential is lost beside 1, and is no zero
+TAIL = 16  # added or subtracted: exp(-16) is lost when it is added to 1, but is not zero
 HUGE = 2**33  # times as large: beyond integers of 32 bits, and a fourth power overflows
 KINDS: dict[str, Change] = {
     "all negative": lambda x: -x.abs() - 0.5,
