@@ -116,6 +116,17 @@ def test_what_a_launch_has_in_common_stays_in_common() -> None:
     assert apart < one - 0.3
 
 
+@pytest.mark.parametrize("place", [0, 1, 28, 29, None])
+def test_any_block_may_be_drawn(place: int | None) -> None:
+    """The first one and the last one, too; here a merge with the only slow one is not green."""
+    values = np.zeros(30)
+    if place is not None:
+        values[place] = 1.0
+    judged = [(values, Rule(1, 0.005, 0.02), Spread.of(normal(0.001, blocks=30)))]
+    _, green, _ = module._simulate(judged, 100, np.random.default_rng(0))
+    assert (green < 100) is (place is not None)
+
+
 def test_what_states_metrics_is_decided_on_those_alone() -> None:
     rows = [{"b0": {DEVICE: x}, "b1": {HOST: 5 * x}, "b2": {DEVICE: x, HOST: x}} for x in SMALL]
     noise = Noise(CARD, [block(n, statistics=row) for n, row in enumerate(rows)])

@@ -82,6 +82,34 @@ def test_native_code_of_python_and_of_known_libraries_may_run() -> None:
     assert noted == ["it loads /elsewhere/x.so"]
 
 
+def test_modules_that_were_imported_may_hide_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that start processes, then those without source, then what was noted first."""
+    modules = {"zz_right": "/a/zz.py", "zz_c": "/a/c.pyc", "zz_b": "/a/b.pyc", "zz_none": None}
+    made = events.Events.__new__(events.Events)
+    made.known, made.native = set(sys.modules) - {*events._STARTS}, []
+    made.known.add("zz_c")
+
+    def load(name: str) -> None:
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=modules.get(name)))
+
+    for name in events._STARTS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("zz_right", "zz_c", "zz_none"):
+        load(name)
+    assert made.unidentified() is None
+    made.native += ["it loads one", "it loads two"]
+    assert made.unidentified() == "it loads one"
+    load("zz_b")
+    assert made.unidentified() == "it imports zz_b without source"
+    made.known.remove("zz_c")
+    load("zz_a")
+    assert made.unidentified() == "it imports zz_b without source", "the first by name"
+    for name in events._STARTS:
+        load(name)
+        assert made.unidentified() == "it starts a process (multiprocessing)"
+        monkeypatch.delitem(sys.modules, name)
+
+
 def test_what_is_called_of_a_provider_are_its_passes_or_itself() -> None:
     op = OPS["rms_norm"]
     plain, derived = op.providers["eager"], op.providers["triton"]

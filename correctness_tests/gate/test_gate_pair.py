@@ -147,14 +147,26 @@ def test_gates_on_two_gpus_are_held_to_two_processors_and_to_the_first_only_wher
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "identity", lambda device: f"GPU-{device.index}")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, *range(8, 64)})
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {4, *range(8, 64)}}.__getitem__)
     gpus = [torch.device("cuda", number) for number in range(8)]
     chosen = [timing_processor(gpu) for gpu in gpus]
     assert chosen == [timing_processor(gpu) for gpu in gpus]
     assert set(chosen) <= set(range(8, 64))
     assert len(set(chosen)) >= 6
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7})
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {7}}.__getitem__)
     assert timing_processor(CPU) == 7
+
+
+def test_this_process_alone_is_kept_off_a_processor_and_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = {0: {1, 2, 3}, 1: {1, 2}}
+    monkeypatch.setattr(os, "sched_getaffinity", held.__getitem__)
+    monkeypatch.setattr(os, "sched_setaffinity", held.__setitem__)
+    with contextlib.suppress(KeyError), pool._without(2):
+        assert held == {0: {1, 3}, 1: {1, 2}}
+        raise KeyError("a process that does not start")
+    assert held == {0: {1, 2, 3}, 1: {1, 2}}
 
 
 def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(trees: list[Tree]) -> None:
@@ -348,11 +360,12 @@ def test_a_comparison_with_pairs_started_ahead_is_the_same(ahead: tuple[PairPool
 def test_a_machine_with_few_processors_starts_nothing_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    with pool.launcher(0) as opener:
-        assert opener is opened
+    for processors in (1, 2, pool.PROCESSORS - 1):
+        monkeypatch.setattr(os, "sched_getaffinity", {0: set(range(processors))}.__getitem__)
+        with pool.launcher(0) as opener:
+            assert opener is opened
     for processors, pairs in ((pool.PROCESSORS, 2), (16, 4), (128, 4)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=processors: set(range(n)))
+        monkeypatch.setattr(os, "sched_getaffinity", {0: set(range(processors))}.__getitem__)
         with ExitStack() as stack:
             opener = stack.enter_context(pool.launcher(0))
             assert isinstance(opener, PairPool)
@@ -374,7 +387,7 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
     trees = [tree(side, tmp_path) for side in SIDES]
     worker = Mock(side_effect=lambda *_, **options: ScriptedWorker(Script(), trees[0], 1))
     monkeypatch.setattr(module, "Worker", worker)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(os, "sched_getaffinity", {0: set(range(16))}.__getitem__)
     Pair(trees, CPU, REGISTERED, ["more"])
     Pair(trees, torch.device("cuda"), REGISTERED, ["more"])
     seen = [one.kwargs for one in worker.call_args_list]

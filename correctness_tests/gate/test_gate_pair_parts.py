@@ -131,7 +131,7 @@ def test_calls_are_paced_until_they_are_long_enough(
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize(
-    ("said", "right"), [(0.2, True), (0.13, True), (0.11, False), (9.0, True), (None, False)]
+    ("said", "right"), [(0.2, True), (0.12, True), (0.1199, False), (9.0, True), (None, False)]
 )
 def test_a_clock_may_say_a_little_less_than_passed(
     said: Any, right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,9 +1,12 @@
 """Parts of a gate, each by itself: what ends it, what is said before and after it, its proof."""
 
+import io
 import json
+import os
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ from tinyllama.harness.gate import (
     pair,
     preparing,
     proof,
+    stages,
     waves,
 )
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
@@ -59,6 +63,27 @@ def test_the_seconds_of_each_pair_and_part_add_up_by_stage() -> None:
     wave._add_seconds(pairs)
     expected = {"time: turns": 13.0, "time: start": 2.0, "time: end": 16.0, "other: turns": 64.0}
     assert wave.run.seconds == expected
+
+
+@pytest.mark.parametrize("said", ["", "a text", "7.5"])
+def test_a_judge_is_told_when_the_command_began(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 22nd field of proc(5) is when a process started; the second may have any letters."""
+    fields = [str(number) for number in range(1, 53)]
+    fields[1] = "(a 1) b)"
+    per_second = os.sysconf("SC_CLK_TCK")
+    assert 0 < stages.age() < time.clock_gettime(time.CLOCK_BOOTTIME)
+    clock = SimpleNamespace(
+        CLOCK_BOOTTIME=7, clock_gettime={7: 100.0}.__getitem__, monotonic=lambda: 1000.0
+    )
+    monkeypatch.setattr(stages, "time", clock)
+    files = {"/proc/self/stat": io.StringIO(" ".join(fields))}
+    monkeypatch.setattr(stages, "open", files.__getitem__, raising=False)
+    monkeypatch.setenv(stages._BEGAN, said)
+    began = 7.5 if said == "7.5" else 900.0 + 22 / per_second
+    told = stages.handed_on()
+    assert {name: float(text) for name, text in told.items()} == {
+        stages._BEGAN: pytest.approx(began)
+    }
 
 
 class Observing:

@@ -1,6 +1,9 @@
 """What is prepared, in which order and by how many; and the values of a turn's calls."""
 
-from contextlib import nullcontext, suppress
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +172,33 @@ def test_an_error_of_any_pair_that_prepares_is_raised(
     with pytest.raises(KeyError, match="a bug") if "b" in pairs else nullcontext():
         preparing._prepare_all(run, a, [], Mock())
     assert sorted(prepared) == list(asked)
+
+
+def test_pairs_start_ahead_once_one_has_nothing_more_to_prepare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
+    is_ahead = threading.Event()
+
+    def prepare_some(run: Any, pair: Any, waiting: Any, observed: Any, again: Any) -> None:
+        if pair == "b":
+            is_ahead.wait(10)
+        else:
+            time.sleep(0.05)
+        done.append(pair)
+
+    @contextmanager
+    def ahead() -> Iterator[None]:
+        done.append("ahead")
+        is_ahead.set()
+        yield
+
+    monkeypatch.setattr(preparing, "_prepare_some", prepare_some)
+    monkeypatch.setattr(preparing, "_beside", lambda *of: nullcontext(["b", "a"]))
+    last: Any = "alone"
+    run: Any = SimpleNamespace(setting=SimpleNamespace(ahead=ahead))
+    preparing._prepare_all(run, last, [], Mock())
+    assert done == ["a", "ahead", "b", "alone"]
 
 
 def test_what_runs_nothing_that_differs_is_settled_and_not_prepared() -> None:

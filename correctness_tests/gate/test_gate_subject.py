@@ -397,6 +397,9 @@ def test_the_last_pass_is_run_in_whatever_the_gate_asks_for(
         "_run": lambda: None,
         "_check": lambda: None,
         "_peak": lambda: 7,
+        "_read": lambda name: SimpleNamespace(device=2.0, host=1.0),
+        "_values_of": contextlib.nullcontext,
+        "expected": {0: None},
         "_allocated": lambda: 0,
         "_forget": lambda: None,
         "_note_all": lambda calls: None,
@@ -432,7 +435,7 @@ def test_the_last_pass_is_run_in_whatever_the_gate_asks_for(
     assert told(made._calibrate)[1] == last * 6
     assert made.extra == 0.5
     assert told(made._calibrate)[1] == [], "it is known by then"
-    for adding in (made.counted, made.profile):
+    for adding in (made.counted, made.profile, lambda: made.gated_turn(0)):
         made.extra = 0.0
         adding()
         assert made.extra == 0.5, "whatever is asked for first reads it"

@@ -129,6 +129,19 @@ def test_sizes_that_code_compares_with_are_known() -> None:
     assert thresholds(lambda x: wide(x)) == [STEP, WIDE]
     assert thresholds(torch.relu) == []
 
+    def in_steps(x: T) -> bool:
+        return len(x) > 100 and not (len(x) % 48 or len(x) % 30)
+
+    def of_the_ends(x: T) -> bool:
+        return len(x) in (0, 3, 4, 65536, 65537) or bool(len(x) % 48)
+
+    def computed(x: T) -> bool:
+        return len(x) in (10 + 11, 70 - 20, 3 * 30, 5**3)
+
+    assert thresholds(in_steps) == [100, 120, 144], "the next multiple of each"
+    assert thresholds(of_the_ends) == [4, 48, 65536]
+    assert thresholds(computed) == [5, 10, 11, 20, 21, 30, 50, 70, 90, 125]
+
 
 CUBE, WINDOW = 3.0, 5
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tinyllama.harness.correct.evaluate import (
     make_inputs,
     mutated_results,
 )
-from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
+from tinyllama.harness.correct.layouts import LAYOUTS, REPEATING, UPSTREAMS
 from tinyllama.harness.declare.values import (
     Values,
     constant,
@@ -318,26 +318,33 @@ def test_an_output_has_the_dtype_of_the_first_floating_input(
 @pytest.mark.parametrize("name", ["rms_norm", "adamw", "cross_entropy", "swiglu"])
 def test_cases_share_references_if_their_inputs_have_equal_values(name: str) -> None:
     op = OPS[name]
-    alike = Counter[str]()
+    first = OpCase(op, op["eager"], op.cases[0], op.dtypes[0])
+    alike: list[OpCase] = []
+    layouts = ("strided", *REPEATING)
+    alone = [name for name, one in op.inputs.items() if not one.mutated]
+    more = [replace(first, layout=each, alone=name) for each in layouts for name in alone]
+    more += [replace(first, upstream=each) for each in layouts]
     varied = [case for case in op_cases([op], providers=["eager"]) if case.varied]
-    for case in varied:
-        plain = case.of_equal_values()
-        alike[str(plain)] += 1
-        own, shared = case.inputs(), plain.inputs()
+    for case in [*varied, *more]:
+        alike.append(case.of_equal_values())
+        own, shared = case.inputs(), alike[-1].inputs()
         for one, other in ((own.args, shared.args), (own.upstream, shared.upstream)):
             for value, same in zip(tree_leaves(one), tree_leaves(other), strict=True):
                 assert torch.equal(value, same) if same is not None else value is None
         assert own.params == shared.params
-    first = OpCase(op, op["eager"], op.cases[0], op.dtypes[0])
     rare = {case.layout for case in varied} & {
         "swapped",
         "channels_last",
         "cut",
         "parted",
     }  # in the first's dtype
-    layouts = len(LAYOUTS) - len(("contiguous", "expanded")) + len(rare)
+    count = len(LAYOUTS) - len(("contiguous", "expanded")) + len(rare)
     subsets = sum(case.wanted is not None for case in varied)
-    assert alike[str(first)] == (2 * layouts if op.differentiable else layouts) + subsets
+    plain = (2 * count if op.differentiable else count) + subsets
+    assert alike[: len(varied)].count(first) == plain
+    assert alike[len(varied) :] == [
+        first if "strided" in (case.layout, case.upstream) else case for case in more
+    ]
 
 
 def test_a_case_that_wants_some_gradients_is_compared_with_these() -> None:

@@ -124,6 +124,10 @@ def test_blocks_of_a_number_give_the_bits_of_tritons_own() -> None:
     for shape, number, dtype in itertools.product(shapes, NUMBERS, DTYPES):
         first, second = (outcome(remembered, shape, number, dtype) for _ in range(2))
         assert first == second == outcome(own, shape, number, dtype), (shape, number, dtype)
+    for shape in ([2.0, 4], [2, 4.0], [block(tl.int32, (), 1), 4], [2, block(tl.int32, (), 1)]):
+        refused = outcome(own, shape, 1, tl.int32)
+        assert isinstance(refused[0], type), "no shape"
+        assert outcome(remembered, shape, 1, tl.int32) == refused
 
 
 @pytest.mark.parametrize("element", DTYPES, ids=str)

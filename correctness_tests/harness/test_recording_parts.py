@@ -8,7 +8,7 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 
-from correctness_tests.support.sample_records import plain_record
+from correctness_tests.support.sample_records import ops, plain_record
 from tinyllama.harness.plugins import recording
 from tinyllama.harness.plugins.groups import Group, GroupRecord
 from tinyllama.harness.plugins.recording import Recording
@@ -138,6 +138,25 @@ def test_a_group_is_judged_once_it_was_left(monkeypatch: pytest.MonkeyPatch) -> 
     assert [one.group for one in session.finished()] == ["a", "c"]
 
 
+@pytest.mark.parametrize("named", [(), ("rms_norm",), ("swiglu", "rms_norm"), ("gone",)])
+def test_a_record_of_some_ops_is_compared_with_these_alone(
+    named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with what is of no op."""
+    stored = [plain_record(group="a", entries=ops()), plain_record(group="a")]
+    session = made(stored=stored)
+    session.ops = named
+    monkeypatch.setattr(recording, "judge", judged := Mock(return_value=[]))
+    monkeypatch.setattr(session, "_save", Mock())
+    session.finish(measured(session, "a"))
+    ((_, compared),) = (one.args for one in judged.mock_calls)
+    assert [len(one.entries) for one in compared][1:] == [0]
+    kept = [getattr(one, "op", None) for one in compared[0].entries]
+    every = [getattr(one, "op", None) for one in ops()]
+    assert kept == [op for op in every if not named or op in (None, *named)]
+    assert None in kept
+
+
 @pytest.mark.parametrize(
     ("args", "verdicts", "complete"),
     [
@@ -180,6 +199,8 @@ def test_what_is_only_shown_is_neither_judged_nor_saved(monkeypatch: pytest.Monk
         (False, True, "a", "recorded there"),
         (False, False, "a", "not recorded g: no baseline, since it is not complete and good"),
         (False, True, "a+dirty", "not recorded g: no baseline, since tracked files differ from"),
+        (False, True, "a", "not recorded g: no baseline, since it is of a, b alone"),
+        (True, True, "a", "recorded there: no baseline, since it is of a, b alone"),
         (True, False, "a", "recorded there: no baseline, since it is not complete and good"),
         (True, True, "a+dirty", "recorded there: no baseline, since tracked files differ from"),
     ],
@@ -188,11 +209,13 @@ def test_a_record_that_is_no_baseline_is_saved_where_that_is_asked_for(
     record: bool, complete: bool, commit: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = made(record=record)
+    session.ops = ("a", "b") if "alone" in line else ()
     monkeypatch.setattr(recording.results, "save", save := Mock(return_value="there"))
     one = plain_record(group="g", complete=complete, commit=commit)
     session._save(one)
     assert session.lines[-1].startswith(line)
     assert save.mock_calls == ([call(one, Path("results"))] if "not" not in line[:3] else [])
+    session.ops = ()
     save.side_effect = OSError("no space")
     session._save(plain_record(group="g"))
     ((name, verdict),) = session.verdicts

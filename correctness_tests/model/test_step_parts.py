@@ -176,8 +176,11 @@ def test_a_step_runs_after_a_diagnosis_as_before() -> None:
     """Not uncompiled, and not block by block."""
     one = a_step()
     ways = one.model.in_one, one.model.recompute, one._reduction.plain
-    one.probe(*RandomTokens(MODEL.vocab_size, CONFIG).batch(0), compiled=False)
+    batches = [RandomTokens(MODEL.vocab_size, CONFIG).batch(number) for number in (0, 1)]
+    losses = [float(one.probe(*batch, compiled=way)) for way in (True, False) for batch in batches]
     assert (one.model.in_one, one.model.recompute, one._reduction.plain) == ways
+    assert losses == pytest.approx([float(one(*batches[0])), losses[1]] * 2, rel=1e-6)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4), "each is of its batch"
 
 
 def test_a_gradient_scale_that_changed_while_state_is_preserved_is_put_back() -> None:

@@ -174,6 +174,40 @@ def test_choosing_them_where_they_cannot_run_is_an_error(chip: str) -> None:
         launches(chip)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "found", "why"),
+    [
+        (("mbarrier",), "mbarrier", None),
+        (("mbarrier", "fence_async_shared"), "mbarrier", None),
+        (("tma.gone", "mbarrier"), "mbarrier", None),
+        (("mbarrier", "gone"), "mbarrier", None),
+        (("gone", "tma.gone"), None, "this triton's Gluon has no gone or tma.gone"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_the_newest_name_that_a_triton_has_is_taken(
+    theirs: tuple[str, ...],
+    found: str | None,
+    why: str | None,
+    first: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of each of ours: one without any is missing, whichever it is."""
+    hopper = pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
+    language = pytest.importorskip("triton.experimental.gluon").language
+    monkeypatch.setattr(language, "warp_specialize", lambda functions_and_args: None)
+    every = [("ours", theirs), ("other", ("mbarrier",))]
+    monkeypatch.setattr(gluon, "NAMES", dict(every if first else every[::-1]))
+    names, missing = gluon._found()
+    assert missing == why
+    assert names.get("ours") is (getattr(hopper, found) if found else None)
+    assert bool(names) is (why is None)
+    monkeypatch.setattr(language, "warp_specialize", lambda: None)
+    names, missing = gluon._found()
+    assert names == {}
+    assert str(missing).endswith("warp_specialize(functions_and_args, ...)")
+
+
 def test_a_triton_without_gluon_takes_the_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gluon, "_MISSING", "this triton has no Gluon for it (a test)")
     assert names(launches()) == USUAL
