@@ -73,7 +73,12 @@ def op_case(draw: st.DrawFn, op: Op, provider: Provider) -> OpCase:
 
 def hold(op: Op, provider: Provider, device: torch.device, seed: int, examples: int) -> None:
     @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=examples, deadline=None, database=None)
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],  # of a busy machine
+    )
     @hypothesis.given(op_case(op, provider))
     def holds(case: OpCase) -> None:
         assert_accurate(case, device, seed)

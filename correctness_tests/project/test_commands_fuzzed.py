@@ -221,7 +221,12 @@ def test_no_values_of_options_raise(
     examples: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:
     @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=examples, deadline=None, database=None)
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],  # of a busy machine
+    )
     @hypothesis.given(lines())
     def holds(argv: list[str]) -> None:
         hold(argv, monkeypatch, capsys)
