@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.tried import MATRIX, assert_found, in_each_dtype, small
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, blocks, sizes
+from tinyllama.harness.correct.checks import Candidate, Outcome, blocks, sizes
 from tinyllama.harness.correct.checks.thresholds import compared_with, thresholds
 from tinyllama.harness.declare.values import Values, normal, uniform
 from tinyllama.harness.kernels.launch import jit, tl
@@ -292,7 +292,6 @@ def test_a_later_block_has_such_values_too(
 SOFTPLUS = small("softplus", lambda x: functional.softplus(x), X, {"y": "N D"}, ROWS)
 SIGMOID = small("sigmoid", lambda x: x.sigmoid(), X, {"y": "N D"}, ROWS)
 MINUS = small("minus", lambda x: (-x).sigmoid(), X, {"y": "N D"}, ROWS)
-ELU = small("elu", lambda x: functional.elu(x), {"x": MATRIX}, {"y": "N D"}, ROWS)
 
 
 def of_lost_terms(x: T) -> T:
@@ -313,10 +312,10 @@ def test_small_results_are_held_to_their_own_size(op: Op, call: Call, text: str)
     assert_found(op, call, SPECIAL, text)
 
 
-def test_a_small_gradient_that_a_difference_from_1_gives_is_advice() -> None:
-    one = in_each_dtype(ELU, lambda x: torch.where(x > 0, x, torch.expm1(x.clamp(max=0))), SPECIAL)
-    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.ADVICE), one
-    assert one.message.startswith("x in the lower tail: grad x")
+def test_a_small_gradient_may_be_that_of_a_difference_from_1() -> None:
+    op = small("elu", lambda x: functional.elu(x), {"x": MATRIX}, {"y": "N D"}, ROWS)
+    call = lambda x: torch.where(x > 0, x, torch.expm1(x.clamp(max=0)))  # noqa: E731
+    assert in_each_dtype(op, call, SPECIAL).outcome is Outcome.PASSED
 
 
 # -- in a state ------------------------------------------------------------------------------------

@@ -112,15 +112,12 @@ def special_values(candidate: Candidate) -> Problem | str:
             # Of several inputs, terms may be products of two.
             times = LARGE.get(kind, 1) ** min(2, len(of))
             seen = differs(candidate, one, changed, usual=usual, times=times)
-            if seen is None:
+            if seen is None or (kind in TAILS and is_gradient(seen[0])):
                 continue
             name, text = seen
-            if kind in TAILS and is_gradient(name):  # many lose small values
-                text = f"{what}: {text}"
-            elif kind in CONVENTIONAL and is_convention(candidate, changed, name):
-                text = f"{what}, the gradient is not the reference's: {text}"
-            else:
+            if kind not in CONVENTIONAL or not is_convention(candidate, changed, name):
                 return one, f"{what}: {text}"
+            text = f"{what}, the gradient is not the reference's: {text}"
             advice = advice or (one, text, Rank.ADVICE)
     # Each with a factor of its values, and whether the reference may lose its digits there.
     for what, one, changed, times, may_cancel in itertools.chain(

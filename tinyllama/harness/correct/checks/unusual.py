@@ -37,7 +37,7 @@ KINDS: dict[str, Change] = {
     "shifted far up": lambda x: x + FAR_SHIFT,
     "huge": lambda x: x * HUGE,
 }
-TAILS: dict[str, Change] = {  # of one input alone
+TAILS: dict[str, Change] = {  # of the outputs of an op with one input: no term is a product of two
     "in the lower tail": lambda x: x - TAIL,
     "in the upper tail": lambda x: x + TAIL,
 }
@@ -151,7 +151,8 @@ def of_kinds(
     yield from itertools.product(every, KINDS, [names])
     if len(names) > 1:
         yield from ((case, kind, [name]) for kind in LARGE for name in names)
-    yield from ((case, kind, [name]) for kind in TAILS for name in names)
+    if sum(declared.floating for declared in candidate.op.inputs.values()) == 1:
+        yield from ((case, kind, names) for kind in TAILS)
     for dtype, kinds in OF_RANGE.items():
         if (largest := _largest_in(candidate, dtype)) is not None:
             yield from ((largest, kind, names) for kind in kinds)
