@@ -366,9 +366,45 @@ def test_a_state_of_8_bits_is_made_zero_and_tiny() -> None:
     op = small("faded", faded, {"m": state}, {}, [Case(N=9)])
     provider = Provider(op.name, "tried", op["eager"].call, (torch.float32,))
     candidate = Candidate(op, provider)
-    ((what, _, inputs),) = blocks.in_states(candidate, sizes.general(candidate))
+    (what, _, inputs), *_ = blocks.in_states(candidate, sizes.general(candidate))
     assert what == "m all zero"
     assert not inputs.args["m"].float().any()
+
+
+def clipped(x: T, squares: Call) -> None:
+    x.mul_((1 / squares(x).sum().sqrt()).clamp(max=1.0).to(x.dtype))
+
+
+def of_wide_squares(x: T) -> None:
+    clipped(x, lambda x: x.float().square())
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda x: clipped(x, lambda x: x.square().float()), "x 1000 times as large: x"),
+        (lambda x: clipped(x, lambda x: x.float().clamp(-9, 9).square()), "x 64 times as large: x"),
+    ],
+    ids=["squares in float16", "clamped"],
+)
+def test_what_is_changed_in_place_may_be_large(call: Call, text: str) -> None:
+    op = small("clipped", of_wide_squares, {"x": Tensor("N", mutated=True)}, {}, [Case(N=40)])
+    op.dtypes = (torch.float32, torch.float16)
+    assert_found(op, call, SPECIAL, text)
+
+
+@pytest.mark.parametrize(("calls", "good"), [(2, True), (1, False)])
+def test_a_second_call_may_make_a_nan_of_an_infinity(calls: int, good: bool) -> None:
+    def averaged(m: T, g: T) -> None:
+        m.mul_(0.9).add_(0.1 * g)
+
+    def interpolated(m: T, g: T) -> None:
+        m.lerp_(g, 0.1)
+        m.lerp_(m.clone() if calls == 1 else g, 0.0)
+
+    inputs = {"m": Tensor("N", mutated=True), "g": Tensor("N")}
+    op = small("mean", averaged, inputs, {}, [Case(N=9)], calls=calls)
+    assert (in_each_dtype(op, interpolated, SPECIAL).outcome is Outcome.PASSED) is good
 
 
 def test_a_small_step_depends_on_a_parameter_too() -> None:

@@ -15,14 +15,18 @@ from tinyllama.harness.correct.checks.differing import RefusedError, differs, wr
 from tinyllama.harness.correct.checks.finding import Candidate, Problem
 from tinyllama.harness.correct.checks.sizes import MOST_ELEMENTS, UNLIKE, resized
 from tinyllama.harness.correct.checks.unusual import (
+    FAR,
     KINDS,
+    SHIFT,
     WIDEST,
     changed_in,
     evenly,
+    largest_in,
     may_be_zero,
 )
 from tinyllama.harness.correct.compare import near
 from tinyllama.harness.correct.evaluate import Inputs, evaluate
+from tinyllama.harness.declare.specs import STANDARD
 
 HALVED = (2051, 259)  # lengths of a row of which half is more than a block of 1,024, or of 128
 ROWS = 4  # of which one is sought that leaves no output of the reference infinite
@@ -82,7 +86,8 @@ def _flat(x: torch.Tensor, place: int) -> torch.Tensor:
 def in_states(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, OpCase, Inputs]]:
     """Yields a description, the case and inputs of an op that works in place. They are all zero, as
     in the state of an optimizer before its first step; or all tiny except one of those that the op
-    changes, so that this one is divided by a number about as small as an epsilon."""
+    changes, so that this one is divided by a number about as small as an epsilon; or, where any
+    value may come, all large, in float16 too, whose squares overflow."""
     op, plain = candidate.op, candidate.inputs(case)
     free = [name for name in plain.args if may_be_zero(candidate, case, name)]
     for kept in (None, *op.mutated) if op.mutated and free else ():
@@ -91,12 +96,24 @@ def in_states(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, OpCase,
         args = {name: _small(plain.args[name], zero=kept is None) for name in changed}
         if args:
             yield f"{' and '.join(args)} {what}", case, replace(plain, args={**plain.args, **args})
+    anything = [name for name, one in op.inputs.items() if one.floating and one.values is STANDARD]
+    for one, factor in ((case, FAR), (largest_in(candidate, torch.float16), SHIFT)):
+        if one is not None and op.mutated and anything:
+            usual = candidate.inputs(one)
+            args = {name: _times(usual.args[name], factor) for name in anything}
+            what = f"{' and '.join(args)} {factor} times as large"
+            yield what, one, replace(usual, args={**usual.args, **args})
 
 
 def _small(value: Any, *, zero: bool) -> Any:
     if isinstance(value, list):
         return [_small(one, zero=zero) for one in value]
-    factor = 0.0 if zero else torch.finfo(value.dtype).tiny ** 0.25
+    return _times(value, 0.0 if zero else torch.finfo(value.dtype).tiny ** 0.25)
+
+
+def _times(value: Any, factor: float) -> Any:
+    if isinstance(value, list):
+        return [_times(one, factor) for one in value]
     return (value.double() * factor).to(value.dtype)  # floats of 8 bits cannot be multiplied
 
 

@@ -154,11 +154,11 @@ def of_kinds(
     if sum(declared.floating for declared in candidate.op.inputs.values()) == 1:
         yield from ((case, kind, names) for kind in TAILS)
     for dtype, kinds in OF_RANGE.items():
-        if (largest := _largest_in(candidate, dtype)) is not None:
+        if (largest := largest_in(candidate, dtype)) is not None:
             yield from ((largest, kind, names) for kind in kinds)
 
 
-def _largest_in(candidate: Candidate, dtype: torch.dtype) -> OpCase | None:
+def largest_in(candidate: Candidate, dtype: torch.dtype) -> OpCase | None:
     """The case in which a sum is the first to overflow; None where this dtype was tried already."""
     if dtype not in candidate.dtypes or candidate.dtypes[0] is dtype:
         return None
