@@ -53,8 +53,9 @@ def test_step(group: Run, contender: Contender, table: Table) -> None:
         pytest.fail(f"{failed}\n{failed.details}")
     readings = group.measured.seconds.get(contender.name)
     if readings is None:
-        cannot = group.measured.cannot.get(contender.name, failed)
-        raise NotMeasured(f"{contender.name}: {cannot}")
+        reason = group.measured.cannot.get(contender.name, failed)
+        assert reason, f"{contender.name} was not measured, and nothing says why"
+        raise NotMeasured(f"{contender.name}: {reason}")
     entry = group.entries[contender.name]
     table.enter(readings, str(group.measured.group), plan=entry.plan)
 

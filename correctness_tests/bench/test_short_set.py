@@ -1,6 +1,8 @@
 """The short set: what a bar is about, the largest case of each op, and fewer rounds."""
 
 from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,9 +10,12 @@ import torch
 from tinyllama.bench import measure as steps
 from tinyllama.bench import measure_ops
 from tinyllama.bench.measure import CONTENDERS, NOT_SHORT, SHORT, measure
-from tinyllama.bench.measure_ops import Bench
+from tinyllama.bench.measure_ops import Bench, OpCaseRun
 from tinyllama.bench.workloads import SHORT_OPS, SHORT_STEPS, Group
+from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.harness.plugins.recording import NotMeasured
 from tinyllama.ops import OPS
+from tinyllama.suites import timings
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -40,6 +45,29 @@ def test_of_each_op_the_last_case_is_timed() -> None:
     ]
     assert len(every.runs) > len(short.runs)
     assert short.effort.warm_up < every.effort.warm_up
+
+
+@pytest.mark.parametrize(
+    ("cannot", "failed", "raised", "said"),
+    [
+        ({"triton": "no GPU"}, {}, NotMeasured, "triton: no GPU"),
+        ({}, {"triton": WorkerError("wrong")}, pytest.fail.Exception, "wrong"),
+        ({}, {}, AssertionError, "nothing says why"),
+    ],
+)
+def test_what_is_not_measured_is_skipped_only_with_a_reason(
+    cannot: dict[str, str], failed: dict[str, WorkerError], raised: Any, said: str
+) -> None:
+    op, table = OPS["silu_mul"], Mock()
+    run = OpCaseRun(op, 0, "fp32", cannot=cannot, failed=failed)
+    measured: Any = ({f"{op.name}-{op.timed[0]}": run}, [])
+    # A skip that is not caught would skip this test, too.
+    with pytest.raises((NotMeasured, AssertionError, pytest.fail.Exception), match=said) as found:
+        timings.test_op(measured, op, "triton", 0, table)
+    assert found.type is raised
+    with pytest.raises(NotMeasured, match="is not a case of this group"):
+        timings.test_op(({}, []), op, "triton", 0, table)
+    assert not table.enter.called
 
 
 def test_a_cpu_has_no_parts_of_groups() -> None:

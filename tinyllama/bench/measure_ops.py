@@ -56,7 +56,7 @@ def groups(device: torch.device) -> list[str]:
 
 
 def short_groups(device: torch.device) -> list[str]:
-    """Those of the short set: on a GPU, the largest case of each op alone."""
+    """Those of the short set: on a GPU, the largest case of each op but `STEPS_PARTS`."""
     return [*SHORT_OPS] if device.type != "cpu" else groups(device)
 
 

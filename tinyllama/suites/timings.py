@@ -98,7 +98,9 @@ def test_op(group: Measured, op: Op, provider: str, place: int, table: Table) ->
     if failed is not None and provider not in PEERS:
         pytest.fail(f"{name}, {provider}: {failed}\n{failed.details}")
     if provider not in run.readings:
-        raise NotMeasured(f"{provider}: {run.cannot.get(provider, failed)}")
+        reason = run.cannot.get(provider, failed)
+        assert reason, f"{name}, {provider}: it was not measured, and nothing says why"
+        raise NotMeasured(f"{provider}: {reason}")
     *_, last = run.readings[provider].values()
     table.enter([reading.device for reading in last], name)
 
