@@ -19,7 +19,7 @@ from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.measure import op_contender
 from tinyllama.harness.plugins.card import Card
-from tinyllama.suites import entry, plugin
+from tinyllama.suites import entry, plugin, timings
 
 pytest_plugins = ["pytester"]
 
@@ -67,7 +67,8 @@ def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> py
     monkeypatch.setattr(machine, "disturbance", lambda device: None)
     monkeypatch.setattr(ceilings, "copy_rate", lambda device: 1e12)  # these take a second each
     monkeypatch.setattr(ceilings, "product_rate", lambda name, device: 1e15)
-    monkeypatch.setattr(measure_ops, "providers_of", lambda op: list(op.providers))
+    for module in (measure_ops, timings):
+        monkeypatch.setattr(module, "providers_of", lambda op: list(op.providers))
     pytester.makeini("[pytest]\naddopts = -p tinyllama.suites.entry -p no:cacheprovider\n")
     (pytester.path / "kernels").mkdir()
     write("kernels/double.py")
