@@ -1,4 +1,4 @@
-"""Contenders are made side by side where that disturbs nothing, and checked one after the other."""
+"""Contenders are made side by side where that disturbs nothing, and checked one at a time."""
 
 import os
 import threading
@@ -18,6 +18,7 @@ from tinyllama.bench.workloads import PROCESSORS, Group, at_once
 from tinyllama.harness.machine.worker import WorkerError
 
 SMALL, LARGE = Group("small", "bf16"), Group("large", "bf16")
+CHECKS = ("memory", "verify")
 LONG = 0.05  # seconds; what is made at the same time begins well within them
 
 
@@ -26,6 +27,7 @@ class Watch:
 
     def __init__(self, make: Callable[[str], object] = lambda name: time.sleep(LONG)) -> None:
         self.make = make
+        self.called: Callable[[str], object] = lambda what: None
         self.began: list[str] = []
         self.beside: dict[str, set[str]] = {}
         self.closed: list[str] = []
@@ -65,6 +67,7 @@ class _Watched:
     def call(self, key: str, method: str, *args: Any) -> dict[str, Any]:
         with self.watch.seen(f"{method} {self.name}"):
             time.sleep(LONG / 10)
+            self.watch.called(f"{method} {self.name}")
             return {"plan": self.name} if method == "verify" else {}
 
 
@@ -142,14 +145,24 @@ def test_whoever_times_candidates_while_it_is_made_says_so() -> None:
     ]
 
 
-def test_checks_overlap_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They fill the device and read peaks."""
+def test_checks_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They fill the device."""
     watch = Watch()
     prepared(monkeypatch, watch, A, B, SEARCHES, C)
-    checks = [what for what in watch.began if not what.startswith("make")]
-    asked = [f"{check} {name}" for name in ("a", "b", "c") for check in ("memory", "verify")]
-    assert checks == [*asked, "memory searches", "verify searches"]
-    assert not any(watch.beside[check] for check in checks), watch.beside
+    checks = {what for what in watch.began if not what.startswith("make")}
+    assert checks == {f"{check} {one}" for one in ("a", "b", "c", "searches") for check in CHECKS}
+    assert not any(watch.beside[check] & checks for check in checks), watch.beside
+    assert not any(watch.beside[f"{check} searches"] for check in CHECKS), watch.beside
+
+
+def test_one_is_checked_while_others_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the last is not ready."""
+    checked = threading.Event()
+    watch = Watch(lambda name: name != "b" or checked.wait(timeout=10) or pytest.fail("too late"))
+    watch.called = lambda what: checked.set() if what == "verify a" else None
+    measured = prepared(monkeypatch, watch, A, B)
+    assert list(measured.entries) == ["a", "b"]
+    assert watch.began.index("verify a") < watch.began.index("memory b")
 
 
 def test_one_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +176,7 @@ def test_one_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = prepared(monkeypatch, Watch(make), A, B, C, D, SEARCHES)
     assert list(measured.entries) == ["a", "d", "searches"]
     assert all(entry.plan == name for name, entry in measured.entries.items())
-    found = [(name, str(error)) for name, error in measured.failed.items()]
+    found = sorted((name, str(error)) for name, error in measured.failed.items())
     assert found == [("b", "b does not compile"), ("c", "c does not compile")]
 
 

@@ -10,8 +10,9 @@ import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import torch
@@ -31,9 +32,6 @@ FLOOR = Contender(
 )
 BASELINE = V1.name  # over which every step's ratio is
 LONGEST = 400.0  # seconds until a contender must be ready; a group should take less than 10 min
-# Steps of one turn. The host's speed changes between turns more than within one (docs/ULTRA.md), so
-# more rounds of fewer steps give a narrower interval in the same time.
-CALLS = 25
 LEARNED = 0.9  # of what the baseline learned on the same batches: far more than embeddings alone
 
 
@@ -73,11 +71,13 @@ NOT_SHORT = "it is not in the short set"
 @dataclass(frozen=True)
 class Effort:
     """How long to measure. turn: seconds of one turn of one contender, which is at least one step
-    and at most `CALLS`. total: seconds of all turns, in as many rounds as fit and at most
-    ``rounds``."""
+    and at most ``calls``. total: seconds of all turns, in as many rounds as fit and at most
+    ``rounds``. The host's speed changes between turns more than within one (docs/ULTRA.md), so
+    more rounds of fewer steps give a narrower interval in the same time."""
 
     warm_up: float
     turn: float
+    calls: int
     rounds: int
     total: float
     readings: int
@@ -86,12 +86,18 @@ class Effort:
     @staticmethod
     def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
-            return Effort(warm_up=0.3, turn=0.03, rounds=15, total=20, readings=5, energy=0)
-        return Effort(warm_up=1.0, turn=0.1, rounds=40, total=150, readings=10, energy=1.5)
+            return Effort(
+                warm_up=0.3, turn=0.03, calls=25, rounds=15, total=20, readings=5, energy=0
+            )
+        return Effort(
+            warm_up=1.0, turn=0.1, calls=25, rounds=40, total=150, readings=10, energy=1.5
+        )
 
     def short(self) -> "Effort":
-        """For a short run, whose intervals are wider."""
-        return replace(self, warm_up=0.5, rounds=20, total=20, readings=5, energy=1.0)
+        """For a short run: rounds of fewer steps, and fewer readings."""
+        return replace(
+            self, warm_up=0.5, turn=0.05, calls=12, rounds=60, total=20, readings=5, energy=1.0
+        )
 
 
 @dataclass
@@ -150,42 +156,35 @@ class _Run:
         self.measured = measured
         self.effort = Effort.on(device).short() if short else Effort.on(device)
         self.most = at_once(group, short)
+        self.checking = Lock()
 
     def prepare(self, contenders: tuple[Contender, ...]) -> None:
-        """Make each contender, and compare its gradients with the reference's."""
+        """Make contenders at the same time. One that is ready is checked while others are made."""
         able = [contender for contender in contenders if contender.name in self.workers]
         for lot in _lots(able, self.most):
             beside = min(self.most, len(lot)) - 1
-            pairs = zip(lot, self._make(lot, self.most), strict=True)
-            for contender in [one for one, made in pairs if not self._checked(one, made, beside)]:
+            with ThreadPoolExecutor(self.most) as pool:
+                made = list(pool.map(self._made, lot, [beside] * len(lot)))
+            for contender in [one for one, is_made in zip(lot, made, strict=True) if not is_made]:
                 self.workers[contender.name] = contender.worker()
-                (made,) = self._make([contender], 1)
-                self._checked(contender, made, 0)
+                self._made(contender, 0)
         entries = self.measured.entries
         self.measured.entries = {c.name: entries[c.name] for c in able if c.name in entries}
 
-    def _make(self, lot: Sequence[Contender], most: int) -> list[Future[None]]:
-        """Make contenders at the same time; a failure is in the result of its contender."""
+    def _made(self, contender: Contender, beside: int) -> bool:
+        """Make and check a contender. Returns whether it need not be made again: not where it
+        lacked memory that others needed only to be made and checked."""
         where = {"group": str(self.group), "device": str(self.device)}
-
-        def make(contender: Contender) -> None:
-            worker, arguments = self.workers[contender.name], {**contender.arguments, **where}
-            worker.make("step", contender.factory, timeout=LONGEST, **arguments)
-
-        with ThreadPoolExecutor(most) as pool:
-            return [pool.submit(make, contender) for contender in lot]
-
-    def _checked(self, contender: Contender, made: Future[None], beside: int) -> bool:
-        """Whether it need not be made again: not where it lacked memory that others needed only to
-        be made."""
+        worker, arguments = self.workers[contender.name], {**contender.arguments, **where}
         with self._kept(contender.name):
             try:
-                made.result()
-                self._check(contender, beside)
+                worker.make("step", contender.factory, timeout=LONGEST, **arguments)
+                with self.checking:  # a reference in float64 fills the device
+                    self._check(contender, beside)
             except WorkerError as error:
                 if not beside or not error.raised(torch.OutOfMemoryError):
                     raise
-                self.workers[contender.name].close()
+                worker.close()
                 return False
         return True
 
@@ -203,7 +202,7 @@ class _Run:
         for name in list(self.measured.entries):
             with self._kept(name):
                 step = self._ask(name, "warm_up", self.effort.warm_up)
-                calls[name] = max(1, min(CALLS, round(self.effort.turn / step)))
+                calls[name] = max(1, min(self.effort.calls, round(self.effort.turn / step)))
                 one_round += (calls[name] + UNTIMED) * step
 
         def turn(name: str) -> Callable[[], float]:
