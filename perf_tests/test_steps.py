@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from tinyllama.bench.ceilings import Ceilings
-from tinyllama.bench.measure import CONTENDERS, Contender, Measured, bars, entry_of, measure
+from tinyllama.bench.measure import (
+    CONTENDERS,
+    Contender,
+    Measured,
+    Run,
+    bars,
+    entry_of,
+    measure,
+    prepared,
+)
 from tinyllama.bench.table import Table, may_stay_empty
 from tinyllama.bench.targets import OF_STEPS
 from tinyllama.bench.workloads import ALL, SHORT_STEPS, Group, not_here, whole
@@ -19,17 +28,28 @@ from tinyllama.harness.records.entries import StepEntry
 
 
 @dataclass
-class Run:
+class Found:
     """A group that was measured: the series, and the entries by contender."""
 
     measured: Measured
     entries: dict[str, StepEntry]
 
 
+@pytest.fixture(scope="module")
+def short_set(
+    request: pytest.FixtureRequest, recording: Any, device: torch.device
+) -> Iterator[dict[str, Run]]:
+    """The groups of the short set that are asked for; the contenders of all are made together."""
+    asked = {recording.group_of.get(item.nodeid) for item in request.session.items}
+    names = [name for name in SHORT_STEPS if name in asked]
+    with prepared([Group.parse(whole(name)) for name in names], device, short=True) as runs:
+        yield dict(zip(names, runs, strict=True))
+
+
 @pytest.fixture(scope="module", params=[*map(str, ALL), *SHORT_STEPS])
 def group(
     request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
-) -> Iterator[Run]:
+) -> Iterator[Found]:
     """Measure a group, every contender in a process of its own."""
     name = whole(request.param)
     this, short = Group.parse(name), name != request.param
@@ -37,16 +57,19 @@ def group(
     if reason:
         pytest.skip(reason)
     with recording.group(request.param) as record:
-        measured = measure(this, device, short=short)
+        if short:
+            measured = request.getfixturevalue("short_set")[request.param].measure()
+        else:
+            measured = measure(this, device)
         product = ceilings.product(this.precision)
         found = {one.name: entry_of(one, measured, product) for one in CONTENDERS}
         record.add(*found.values(), *ceilings.entries())
-        yield Run(measured, found)
+        yield Found(measured, found)
 
 
 @may_stay_empty
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
-def test_step(group: Run, contender: Contender, table: Table) -> None:
+def test_step(group: Found, contender: Contender, table: Table) -> None:
     """One training step: forward, loss, backward, AdamW. A peer may fail, and says why."""
     failed = group.measured.failed.get(contender.name)
     if failed is not None and contender.role != "peer":
@@ -60,7 +83,7 @@ def test_step(group: Run, contender: Contender, table: Table) -> None:
     table.enter(readings, str(group.measured.group), plan=entry.plan)
 
 
-def test_no_step_is_faster_than_its_arithmetic(group: Run) -> None:
+def test_no_step_is_faster_than_its_arithmetic(group: Found) -> None:
     """The operations of a step, at the measured rate of large products, take longer than 0."""
     for name, entry in group.entries.items():
         if entry.mfu is not None:
@@ -68,6 +91,6 @@ def test_no_step_is_faster_than_its_arithmetic(group: Run) -> None:
 
 
 @pytest.mark.target
-def test_targets(group: Run, recording: Any, device: torch.device) -> None:
+def test_targets(group: Found, recording: Any, device: torch.device) -> None:
     """The bars of targets.toml that are about this device."""
     recording.hold(bars(OF_STEPS, group.measured, group.entries, device_name(device)))

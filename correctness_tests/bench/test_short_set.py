@@ -26,7 +26,7 @@ def test_contenders_and_rounds_of_steps_are_fewer(
     workload: str, short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     efforts = []
-    monkeypatch.setattr(steps._Run, "time", lambda run: efforts.append(run.effort))
+    monkeypatch.setattr(steps.Run, "time", lambda run: efforts.append(run.effort))
     nowhere = tuple(replace(one, requires=("module nowhere",), only=None) for one in CONTENDERS)
     cannot = measure(Group(workload, "bf16"), CPU, nowhere, short=short).cannot
     assert set(cannot) == {one.name for one in CONTENDERS}

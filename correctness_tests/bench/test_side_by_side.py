@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tinyllama.bench.contender import Contender
-from tinyllama.bench.measure import CONTENDERS, FLOOR, Measured, _Run
+from tinyllama.bench.measure import CONTENDERS, FLOOR, Measured, Run, prepare
+from tinyllama.bench.measure import prepared as prepared_groups
 from tinyllama.bench.peers import AUTOTUNE
 from tinyllama.bench.workloads import PROCESSORS, Group, at_once
 from tinyllama.harness.machine.worker import WorkerError
@@ -61,6 +62,9 @@ class _Watched:
         with self.watch.seen(f"make {self.name}"):
             self.watch.make(self.name)
 
+    def hang_up(self) -> None:
+        pass
+
     def close(self) -> None:
         self.watch.closed.append(self.name)
 
@@ -89,10 +93,10 @@ def prepared(
     """What is measured of contenders once they are prepared on a machine for so many at once."""
     processors = range(most * PROCESSORS)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(processors))
-    measured = Measured(group)
     workers = {one.name: watch.worker(one.name) for one in contenders}
-    _Run(group, torch.device("cpu"), workers, measured).prepare(contenders)
-    return measured
+    run = Run(group, torch.device("cpu"), workers)
+    prepare([(run, one) for one in contenders])
+    return run.measured
 
 
 def test_contenders_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +105,25 @@ def test_contenders_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> No
     watch = Watch(lambda name: together.wait() and None)
     measured = prepared(monkeypatch, watch, A, B, C, D)
     assert {entry.compiled_beside for entry in measured.entries.values()} == {3}
+
+
+def test_contenders_of_several_groups_are_made_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The processes of a group end once it is measured, before the next one is timed."""
+    together = threading.Barrier(4, timeout=10)
+    watch = Watch(lambda name: together.wait() and None)
+    timed: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4 * PROCESSORS)))
+    monkeypatch.setattr(Contender, "worker", lambda one: watch.worker(one.name))
+    monkeypatch.setattr(Run, "time", lambda run: timed.append((str(run.group), [*watch.closed])))
+    groups = [SMALL, Group("medium", "bf16")]
+    only = [((str(group),), "it is of another") for group in groups]
+    each = tuple(replace(one, only=only[one in (C, D)]) for one in (A, B, C, D))
+    with prepared_groups(groups, torch.device("cpu"), each) as runs:
+        found = [run.measure() for run in runs]
+    assert timed == [("small-bf16", []), ("medium-bf16", ["a", "b"])]
+    assert [list(measured.entries) for measured in found] == [["a", "b"], ["c", "d"]]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])

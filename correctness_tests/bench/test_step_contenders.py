@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tinyllama.bench import steps
 from tinyllama.bench.contender import Contender
 from tinyllama.bench.floor import Floor
-from tinyllama.bench.measure import FLOOR, Measured, _Run, empty_entry, entry_of
+from tinyllama.bench.measure import FLOOR, Measured, Run, empty_entry, entry_of
 from tinyllama.bench.peers.hugging_face_step import HuggingFaceStep
 from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group
@@ -88,6 +88,12 @@ def test_one_wrong_gradient_and_there_is_no_time(name: str, fault: str) -> None:
         step.verify()
 
 
+def run_of(measured: Measured, device: str = "cpu", workers: Any = None) -> Run:
+    run = Run(measured.group, torch.device(device), workers or {})
+    run.measured = measured
+    return run
+
+
 def test_a_loss_that_is_not_finite_is_no_measurement() -> None:
     step = TierStep(tier="v1", **WHERE)
     step.losses.append(torch.tensor(float("nan")))
@@ -104,7 +110,7 @@ def test_who_learns_less_than_v1_has_no_time(learned: float, kept: bool) -> None
         measured.entries[name] = empty_entry(contender(name), measured.group)
         measured.losses[name] = losses
         measured.seconds[name] = [0.1] * 8
-    _Run(measured.group, torch.device("cpu"), {}, measured)._must_learn()
+    run_of(measured)._must_learn()
     assert ("v2" in measured.seconds) is kept
     if not kept:
         entry = entry_of(contender("v2"), measured, 1.0)
@@ -119,7 +125,7 @@ def test_where_v1_unlearns_nobody_has_a_time() -> None:
         measured.entries[name] = empty_entry(contender(name), measured.group)
         measured.losses[name] = [7 + growth * step for step in range(20)]
         measured.seconds[name] = [0.1] * 8
-    _Run(measured.group, torch.device("cpu"), {}, measured)._must_learn()
+    run_of(measured)._must_learn()
     assert measured.seconds == {}
     assert set(measured.failed) == {"v1", "v2"}
 
@@ -194,7 +200,7 @@ def test_many_rounds_of_few_steps_fill_the_time(
     for name, step in zip(("v1", "v2"), seconds, strict=True):
         measured.entries[name] = empty_entry(contender(name), measured.group)
         workers[name] = Timed(step)
-    _Run(measured.group, torch.device("cuda"), workers, measured).time()
+    run_of(measured, "cuda", workers).time()
     assert {name: worker.turns for name, worker in workers.items()} == expected
     assert [len(found) for found in measured.seconds.values()] == [len(expected["v1"])] * 2
 
@@ -229,8 +235,7 @@ def test_of_the_floor_the_energy_alone_is_measured(
     measured.entries[FLOOR.name] = empty_entry(FLOOR, measured.group)
     measured.seconds[FLOOR.name] = [0.1] * 8
     asked = SimpleNamespace(call=lambda _, question, *rest: getattr(floor, question)(*rest))
-    run = _Run(measured.group, torch.device("cpu"), cast(Any, {FLOOR.name: asked}), measured)
-    run.look_closer()
+    run_of(measured, workers=cast(Any, {FLOOR.name: asked})).look_closer()
     assert measured.failed == {}
     entry = entry_of(FLOOR, measured, 1e9)
     assert (entry.joules_per_sample, entry.watts, entry.kernels) == (1.5, 400.0, None)

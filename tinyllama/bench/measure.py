@@ -21,7 +21,7 @@ from tinyllama.bench.contender import Contender
 from tinyllama.bench.peers import PEERS
 from tinyllama.bench.steps import UNTIMED
 from tinyllama.bench.workloads import ALL, Group, at_once
-from tinyllama.harness.machine.worker import Worker, WorkerError, workers
+from tinyllama.harness.machine.worker import Worker, WorkerError, close_all, workers
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.targets import FASTEST_PEER, Bar, Target, judged
@@ -125,53 +125,83 @@ def measure(
     short: bool = False,
 ) -> Measured:
     """Measure a group. The failure of a contender is kept with its name. short: see `SHORT`."""
-    measured = Measured(group)
-    with workers() as started:
-        for contender in contenders:
-            left_out = short and contender.name not in SHORT[group.workload]
-            reason = NOT_SHORT if left_out else contender.cannot(device, str(group))
-            if reason:
-                measured.cannot[contender.name] = reason
-            else:
-                started[contender.name] = contender.worker()
-        run = _Run(group, device, started, measured, short)
-        run.prepare(contenders)
-        run.time()
-        run.look_closer()
-    return measured
+    with prepared([group], device, contenders, short=short) as (run,):
+        return run.measure()
 
 
-class _Run:
+@contextlib.contextmanager
+def prepared(
+    groups: Sequence[Group],
+    device: torch.device,
+    contenders: tuple[Contender, ...] = CONTENDERS,
+    *,
+    short: bool = False,
+) -> Iterator[list["Run"]]:
+    """Runs of some groups, to be measured one after the other: all contenders are made at the same
+    time, so one GPU must hold them all."""
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for group in groups:
+            run = Run(group, device, stack.enter_context(workers()), short)
+            run.start(contenders)
+            runs.append(run)
+        # What comes last is larger, and takes longer to compile.
+        prepare([(run, one) for run in reversed(runs) for one in contenders])
+        yield runs
+
+
+def prepare(each: Sequence[tuple["Run", Contender]]) -> None:
+    """Make contenders at the same time. One that is ready is checked while others are made."""
+    able = [(run, contender) for run, contender in each if contender.name in run.workers]
+    most = min((run.most for run, _ in able), default=1)
+    together = [one for one in able if not one[1].alone and most > 1]
+    checking = Lock()
+    for lot in [together, *([one] for one in able if one not in together)]:
+        beside = min(most, len(lot)) - 1
+        with ThreadPoolExecutor(most) as pool:
+            made = [pool.submit(run.made, one, beside, checking) for run, one in lot]
+        again = [one for one, each_made in zip(lot, made, strict=True) if not each_made.result()]
+        for run, contender in again:
+            run.workers[contender.name] = contender.worker()
+            run.made(contender, 0, checking)
+    for run, _ in able:
+        entries = run.measured.entries
+        names = [contender.name for one, contender in able if one is run]
+        run.measured.entries = {name: entries[name] for name in names if name in entries}
+
+
+class Run:
+    """Of one group: its contenders in processes of their own, and what was measured of them."""
+
     def __init__(
-        self,
-        group: Group,
-        device: torch.device,
-        workers: dict[str, Worker],
-        measured: Measured,
-        short: bool = False,
+        self, group: Group, device: torch.device, workers: dict[str, Worker], short: bool = False
     ) -> None:
         self.group = group
         self.device = device
         self.workers = workers
-        self.measured = measured
+        self.short = short
+        self.measured = Measured(group)
         self.effort = Effort.on(device).short() if short else Effort.on(device)
         self.most = at_once(group, short)
-        self.checking = Lock()
 
-    def prepare(self, contenders: tuple[Contender, ...]) -> None:
-        """Make contenders at the same time. One that is ready is checked while others are made."""
-        able = [contender for contender in contenders if contender.name in self.workers]
-        for lot in _lots(able, self.most):
-            beside = min(self.most, len(lot)) - 1
-            with ThreadPoolExecutor(self.most) as pool:
-                made = list(pool.map(self._made, lot, [beside] * len(lot)))
-            for contender in [one for one, is_made in zip(lot, made, strict=True) if not is_made]:
+    def start(self, contenders: Iterable[Contender]) -> None:
+        """Start a process for each contender that can be measured here."""
+        for contender in contenders:
+            left_out = self.short and contender.name not in SHORT[self.group.workload]
+            reason = NOT_SHORT if left_out else contender.cannot(self.device, str(self.group))
+            if reason:
+                self.measured.cannot[contender.name] = reason
+            else:
                 self.workers[contender.name] = contender.worker()
-                self._made(contender, 0)
-        entries = self.measured.entries
-        self.measured.entries = {c.name: entries[c.name] for c in able if c.name in entries}
 
-    def _made(self, contender: Contender, beside: int) -> bool:
+    def measure(self) -> Measured:
+        """Measure those that were made, and end their processes: they hold memory."""
+        self.time()
+        self.look_closer()
+        close_all(self.workers.values())
+        return self.measured
+
+    def made(self, contender: Contender, beside: int, checking: Lock) -> bool:
         """Make and check a contender. Returns whether it need not be made again: not where it
         lacked memory that others needed only to be made and checked."""
         where = {"group": str(self.group), "device": str(self.device)}
@@ -179,7 +209,7 @@ class _Run:
         with self._kept(contender.name):
             try:
                 worker.make("step", contender.factory, timeout=LONGEST, **arguments)
-                with self.checking:  # a reference in float64 fills the device
+                with checking:  # a reference in float64 fills the device
                     self._check(contender, beside)
             except WorkerError as error:
                 if not beside or not error.raised(torch.OutOfMemoryError):
@@ -284,12 +314,6 @@ class _Run:
         self.measured.failed.setdefault(name, error)
         self.measured.entries.pop(name, None)
         self.measured.seconds.pop(name, None)
-
-
-def _lots(contenders: Sequence[Contender], most: int) -> list[list[Contender]]:
-    """Batches of contenders made at the same time; each is made and checked before the next."""
-    together = [contender for contender in contenders if not contender.alone and most > 1]
-    return [together, *([contender] for contender in contenders if contender not in together)]
 
 
 def _drop(losses: list[float]) -> float:
