@@ -50,7 +50,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         **{"SEEN": 0.05, "FACTORS": (0.5, 3.0, 1e3, 1e6), "STEPS": (1, -1, 2)},
     },
     "tinyllama.harness.correct.checks.differing": {
-        **{"MOST_ERROR": 0.001, "NUDGE": 1e-7, "JUMP": 0.1},
+        **{"MOST_ERROR": 0.001, "HALF_ERROR": 0.01, "NUDGE": 1e-7, "JUMP": 0.1},
     },
     "tinyllama.harness.correct.checks.state": {"THREADS": 3, "SUBNORMAL": 1e-40},
     "tinyllama.harness.correct.checks.thresholds": {"LEAST": 4, "MOST": 65536},
@@ -62,6 +62,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
             "MOST_WHOLE": 1025,
             "WIDEST": 16,
             "CHANCE": 8,
+            "RANGED": 3,
+            "POWERS": 16,
             "LARGEST": 100.0,
         },
     },

@@ -27,6 +27,7 @@ from tinyllama.harness.correct.checks.differing import (
     RefusedError,
     cancels,
     differs,
+    has_digits,
     is_convention,
     untold,
     wrong_nan,
@@ -45,13 +46,14 @@ from tinyllama.harness.correct.checks.unusual import (
     having,
     in_order,
     in_places,
+    near_overflow,
     numbered,
     of_first_row,
     of_kinds,
     other_values,
     unused,
 )
-from tinyllama.harness.correct.evaluate import ContractError, is_gradient
+from tinyllama.harness.correct.evaluate import ContractError, Inputs, is_gradient
 from tinyllama.harness.declare.specs import FLOATS, STANDARD
 
 # Of these kinds, results are not compared where the reference has lost its digits.
@@ -86,7 +88,8 @@ def special_values(candidate: Candidate) -> Problem | str:
     given_settings = list(of_several(candidate, case))
     placed = itertools.chain(in_places(candidate, case, names), in_states(candidate, case))
     ordered = in_order(candidate, case)
-    if not (names or all_alike or given_settings or any(placed) or any(ordered)):
+    large = list(near_overflow(candidate, case, _takes))
+    if not (names or all_alike or given_settings or any(placed) or any(ordered) or large):
         raise Unsupported("no input may have any value, and no parameter another one")
     for (one, name, value), row in itertools.product(all_alike, (False, True)):
         filled: Change = partial(of_first_row if row else torch.full_like, fill_value=value)
@@ -107,7 +110,7 @@ def special_values(candidate: Candidate) -> Problem | str:
         usual = candidate.inputs(one)
         changed = changed_in(usual, of, change)
         with noted(what):
-            if kind in SENSITIVE and cancels(candidate, one, changed):
+            if kind in SENSITIVE and cancels(one, changed):
                 continue
             # Of several inputs, terms may be products of two.
             times = LARGE.get(kind, 1) ** min(2, len(of))
@@ -124,9 +127,10 @@ def special_values(candidate: Candidate) -> Problem | str:
         ((*each, each[3] > 1) for each in in_places(candidate, case, names)),
         ((*each, False) for each in in_blocks(candidate, case, names)),
         ((*each, 1, False) for each in in_states(candidate, case)),
+        ((*each, False) for each in large),
     ):
         with noted(what):
-            if may_cancel and cancels(candidate, one, changed):
+            if may_cancel and cancels(one, changed):
                 continue
             seen = differs(candidate, one, changed, usual=candidate.inputs(one), times=times)
             if seen is not None and not is_convention(candidate, changed, seen[0]):
@@ -179,6 +183,13 @@ def special_values(candidate: Candidate) -> Problem | str:
             if advice is None and (lost := wrong_nan(candidate, case, given_nan)):
                 advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice or (f"not with {'; '.join(refused)}" if refused else None)
+
+
+def _takes(case: OpCase, inputs: Inputs) -> bool:
+    """Whether the reference takes these inputs, and keeps its digits in the case's dtype."""
+    with contextlib.suppress(Exception):  # what it refuses
+        return has_digits(case, inputs)
+    return False
 
 
 @contextlib.contextmanager

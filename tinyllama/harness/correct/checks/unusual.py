@@ -1,6 +1,7 @@
 """Unusual inputs: the values, where in a tensor they are put, and for which inputs; and parameters
 that are not the default ones. Nothing is judged here."""
 
+import bisect
 import contextlib
 import itertools
 import math
@@ -18,6 +19,7 @@ from tinyllama.harness.correct.checks.sizes import draws_for
 from tinyllama.harness.correct.checks.thresholds import compared_with
 from tinyllama.harness.correct.evaluate import Inputs, evaluate
 from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.declare.specs import STANDARD
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 FAR = 64  # times as large: exponentials overflow
@@ -53,6 +55,8 @@ OF_RANGE = {
 INFINITIES = (float("inf"), float("-inf"))
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 WIDEST = 16  # of evenly spaced values, of either sign
+RANGED = 3  # inputs of which the largest values are looked for
+POWERS = 16  # of two, up to the largest number of float16
 CHANCE = 8  # equal values, expected in one draw, that are too many for none to be there by chance
 LARGEST = 100.0  # a bound, such as an epsilon, that each row reaches
 MOST_WHOLE = 1025  # for a parameter that is a whole number: more may take too long
@@ -164,6 +168,46 @@ def largest_in(candidate: Candidate, dtype: torch.dtype) -> OpCase | None:
         return None
     cases = [one for one in candidate.plain() if one.dtype is dtype]
     return max(cases, key=lambda one: elements(candidate.op, one.case), default=None)
+
+
+def near_overflow(
+    candidate: Candidate, case: OpCase, takes: Callable[[OpCase, Inputs], bool]
+) -> Iterator[tuple[str, OpCase, Inputs, int]]:
+    """Yields a description, a case of float16, inputs and a factor. One of the inputs is positive,
+    and half as large as ``takes`` allows; the factor is a power of two. It is asked of those that
+    may have any value, or are drawn with infinities."""
+    cases = (one for one in (case, *candidate.plain()) if one.dtype is torch.float16)
+    if (half := next(cases, None)) is None:
+        return
+    plain = candidate.inputs(half)
+    for name in [name for name in plain.args if _of_any_size(candidate, plain, name)][:RANGED]:
+        factor = 2 ** (_doublings(plain, name, partial(takes, half)) - 1)
+        if factor > 1:
+            large = _positive(plain, name, factor)
+            yield f"{name} {factor} times as large in float16", half, large, int(factor)
+
+
+def _of_any_size(candidate: Candidate, plain: Inputs, name: str) -> bool:
+    """Whether finite values of an input may be as large as those of float16 are."""
+    declared, value = candidate.op.inputs[name], plain.args[name]
+    if declared.many or declared.mutated or value.dtype is not torch.float16:
+        return False
+    return declared.values is STANDARD or bool(value.isinf().any())
+
+
+def _positive(inputs: Inputs, name: str, factor: float) -> Inputs:
+    return changed_in(inputs, [name], lambda x: x.abs() * factor)
+
+
+def _doublings(inputs: Inputs, name: str, takes: Callable[[Inputs], bool]) -> int:
+    """How often an input can be doubled: it must remain finite where it is, and be taken."""
+    finite = inputs.args[name].isfinite()
+
+    def beyond(doublings: int) -> bool:
+        large = _positive(inputs, name, 2.0**doublings)
+        return bool((large.args[name].isinf() & finite).any()) or not takes(large)
+
+    return bisect.bisect_left(range(POWERS), True, key=beyond) - 1
 
 
 def numbered(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
