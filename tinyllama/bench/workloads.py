@@ -16,7 +16,8 @@ LARGE = "large-bf16"  # in the precision in which models of its size are trained
 # The scores of materialised attention alone would not fit.
 TOGETHER: dict[str, tuple[str, ...]] = {"large": ("v4", "hf-compile", "floor")}
 _SHORT = "-short"
-# On a GPU, of groups of steps, and of ops: fewer contenders, cases and rounds of the same groups.
+# On a GPU, of groups of steps, and of ops: fewer contenders and cases of the same groups, timed for
+# less time.
 SHORT_STEPS = tuple(name + _SHORT for name in ("small-bf16", "medium-bf16"))
 SHORT_OPS = ("ops-bf16" + _SHORT,)
 PROCESSORS = 4  # for each contender that is being made: compilers start processes
