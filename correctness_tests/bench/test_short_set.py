@@ -1,17 +1,22 @@
 """The short set: what a bar is about, the largest case of each op, and fewer rounds."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from perf_tests import conftest as perf_conftest
+from perf_tests import test_ops, test_steps
 from tinyllama.bench import measure as steps
 from tinyllama.bench import measure_ops
 from tinyllama.bench.measure import CONTENDERS, NOT_SHORT, SHORT, measure
 from tinyllama.bench.measure_ops import Bench, OpCaseRun
+from tinyllama.bench.targets import OF_OPS, OF_STEPS
 from tinyllama.bench.workloads import SHORT_OPS, SHORT_STEPS, Group
+from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.plugins.recording import NotMeasured
 from tinyllama.ops import OPS
@@ -68,6 +73,38 @@ def test_what_is_not_measured_is_skipped_only_with_a_reason(
     with pytest.raises(NotMeasured, match="is not a case of this group"):
         timings.test_op(({}, []), op, "triton", 0, table)
     assert not table.enter.called
+
+
+def test_on_a_gpu_the_short_set_is_nothing_but_parts_of_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=""), workerinput={})
+    monkeypatch.setattr(perf_conftest, "worker_device", lambda config: GPU)
+    short = perf_conftest.pytest_tinyllama_short_groups(config)
+    assert short == ["small-bf16-short", "medium-bf16-short", "ops-bf16-short"]
+    monkeypatch.setattr(perf_conftest, "worker_device", lambda config: CPU)
+    every = perf_conftest.pytest_tinyllama_groups(config)
+    assert perf_conftest.pytest_tinyllama_short_groups(config) == every
+    assert {"tiny-fp32", "ops-fp32"} <= {*every}
+
+
+def test_the_tests_of_targets_hold_what_was_measured_to_every_bar_of_the_file() -> None:
+    measured = steps.Measured(Group("tiny", "fp32"))
+    held: Any = Mock()
+    test_steps.test_targets(test_steps.Found(measured, {}), held, CPU)
+    (found,) = held.hold.call_args.args
+    assert found == steps.bars(OF_STEPS, measured, {}, device_name(CPU))
+    assert found
+    op = OPS["rms_norm"]
+    run = OpCaseRun(op, 0, "fp32", cannot=dict.fromkeys(measure_ops.providers_of(op), "no GPU"))
+    runs = {f"{op.name}-{op.timed[0]}": run}
+    entries = measure_ops.entries_of(run, Mock())
+    test_ops.test_targets((runs, entries), held, CPU)
+    (found,) = held.hold.call_args.args
+    assert found == measure_ops.bars(OF_OPS, runs, entries, device_name(CPU))
+    assert found
+    for one in (test_steps.test_targets, test_ops.test_targets, test_ops.test_layouts):
+        assert [mark.name for mark in vars(one)["pytestmark"]] == ["target"]
 
 
 def test_a_cpu_has_no_parts_of_groups() -> None:

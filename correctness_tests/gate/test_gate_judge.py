@@ -35,6 +35,8 @@ JUDGING = {
     "pytest.ini": "[pytest]\naddopts = -q\n",
     ".pytest.toml": '[pytest]\naddopts = ["-q"]\n',  # which pytest 9 reads before pytest.ini
     "pyproject.toml": "[tool.tinyllama]\nslowdowns = { device_seconds = 9.0 }\n",
+    "kernels/pyproject.toml": '[tool.tinyllama]\ngroups = ["one"]\n',
+    "one/pyproject.toml": '[tool.tinyllama.lanes]\nnightly = ["one"]\n',
     ".github/workflows/gate.yml": "jobs: {}\n",
 }
 

@@ -88,6 +88,8 @@ def test_on_a_gpu_it_is_one_benchmark_more_for_a_provider_with_kernels(
     for one in more:
         usual = next(x for x in found if replace(one.timed, layout="contiguous") == x.timed)
         assert one.slowdowns == {DEVICE: usual.slowdowns[DEVICE]}, "host time is not"
+        assert one.layouts.keys() == {"strided", "transposed"}
+        assert max(one.layouts.values()) <= 2.0
 
 
 # -- what a side gives ------------------------------------------------------------------------

@@ -84,10 +84,12 @@ def test_it_is_the_real_fixture_and_each_round_has_inputs_of_its_own(
 ) -> None:
     project.makepyfile(
         """
+        import pytest
         import torch
         from pytest_benchmark.fixture import BenchmarkFixture
         from simulated import QUEUE
 
+        @pytest.mark.benchmark(group="shapes")
         def test_inputs(gpu_benchmark):
             seen = []
             x = torch.zeros(4, 6)[:, ::2].requires_grad_()
@@ -113,6 +115,7 @@ def test_it_is_the_real_fixture_and_each_round_has_inputs_of_its_own(
     )
     found = recorded(project, "--benchmark-only")
     assert found["test_inputs"]["extra_info"] == {"shape": "4x3"}
+    assert found["test_inputs"]["group"] == "shapes"
     assert found["test_inputs"]["stats"]["rounds"] == 30  # type: ignore[index]
 
 

@@ -213,6 +213,8 @@ def test_bars_are_listed_and_those_that_are_missed_fail() -> None:
         found.hold([known, bars[1]])
     with pytest.raises(NoBarApplies, match="none of 2 bars of g applies on this device"):
         found.hold([bars[2], bars[2]])
+    with pytest.raises(NoBarApplies, match="none of 0 bars of g applies on this device"):
+        found.hold([])
 
 
 def test_a_worker_says_what_it_began_and_did_not_end() -> None:

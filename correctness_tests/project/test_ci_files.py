@@ -100,6 +100,29 @@ def test_a_gpu_lane_needs_a_runner_and_no_fork_reaches_it(lane: str) -> None:
     assert JOBS["gate-gpu.yml"]["gate"]["concurrency"]["cancel-in-progress"] is False
 
 
+def test_a_gpu_lane_asserts_the_targets_of_the_short_set_and_lists_them() -> None:
+    steps = {one.get("name"): one for one in JOBS["gate-gpu.yml"]["gate"]["steps"]}
+    targets = steps["Targets of this device"]
+    called = " ".join(targets["run"].replace("\\\n", " ").split())
+    assert "-m pytest perf_tests --device cuda -m target --groups short " in called
+    assert called.endswith("| tee build/targets.txt")
+    assert targets["if"] == "success() || failure()", "a gate that is not green hides no bar"
+    assert "build/targets.txt >>" in steps["Summary"]["run"]
+    assert steps["Summary"]["if"] == "always()"
+
+
+def test_make_bench_times_the_short_set_and_bench_full_everything() -> None:
+    for target, short in (("bench", True), ("bench-full", False)):
+        (timed,) = (
+            line
+            for line in ran("make", "-n", target, cwd=ROOT).stdout.splitlines()
+            if "pytest perf_tests" in line
+        )
+        assert ("--groups short" in timed) is short
+        assert " -k " not in timed
+        assert " -m " not in timed.partition("pytest")[2]
+
+
 STEP = ("--noprofile", "--norc", "-eo", "pipefail")  # a workflow's step with `shell: bash`
 
 
@@ -290,8 +313,9 @@ def test_the_summary_shows_the_gates_section_or_says_that_there_is_none(tmp_path
     script = tmp_path / ".ci" / "summary"
     script.write_text(SUMMARY.read_text())
 
-    def summary() -> str:
-        return subprocess.check_output(["bash", str(script), "gate.txt", "page.html"], text=True)
+    def summary(*targets: str) -> str:
+        called = ["bash", str(script), "gate.txt", "page.html", *targets]
+        return subprocess.check_output(called, text=True)
 
     assert "came to no verdict" in summary()
     output = "collecting\n===== gate =====\nSLOWER rope\n===== 1 failed =====\n"
@@ -299,3 +323,9 @@ def test_the_summary_shows_the_gates_section_or_says_that_there_is_none(tmp_path
     assert "```\n===== gate =====\nSLOWER rope\n" in summary()
     assert "collecting" not in summary()
     assert "tables: -m tinyllama report --html page.html --markdown -" in summary()
+    assert "Targets" not in summary()
+    assert "No bar was looked at" in summary("targets.txt")
+    bars = ["MET a: one", "MISSED a: two", "NOT APPLICABLE a: three"]
+    (tmp_path / "targets.txt").write_text("\n".join(["collecting", *bars, "1 passed"]))
+    listed = "### Targets of this device\n\n- " + "\n- ".join(bars) + "\n\n"
+    assert listed in summary("targets.txt")

@@ -5,6 +5,7 @@ import importlib.util
 import re
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +18,8 @@ from correctness_tests.support.sample_records import (
     steps,
     target,
 )
-from tinyllama.harness.page import NEEDS, render
+from tinyllama.harness.page import NEEDS, columns, render
+from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.targets import OpTarget, Target
 
@@ -101,6 +103,15 @@ def test_what_is_missed_comes_first_and_what_is_met_last() -> None:
     )
     assert [mark for _, mark in squares] == ["✗", "·", "–", "✓"]
     assert [row[1][0] for row in found] == ["✗", "·", "–", "✓"]
+
+
+@pytest.mark.parametrize("entry", [steps("small-bf16")[0], ops()[0]], ids=["step", "op"])
+def test_each_column_of_memory_is_in_mebibytes(entry: Any) -> None:
+    fields = [field for field in vars(entry) if field.endswith("_bytes")]
+    given = replace(entry, **dict.fromkeys(fields, 300 * 2**20))
+    made = columns.step if isinstance(entry, StepEntry) else columns.op
+    cells = [one.cell(given) for one in made(Mock(), None) if one.header.unit == "MiB"]
+    assert {cell and cell.text for cell in cells} == {"300"}
 
 
 def test_units_are_those_of_the_row() -> None:
