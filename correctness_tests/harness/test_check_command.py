@@ -319,7 +319,7 @@ def test_an_op_of_an_installed_package_is_checked_by_its_name(
         ("--op softmax", "error: --op 'softmax' does not exist: use one of adamw, add_rms_norm, "),
         (
             "--op rope --provider cuda",
-            "error: --provider 'cuda' does not exist: use one of eager, ",
+            "error: --provider 'cuda' does not exist: use one of torch, ",
         ),
     ],
 )
