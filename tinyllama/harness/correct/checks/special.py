@@ -40,6 +40,7 @@ from tinyllama.harness.correct.checks.unusual import (
     INFINITIES,
     KINDS,
     LARGE,
+    TAIL,
     TAILS,
     Change,
     changed_in,
@@ -118,9 +119,12 @@ def special_values(candidate: Candidate) -> Problem | str:
             if seen is None or (kind in TAILS and is_gradient(seen[0])):
                 continue
             name, text = seen
-            if kind not in CONVENTIONAL or not is_convention(candidate, changed, name):
+            if kind in TAILS and not differs(candidate, one, changed, usual=usual, times=TAIL):
+                text = f"{what}, results that are small beside 1 are lost: {text}"
+            elif kind not in CONVENTIONAL or not is_convention(candidate, changed, name):
                 return one, f"{what}: {text}"
-            text = f"{what}, the gradient is not the reference's: {text}"
+            else:
+                text = f"{what}, the gradient is not the reference's: {text}"
             advice = advice or (one, text, Rank.ADVICE)
     # Each with a factor of its values, and whether the reference may lose its digits there.
     for what, one, changed, times, may_cancel in itertools.chain(
