@@ -1,6 +1,7 @@
 """The short set: what a bar is about, the largest case of each op, and fewer rounds."""
 
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -9,7 +10,6 @@ import pytest
 import torch
 
 from perf_tests import conftest as perf_conftest
-from perf_tests import test_ops, test_steps
 from tinyllama.bench import measure as steps
 from tinyllama.bench import measure_ops
 from tinyllama.bench.measure import CONTENDERS, NOT_SHORT, SHORT, measure
@@ -89,6 +89,8 @@ def test_on_a_gpu_the_short_set_is_nothing_but_parts_of_groups(
 
 
 def test_the_tests_of_targets_hold_what_was_measured_to_every_bar_of_the_file() -> None:
+    """Here those tests are what is tested."""
+    test_steps, test_ops = map(import_module, ("perf_tests.test_steps", "perf_tests.test_ops"))
     measured = steps.Measured(Group("tiny", "fp32"))
     held: Any = Mock()
     test_steps.test_targets(test_steps.Found(measured, {}), held, CPU)
