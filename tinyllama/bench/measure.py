@@ -164,7 +164,7 @@ def prepare(each: Sequence[tuple["Run", Contender]]) -> None:
         for run, contender in again:
             run.workers[contender.name] = contender.worker()
             run.made(contender, 0, checking)
-    for run, _ in able:
+    for run in {run for run, _ in able}:
         entries = run.measured.entries
         names = [contender.name for one, contender in able if one is run]
         run.measured.entries = {name: entries[name] for name in names if name in entries}
