@@ -39,9 +39,9 @@ def test_a_tier_is_verified_and_timed(tier: str) -> None:
 @pytest.mark.parametrize("tier", ["v1", "v2"])
 def test_memory_and_copies_of_a_step_are_counted_on_a_cpu(tier: str) -> None:
     step = TierStep(tier=tier, **WHERE)
-    facts = step.facts()
-    assert facts["held_bytes"] == pytest.approx(4 * 4 * step.shape.parameters, rel=0.02)
-    assert facts["held_peak_bytes"] > 1.1 * facts["held_bytes"]
+    held = step.held()
+    assert held["held_bytes"] == pytest.approx(4 * 4 * step.shape.parameters, rel=0.02)
+    assert held["held_peak_bytes"] > 1.1 * held["held_bytes"]
     copies = step.launched()["copies"]
     assert copies > 0
     kept, some = step.step, torch.zeros(3)
@@ -52,8 +52,6 @@ def test_memory_and_copies_of_a_step_are_counted_on_a_cpu(tier: str) -> None:
 
     step.step = with_a_stray_copy
     assert step.launched()["copies"] == copies + 1
-    other = TierStep(tier=tier, **{**WHERE, "group": "tiny-bf16"})
-    assert "held_bytes" not in other.facts(), "the documented memory is in float32"
 
 
 def test_a_peer_is_verified_in_our_layout() -> None:
@@ -234,11 +232,59 @@ def test_of_the_floor_the_energy_alone_is_measured(
     measured = Measured(Group.parse(WHERE["group"]))
     measured.entries[FLOOR.name] = empty_entry(FLOOR, measured.group)
     measured.seconds[FLOOR.name] = [0.1] * 8
-    asked = SimpleNamespace(call=lambda _, question, *rest: getattr(floor, question)(*rest))
+    asked = SimpleNamespace(
+        call=lambda _, question, *rest: getattr(floor, question)(*rest), close=lambda: None
+    )
     run_of(measured, workers=cast(Any, {FLOOR.name: asked})).look_closer()
     assert measured.failed == {}
     entry = entry_of(FLOOR, measured, 1e9)
     assert (entry.joules_per_sample, entry.watts, entry.kernels) == (1.5, 400.0, None)
+
+
+class Asked:
+    """A worker that answers everything with nothing, and notes what it is asked last."""
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self.name, self.said = name, said
+
+    def call(self, _: str, question: str, *__: object) -> Any:
+        if question == "loss_series":
+            return [float(-step) for step in range(20)]
+        if question != "held":
+            return {}
+        self.said.append(f"{self.name} held")
+        if self.name == "v2":
+            raise WorkerError("no memory left")
+        return {"held_bytes": 7}
+
+    def close(self) -> None:
+        self.said.append(f"{self.name} ended")
+
+
+def test_uncaptured_steps_come_last_and_each_process_ends_before_the_next() -> None:
+    """A second model beside all contenders did not fit on the GPU of `medium` in float32."""
+    measured, said = Measured(Group("small", "fp32")), list[str]()
+    names = ("hf", "v1", "v2", FLOOR.name)
+    for name in names:
+        measured.entries[name] = empty_entry(contender(name), measured.group)
+        measured.seconds[name] = [0.1] * 8
+    measured.failed["v4"] = WorkerError("it broke")
+    run_of(measured, workers={name: Asked(name, said) for name in (*names, "v4")}).look_closer()
+    assert said == [
+        "v4 ended", "hf held", "hf ended", "v1 held", "v1 ended", "v2 held", "v2 ended",
+        "floor ended",
+    ]  # fmt: skip
+    assert measured.entries["v1"].held_bytes == 7
+    assert set(measured.seconds) == {"hf", "v1", FLOOR.name}
+    assert set(measured.failed) == {"v4", "v2"}
+
+
+def test_the_documented_memory_is_in_float32() -> None:
+    measured, said = Measured(Group("small", "bf16")), list[str]()
+    measured.entries["v1"] = empty_entry(contender("v1"), measured.group)
+    measured.seconds["v1"] = [0.1] * 8
+    run_of(measured, workers={"v1": Asked("v1", said)}).look_closer()
+    assert said == []
 
 
 # -- what an entry holds ----------------------------------------------------------------------

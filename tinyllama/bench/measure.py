@@ -3,7 +3,8 @@
 The order matters. Contenders are made at the same time, since compiling leaves the device idle;
 after that only one works at a time. Memory is read before anything but a step has run, and
 gradients are checked before any time is taken. Then all contenders are timed alternately. What
-disturbs the device (profiler, energy) comes last.
+disturbs the device (profiler, energy) comes behind that, and what needs the memory of other
+contenders last.
 """
 
 import contextlib
@@ -259,6 +260,17 @@ class Run:
                 self._look(name)
                 self._add(name, self._ask(name, "facts"))
         self._must_learn()
+        if self.group.precision == "fp32":
+            self._hold()
+
+    def _hold(self) -> None:
+        """Bytes of an uncaptured step. It needs as much memory as the contender has, so the
+        processes of those before it are ended."""
+        for name in [*self.measured.failed, *self.measured.seconds]:
+            with self._kept(name):
+                if name in self.measured.seconds and name != FLOOR.name:
+                    self._add(name, self._ask(name, "held"))
+            self.workers[name].close()
 
     def _look(self, name: str) -> None:
         is_step = name != FLOOR.name

@@ -257,6 +257,10 @@ class StepContender:
             "compile_seconds": self.compile_seconds,
         }
 
+    def held(self) -> dict[str, int]:
+        """Bytes of an uncaptured step of a second model; nothing where it is not measured."""
+        return {}
+
 
 def energy_used(
     step: Callable[[], object], device: torch.device, samples: int, seconds: float
@@ -317,13 +321,12 @@ class TierStep(StepContender):
         for hook in hooks:
             hook.remove()
 
-    def facts(self) -> dict[str, Any]:
-        """Also the bytes of an uncaptured step in float32, as every tier reports them."""
-        found = super().facts()
-        if self.group.precision == "fp32" and self.training.plan.memory == "fast":
-            uncaptured = held(self.shape, self.model.tier, self.config, self.device)
-            found |= {"held_bytes": uncaptured.live, "held_peak_bytes": uncaptured.peak}
-        return found
+    def held(self) -> dict[str, int]:
+        """As every tier reports them."""
+        if self.training.plan.memory != "fast":
+            return {}
+        uncaptured = held(self.shape, self.model.tier, self.config, self.device)
+        return {"held_bytes": uncaptured.live, "held_peak_bytes": uncaptured.peak}
 
     def _see(self, name: str, gradient: torch.Tensor) -> None:
         self._seen[name] = gradient.clone()
