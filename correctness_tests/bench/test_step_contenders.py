@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,9 @@ from tinyllama.bench import steps
 from tinyllama.bench.contender import Contender
 from tinyllama.bench.floor import Floor
 from tinyllama.bench.measure import FLOOR, Measured, Run, empty_entry, entry_of
+from tinyllama.bench.peers import CLIENT
 from tinyllama.bench.peers.hugging_face_step import HuggingFaceStep
+from tinyllama.bench.peers.with_ours import Mlp, Norm
 from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.worker import WorkerError
@@ -61,6 +64,17 @@ def test_a_peer_is_verified_in_our_layout() -> None:
         assert step.verify()["gradients"] == COUNT
     ours = TierStep(tier="v1", **WHERE)
     assert step.loss_series()[0] == pytest.approx(ours.loss_series()[0], rel=1e-5)
+
+
+def test_a_client_is_their_model_with_our_ops() -> None:
+    pytest.importorskip("transformers", reason="extra 'peers' is not installed")
+    pytest.importorskip("triton")
+    step = HuggingFaceStep(**CLIENT.arguments, **WHERE)
+    ours = [type(module) for module in step.model.modules() if isinstance(module, Norm | Mlp)]
+    layers = step.shape.num_layers
+    assert (ours.count(Norm), ours.count(Mlp)) == (2 * layers + 1, layers)
+    assert step._loss_of == step._our_loss
+    assert step.verify()["gradients"] == COUNT
 
 
 @pytest.mark.parametrize("name", ["embedding", "layers.0.w_q", "layers.1.mlp_norm"])
@@ -300,6 +314,8 @@ def test_an_entry_has_the_rates_of_a_step_and_what_others_take_of_its_time() -> 
     entry = entry_of(contender("v2"), measured, 1e9)
     assert (entry.seconds, entry.rounds) == (2.0, 8)
     assert entry.over == {"v1": (2.0,) * 3, "floor": (0.5,) * 3}
+    for role, held in (("client", entry.over), ("peer", None)):
+        assert entry_of(replace(contender("v2"), role=role), measured, 1e9).over == held
     assert (entry.baseline, entry.over_baseline) == ("v1", (2.0,) * 3)
     assert entry.floor_share == (0.5,) * 3
     assert (entry.samples_per_second, entry.tokens_per_second) == (2.0, 128.0)

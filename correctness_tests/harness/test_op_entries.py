@@ -141,6 +141,15 @@ def test_shares_and_bytes_are_held_as_they_are(run: OpCaseRun) -> None:
     assert len(held_to(run, **bytes_)) == 1
 
 
+def test_the_time_to_enqueue_a_call_is_held_by_the_medians(run: OpCaseRun) -> None:
+    host = {"metric": "host_seconds", "at_least": None, "at_most": 0.7}
+    (line,) = held_to(run, **host)
+    assert line.endswith("triton host_seconds over liger <= 0.7: measured 1")
+    slow = [Reading(1.0, 0.15, True) for _ in range(ROUNDS)]
+    run.readings["liger"][BOTH] = slow
+    assert held_to(run, **host) == []
+
+
 def test_what_cannot_run_here_is_no_bar_and_what_failed_is(run: OpCaseRun) -> None:
     del run.readings["liger"]
     run.cannot["liger"] = "it is not installed"

@@ -20,10 +20,9 @@ from torch import nn
 
 from correctness_tests.support.posed import Posed
 from tinyllama.bench.peers.hugging_face import hugging_face_llama
-from tinyllama.harness.declare.op import Provider
+from tinyllama.bench.peers.with_ours import Norm, loss_with, with_ours
 from tinyllama.harness.kernels.known import as_written
 from tinyllama.model.config import ModelConfig
-from tinyllama.ops import OPS
 
 pytest.importorskip("transformers", reason="extra 'peers' is not installed")
 pytest.importorskip("triton")
@@ -39,55 +38,10 @@ FAST = ModelConfig(
 NOT_SLOWER = 1.05  # times the plain model's step; 0.91 and 0.93 in two runs on an H200
 
 
-def ours(name: str) -> Provider:
-    return OPS[name]["triton"]
-
-
-class Norm(nn.Module):
-    """RMSNorm in place of theirs, with its weight."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight, self.eps = norm.weight, norm.variance_epsilon
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = ours("rms_norm")(x, self.weight, eps=self.eps)
-        return y
-
-
-class Mlp(nn.Module):
-    """SwiGLU in place of theirs, with its weights."""
-
-    def __init__(self, mlp: Any) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.down_proj(ours("silu_mul")(self.gate_proj(x), self.up_proj(x)))
-        return y
-
-
 def plain_loss(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     logits = model(tokens).logits.flatten(0, 1)
     wide = torch.promote_types(logits.dtype, torch.float32)
     return F.cross_entropy(logits.to(wide), targets.flatten())
-
-
-def our_loss(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    hidden = model.model(tokens).last_hidden_state.flatten(0, 1)
-    weight = model.lm_head.weight
-    loss: torch.Tensor = ours("linear_cross_entropy")(hidden, weight, targets.flatten())
-    return loss
-
-
-def with_ours(model: Any) -> Any:
-    """The model, changed."""
-    for layer in model.model.layers:
-        layer.mlp = Mlp(layer.mlp)
-        layer.input_layernorm = Norm(layer.input_layernorm)
-        layer.post_attention_layernorm = Norm(layer.post_attention_layernorm)
-    model.model.norm = Norm(model.model.norm)
-    return model
 
 
 @cache
@@ -138,7 +92,7 @@ def run(
 ) -> Found:
     """The loss and the gradients of the last of some equal steps. kind: plain or ours."""
     model = copy.deepcopy(initial()).to(device, dtype or way.dtype)
-    loss_of = plain_loss if kind == "plain" else our_loss
+    loss_of = plain_loss if kind == "plain" else loss_with
     model = model if kind == "plain" else with_ours(model)
     if way.checkpoints is not None:
         newer = getattr(model, "activation_checkpointing_enable", None)
@@ -261,7 +215,7 @@ def test_an_eager_step_is_not_slower(gpu: torch.device) -> None:
     looked at three times at most."""
     tokens, targets = (one.to(gpu) for one in tokens_of(FAST, 8, 128))
     steps: dict[str, Callable[[], None]] = {}
-    for kind, loss_of in (("plain", plain_loss), ("ours", our_loss)):
+    for kind, loss_of in (("plain", plain_loss), ("ours", loss_with)):
         model = copy.deepcopy(initial(FAST)).to(gpu)
         model = model if kind == "plain" else with_ours(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

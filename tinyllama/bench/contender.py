@@ -15,8 +15,9 @@ from tinyllama.harness.machine.worker import Worker
 class Contender:
     """How a contender of a group is made in its worker.
 
-    role: ``tier``, ``peer`` or ``floor``. factory: ``module:name``, called with ``arguments``.
-    requires: capabilities of the device; see `tinyllama.harness.machine.device.cannot`.
+    role: ``tier``, ``peer``, ``client`` (somebody else's step with our ops) or ``floor``. factory:
+    ``module:name``, called with ``arguments``. requires: capabilities of the device; see
+    `tinyllama.harness.machine.device.cannot`.
     preload: modules that its process imports first. only: the groups it is tried in, and why.
     alone: nothing else is made at the same time, since it compares times on the device to choose
     its kernels. torch.compile's default mode does so too, but it compares few configurations of a

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tinyllama.bench.contender import Contender
-from tinyllama.bench.peers import PEERS
+from tinyllama.bench.peers import CLIENT, PEERS
 from tinyllama.bench.steps import UNTIMED
 from tinyllama.bench.workloads import ALL, Group, at_once
 from tinyllama.harness.machine.worker import Worker, WorkerError, close_all, workers
@@ -57,6 +57,7 @@ CONTENDERS = (
     SINGLE,
     *(_tier(tier, "small memory", memory="small") for tier in INTERPRETED),
     *PEERS,
+    CLIENT,
     FLOOR,
 )
 
@@ -246,8 +247,8 @@ class Run:
             return one
 
         # Contenders that are compared most are neighbours: V1 follows its own counterpart.
-        peers = [peer.name for peer in reversed(PEERS) if peer.name in calls]
-        order = [*peers, *(name for name in calls if name not in peers)]
+        others = [one.name for one in (CLIENT, *reversed(PEERS)) if one.name in calls]
+        order = [*others, *(name for name in calls if name not in others)]
         fitting = int(self.effort.total / one_round) if one_round else FEWEST_ROUNDS
         rounds = max(FEWEST_ROUNDS, min(self.effort.rounds, fitting))
         seconds = interleaved({name: turn(name) for name in order}, rounds)
@@ -350,7 +351,7 @@ def entry_of(contender: Contender, measured: Measured, product_flops: float) -> 
     entry = replace(measured.entries[name], **summary("seconds", times), rounds=len(times))
     if contender.role == "floor":
         return entry
-    if contender.role == "tier":
+    if contender.role in ("tier", "client"):
         others = [other for other in measured.seconds if other != name]
         entry = replace(entry, over={other: measured.over(other, name) for other in others})
     if BASELINE in measured.seconds:

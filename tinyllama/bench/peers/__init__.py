@@ -1,9 +1,9 @@
 """The peers: what others have written for the same work, timed beside ours.
 
 Of training steps: Hugging Face's Llama and V1 under torch.compile, with the weights, batches,
-optimizer settings and precision of the tiers. Of single ops: files of providers, such as
-Liger-Kernel's. Each runs as its own users would run it; what it needs and this machine lacks is
-said instead of a time.
+optimizer settings and precision of the tiers. `CLIENT` is their model with our ops in it, as a user
+has it. Of single ops: files of providers, such as Liger-Kernel's. Each runs as its own users would
+run it; what it needs and this machine lacks is said instead of a time.
 """
 
 import os
@@ -30,9 +30,18 @@ def _hugging_face(
 ) -> Contender:
     factory = "tinyllama.bench.peers.hugging_face_step:HuggingFaceStep"
     needs = ("module transformers", *requires)
-    return Contender(name, title, "peer", factory, arguments, needs, (LLAMA,), **traits)
+    role = traits.pop("role", "peer")
+    return Contender(name, title, role, factory, arguments, needs, (LLAMA,), **traits)
 
 
+CLIENT = _hugging_face(
+    "hf-ours",
+    "Hugging Face Llama + our ops",
+    {"ours": True},
+    *("gpu", "triton"),
+    role="client",
+    only=(("small-bf16",), "small in bf16 has its bars: a smaller step is all the host's time"),
+)
 PEERS = (
     _hugging_face("hf-eager", "Hugging Face Llama, materialised attention", {"attention": "eager"}),
     _hugging_face("hf", "Hugging Face Llama, SDPA", {}),

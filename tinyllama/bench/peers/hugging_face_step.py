@@ -15,6 +15,7 @@ from tinyllama.bench.peers.hugging_face import (
     hugging_face_llama,
     hugging_face_names,
 )
+from tinyllama.bench.peers.with_ours import loss_with, with_ours
 from tinyllama.bench.steps import AUTOCAST, StepContender
 from tinyllama.harness.measure.memory import forget_peak
 from tinyllama.model.llama import TinyLlama
@@ -26,11 +27,16 @@ class HuggingFaceStep(StepContender):
     which is V1's counterpart).
 
     mode: of torch.compile; the step is then captured as well. liger: with Liger-Kernel's
-    kernels, fused linear cross-entropy included.
+    kernels, fused linear cross-entropy included. ours: with this project's ops in their place.
     """
 
     def __init__(
-        self, attention: str = "sdpa", liger: bool = False, mode: str | None = None, **where: Any
+        self,
+        attention: str = "sdpa",
+        liger: bool = False,
+        ours: bool = False,
+        mode: str | None = None,
+        **where: Any,
     ) -> None:
         importlib.import_module(LLAMA)  # not compiling
         super().__init__(**where)
@@ -40,6 +46,8 @@ class HuggingFaceStep(StepContender):
 
             apply_liger_kernel_to_llama(cross_entropy=False, fused_linear_cross_entropy=True)
         self.model = hugging_face_llama(self.shape, attention).to(self.device).train()
+        if ours:
+            self.model = with_ours(self.model)
         self._take_weights()
         settings = self.config
         self.optimizer = torch.optim.AdamW(
@@ -52,7 +60,9 @@ class HuggingFaceStep(StepContender):
             fused=None if attention == "eager" else True,
             capturable=mode is not None,
         )
-        self._loss_of: Callable[..., torch.Tensor] = self._liger_loss if liger else self._loss
+        self._loss_of: Callable[..., torch.Tensor] = self._loss
+        if liger or ours:
+            self._loss_of = self._liger_loss if liger else self._our_loss
         self.step = self._eager_step
         if mode is not None:
             self.plan = f"compile ({mode}) + capture" if mode != "default" else "compile + capture"
@@ -90,6 +100,9 @@ class HuggingFaceStep(StepContender):
 
     def _liger_loss(self, batch: torch.Tensor) -> torch.Tensor:
         return self.model(batch[:, :-1], shift_labels=batch[:, 1:].contiguous()).loss
+
+    def _our_loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return loss_with(self.model, batch[:, :-1], batch[:, 1:])
 
     def _eager_step(self, batch: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)

@@ -26,7 +26,7 @@ METRICS = (
     "copies",
     "gradient_share",
 )
-OP_METRICS = (SPEED, "bandwidth_share", "peak_bytes", "kernels")
+OP_METRICS = (SPEED, "bandwidth_share", "peak_bytes", "kernels", "host_seconds")
 ANY = "any"
 INTERVAL, MEDIAN = "interval", "median"
 
