@@ -74,8 +74,9 @@ NOT_SHORT = "it is not in the short set"
 class Effort:
     """How long to measure. turn: seconds of one turn of one contender, which is at least one step
     and at most ``calls``. total: seconds of all turns, in as many rounds as fit and at most
-    ``rounds``. The host's speed changes between turns more than within one (docs/ULTRA.md), so
-    more rounds of fewer steps give a narrower interval in the same time."""
+    ``rounds``. The host's speed changes between turns more than within one
+    (docs/ULTRA_TRIALS.md), so more rounds of fewer steps give a narrower interval in the same
+    time."""
 
     warm_up: float
     turn: float
