@@ -195,6 +195,11 @@ def test_the_plan_of_a_chip_is_printed(capsys: pytest.CaptureFixture[str]) -> No
     lines = capsys.readouterr().out.splitlines()
     shown = {line.split(",")[0].strip() for line in lines if "(table)" in line}
     assert {f"stack.{name}" for name in PRODUCTS} <= shown
+    beside = "stack.beside, kind=16bit,rows=1024,width=512: ON=1"
+    assert [beside in line for line in lines].count(True) == 1, "a step asks it of `fused` alone"
+    tf32 = ["tune", "--show", "--op", "stack", "--dtype", "fp32", "--precision", "tf32"]
+    assert main([*tf32, "--chip", "sm_90"]) == 0
+    assert "stack.plan, kind=tf32,rows=1024,width=512: FUSED=1" in capsys.readouterr().out
     assert main([*how, "--sizes", SIZES]) == 0
     found = capsys.readouterr().out
     assert f"stack-fused-{SIZES.replace('=', '').replace(',', '')}-bf16, sm_90" in found

@@ -158,7 +158,10 @@ def _cases(args: argparse.Namespace) -> "list[OpCase]":
 def _show_choices(cases: "list[OpCase]", chip: str, precision: str) -> int:
     """Print which configuration each kernel of the cases takes on a chip, and where that is said;
     the exit status."""
-    from tinyllama.harness.correct.launched import launches_of
+    import torch
+
+    from tinyllama.harness.correct.evaluate import shapes_of
+    from tinyllama.harness.correct.launched import launches_of, on_chip
     from tinyllama.harness.kernels.configs import SPACES, asked
     from tinyllama.harness.kernels.resources import CHIPS
 
@@ -170,6 +173,11 @@ def _show_choices(cases: "list[OpCase]", chip: str, precision: str) -> int:
                 chip=chip or None,
                 precision=precision,
             )
+            if case.provider.name in case.op.asks:
+                (shape,) = shapes_of(next(iter(case.op.inputs.values())), case.case.dims)
+                with on_chip(chip or None, precision):
+                    x = torch.empty(shape, dtype=case.dtype, device="meta")
+                    case.op.asks[case.provider.name](x, case.dtype)
         print(f"{case}, {chip or 'no chip'}")
         for (name, text), key in sorted(keys.items()):
             config, listed = SPACES[name].on(chip, **key)

@@ -4,6 +4,7 @@ Which compilations of a tree's kernels are made, for which chips, follows from t
 `plan` has each once, with the first case that asks for it.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -129,14 +130,21 @@ def launches_of(
 
     precision: "ieee", or "tf32" as after ``torch.set_float32_matmul_precision("high")``.
     """
+    with on_chip(chip, precision) as launches:
+        _call(op, provider, case, dtype)
+    return launches
+
+
+@contextlib.contextmanager
+def on_chip(chip: str | None, precision: str) -> Iterator[list[Launch]]:
+    """As `recorded`, with products of float32 in this precision."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision({"ieee": "highest", "tf32": "high"}[precision])
     try:
         with recorded(chip) as launches:
-            _call(op, provider, case, dtype)
+            yield launches
     finally:
         torch.set_float32_matmul_precision(before)
-    return launches
 
 
 def _call(op: Op, provider: Provider, case: Case, dtype: torch.dtype) -> None:

@@ -21,7 +21,7 @@ from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import derive
 from tinyllama.harness.declare.checked import checked, of_dtypes, on_one_device
 from tinyllama.harness.declare.offsets import ManyPrograms, RowsApart
-from tinyllama.harness.declare.provider import MOST_SLACK, Provider, RandomDims
+from tinyllama.harness.declare.provider import MOST_SLACK, Provider, RandomDims, StepChoices
 from tinyllama.harness.declare.specs import (
     FLOATS,
     STANDARD,
@@ -94,6 +94,7 @@ class Op(Signature):
     rows: dict[str, RowsApart] = field(default_factory=dict, init=False)
     programs: dict[str, tuple[ManyPrograms, bool]] = field(default_factory=dict, init=False)
     dims_of: RandomDims | None = field(default=None, init=False)
+    asks: dict[str, StepChoices] = field(default_factory=dict, init=False)
     module: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -199,6 +200,17 @@ class Op(Signature):
         of ``draw(low, high)`` that returns sizes by dimension."""
         self.dims_of = function
         return function
+
+    def step_choices(self, provider: str) -> Callable[[StepChoices], StepChoices]:
+        """Register a function that asks the chip's table what a training step asks before it calls
+        this provider; ``tune --show`` prints it. Arguments: the first input, on the meta device,
+        and the dtype of products."""
+
+        def register(function: StepChoices) -> StepChoices:
+            self.asks[provider] = function
+            return function
+
+        return register
 
     def rows_apart(self, function: RowsApart) -> RowsApart:
         """Register a function that launches kernels on rows that lie 2^30 elements apart.

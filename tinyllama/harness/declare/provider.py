@@ -13,6 +13,7 @@ from tinyllama.harness.declare.specs import Signature
 
 MOST_SLACK = 100.0  # with a larger slack, meaningless results would pass
 RandomDims = Callable[[Callable[[int, int], int]], Mapping[str, Any]]
+StepChoices = Callable[[torch.Tensor, torch.dtype], None]
 AnOp = TypeVar("AnOp", bound=Signature)
 
 

@@ -20,7 +20,7 @@ from tinyllama.ops.attention import lse_dtype
 from tinyllama.ops.block import block, stock, unfit
 from tinyllama.ops.block.passes import WEIGHTS
 from tinyllama.ops.stack import passes, single
-from tinyllama.ops.stack.configs import PRODUCTS
+from tinyllama.ops.stack.configs import PRODUCTS, pays, pays_beside
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.ops.stack.passes import Inputs, receiving
 from tinyllama.ops.stack.single import InOne
@@ -159,6 +159,13 @@ class Fused:
     @classmethod
     def backward(cls, grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         return passes.backward(grads, kept, saved, cls.way)
+
+
+@stack.step_choices("fused")
+def choices(x_BTD: torch.Tensor, dtype: torch.dtype) -> None:
+    """Whether the blocks are a stack at all, and when they are updated."""
+    pays(x_BTD, dtype)
+    pays_beside(x_BTD, dtype)
 
 
 def provider_of(plan: str) -> str:
