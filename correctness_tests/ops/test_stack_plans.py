@@ -20,7 +20,7 @@ from correctness_tests.support.stacks import (
 )
 from tinyllama.cli import main
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.kernels.configs import SPACES, Config
+from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.model.config import WORKLOADS, ConfigError, ModelConfig
 from tinyllama.model.llama import TinyLlama
@@ -94,6 +94,24 @@ def test_by_the_table_or_by_name_it_is_the_same_plan(device: torch.device) -> No
     by_name = gradients(given, provider_of(MIX))
     assert all(map(torch.equal, by_table, by_name))
     assert not all(map(torch.equal, by_table, gradients(given)))
+
+
+@pytest.mark.parametrize("turn", [0, 2])
+def test_both_passes_ask_for_a_product_by_one_key(
+    turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With wide parameters under autocast, too: what one pass folds into a product that it takes
+    for ours, the other one would not expect behind the vendor's."""
+    monkeypatch.setattr(fused.InSeveral, "turns", lambda x, dtype: turn)
+    cpu = torch.device("cpu")
+    given = Inputs._make(tensor.float() for tensor in inputs(9, 2, 1, 32, cpu))
+    with asked() as keys, torch.autocast("cpu", torch.bfloat16, enabled=not turn):
+        gradients(given)
+    kinds = {space: key["kind"] for (space, _), key in keys.items() if "columns" in key}
+    assert kinds == dict.fromkeys(kinds, "fp32" if turn else "16bit")
+    assert sorted(space for space, _ in keys if space in kinds) == sorted(
+        f"stack.{name}" for name in PRODUCTS
+    )
 
 
 def test_with_many_rows_h_is_computed_again(
