@@ -6,6 +6,7 @@ other, so there each phase is a launch; barriers wait on a GPU.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -358,6 +359,29 @@ def test_training_says_which_barrier_did_not_open(monkeypatch: pytest.MonkeyPatc
     assert result.reason is not None
     assert "is nan: a barrier of the forward pass of block 1 did not open" in result.reason
     assert "after phase 2 (product of w_o)" in result.reason
+
+
+@pytest.mark.parametrize("every", [None, 1])
+def test_training_says_so_where_no_loss_shows_it(
+    every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the backward pass of the last step, and of one that is saved; these parameters are not."""
+    call: Callable[..., Any] = TrainStep.__call__
+    steps = iter([every == 1, True])
+
+    def unopened(self: TrainStep, *batch: torch.Tensor) -> torch.Tensor:
+        if next(steps):
+            WATCHDOG.status(CPU).fill_(single._code(1, backward=True) + 1)
+        loss: torch.Tensor = call(self, *batch)
+        return loss
+
+    monkeypatch.setattr(TrainStep, "__call__", unopened)
+    path = tmp_path / "saved"
+    result = train(MODEL, CONFIG, "v1", device=CPU, save_to=path, save_every=every)
+    assert (result.status, len(result.losses)) == ("failed", 1 if every else 2)
+    assert (result.reason or "").startswith("a barrier of the backward pass of block 1 did not")
+    assert not path.exists()
+    assert WATCHDOG.fault(CPU) is None
 
 
 def test_wider_heads_are_refused() -> None:
