@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,6 +77,14 @@ def test_a_weight_that_is_changed_by_hand_is_rounded_again(device: torch.device)
     step.optimizer.reset()
     found = step(tokens[:, :-1], tokens[:, 1:]).item()
     assert found == train(other, 1)[0] != before
+
+
+def test_only_a_change_from_elsewhere_is_rounded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update keeps the copies by itself: no step casts a weight."""
+    step = make_step(torch.device("cpu"))
+    monkeypatch.setattr(RoundedWeights, "_write", wrote := Mock())
+    train(step)
+    assert wrote.call_count == 2  # for `prepare`, and for what it restored
 
 
 def test_without_a_refresh_a_stale_weight_would_be_read(
