@@ -12,7 +12,7 @@ from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.resources import compilation
-from tinyllama.ops.stack import Fused, Inputs, launches
+from tinyllama.ops.stack import Fused, Inputs, configs, launches
 from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.in_one import ATTEND
 
@@ -81,6 +81,27 @@ def test_descriptors_read_what_pointers_read(
     assert len(found[0]) == 11
     for pointers, descriptors in zip(*found, strict=True):
         assert torch.equal(pointers, descriptors)
+
+
+@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
+@pytest.mark.parametrize("unfit", [None, *range(8)])
+def test_one_operand_without_a_descriptor_is_enough(unfit: int | None) -> None:
+    """Of the eight of the weight gradients, which are one launch."""
+    widths = [16, 16, 32, 16]
+
+    def made_of(place: int, width: int) -> torch.Tensor:
+        start = int(place == unfit)
+        whole = torch.zeros(16 * width + 1, dtype=torch.bfloat16)
+        return whole[start : start + 16 * width].view(16, width)
+
+    dys = [made_of(place, width) for place, width in enumerate(widths)]
+    xs = [made_of(place, 16) for place in range(4, 8)]
+    threes = list(zip(dys, xs, (torch.zeros(width, 16) for width in widths), strict=True))
+    config = Config(BM=16, BN=16, BK=16, GROUP=8, DESCRIBED=1, num_warps=4, num_stages=2)
+    key = configs.key_of(xs[0], 16)
+    with recorded("sm_90") as made, configs.WEIGHT_GRADIENTS.force(config, **key):
+        launches.weight_gradients(threes)
+    assert [one.arguments["DESCRIBED"] for one in made] == [unfit is None]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from correctness_tests.support.stacks import EPS, LAYERS, forced, gradients, inp
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.configs import Config
-from tinyllama.harness.kernels.launch import launched, processors
+from tinyllama.harness.kernels.launch import launched, processors, recorded
 from tinyllama.harness.kernels.together import EVERY, Watchdog, meet
 from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
@@ -80,6 +80,17 @@ def test_a_pass_over_a_block_is_one_launch(device: torch.device) -> None:
     assert [one.args[1].__name__ for one in launch.call_args_list] == names
     if device.type == "cuda":
         assert sum("single" in one.kernel.name for one in on_gpu) == len(names)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_all_programs_of_a_launch_can_run_at_once(batch: int) -> None:
+    """A program more than processors would be waited for, and never begin."""
+    given = inputs(*SHAPE, CPU, batch=batch)
+    with processors(4), recorded("sm_90") as launches_:
+        gradients(Inputs._make(tensor.to("meta") for tensor in given), "single")
+    grids = [one.grid for one in launches_ if "single" in one.identity]
+    assert len(grids) == 2 * LAYERS
+    assert all(min(batch, 4) <= programs <= 4 for (programs,) in grids)
 
 
 PHASES = [
