@@ -141,6 +141,7 @@ def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
         assert torch.equal(low, w.detach().to(torch.bfloat16))
         assert rounded.of(w, torch.float16) is None
         assert rounded.of(w.detach().clone(), torch.bfloat16) is None
+        assert rounded.of(w.detach().view(torch.bfloat16), torch.bfloat16) is None
     assert rounded.of(w, torch.bfloat16) is None
 
 
