@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness.declare.registry import providers_restored
-from tinyllama.harness.kernels.configs import Config
+from tinyllama.harness.kernels.configs import Config, asked
 from tinyllama.harness.kernels.launch import dependent, recorded
 from tinyllama.harness.kernels.placed import rounded
 from tinyllama.harness.kernels.precision import narrowed
@@ -323,6 +323,28 @@ def test_where_the_table_says_so_one_update_comes_at_the_end(device: torch.devic
         with PLAN.force(Config(FUSED=0), **key):
             assert make_step(device).plan.overlap
         assert train(step) == beside
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("bf16", "16bit"), ("fp32", "fp32")])
+def test_the_tables_are_asked_for_what_a_step_multiplies(precision: str, kind: str) -> None:
+    """Not for those of its parameters, which are float32 in each."""
+    with asked() as keys:
+        make_step(torch.device("cpu"), precision=precision)(TOKENS)
+    assert {"stack.plan", "stack.beside"} <= {space for space, _ in keys}
+    for (space, _), key in keys.items():
+        if space in ("stack.plan", "stack.beside"):
+            assert key == {"rows": 8, "width": 16, "kind": kind}
+
+
+def test_in_fp16_gradients_are_unscaled_before_an_update() -> None:
+    moments = []
+    for precision in ("fp32", "fp16"):
+        step = make_step(torch.device("cpu"), precision=precision)
+        step.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=precision == "fp16")
+        step(TOKENS)
+        moments.append(torch.cat([moment.flatten() for moment in step.optimizer.exp_avg]))
+    assert moments[0].any()
+    assert (moments[1] - moments[0]).norm() < 0.02 * moments[0].norm()
 
 
 def test_a_step_whose_loss_is_not_finite_changes_nothing(device: torch.device) -> None:

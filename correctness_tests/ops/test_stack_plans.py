@@ -26,7 +26,7 @@ from tinyllama.model.config import WORKLOADS, ConfigError, ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
 from tinyllama.ops.attention import attend_backward
-from tinyllama.ops.stack import Inputs, configs, fused, passes, provider_of, stack
+from tinyllama.ops.stack import Inputs, configs, fused, passes, provider_of, stack, weights
 from tinyllama.ops.stack.configs import FEW, PRODUCTS, pays
 from tinyllama.suites.accuracy import assert_accurate
 
@@ -113,6 +113,19 @@ def test_both_passes_ask_for_a_product_by_one_key(
     assert sorted(space for space, _ in keys if space in kinds) == sorted(
         f"stack.{name}" for name in PRODUCTS
     )
+
+
+@pytest.mark.parametrize("apart", [7, 9])
+def test_blocks_are_one_memory_where_all_matrices_lie_equally_far_apart(apart: int) -> None:
+    """Those of the first block lie side by side here in any case."""
+    memory, strides = torch.arange(20.0), [7] * 6 + [apart]
+    each = [memory.as_strided((2, 1, 1), (far, 1, 1), at) for at, far in enumerate(strides)]
+    whole = weights._whole(each)
+    if apart == 7:
+        assert whole is not None
+        assert torch.equal(whole, memory[:14].view(2, 7))
+    else:
+        assert whole is None
 
 
 def test_with_many_rows_h_is_computed_again(
