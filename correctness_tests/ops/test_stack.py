@@ -83,6 +83,30 @@ def test_descriptors_read_what_pointers_read(
         assert torch.equal(pointers, descriptors)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "heads", "groups", "hidden", "ffn"),
+    [
+        (64, 4, 2, 64, 64),
+        *((80, 4, 2, 64, 64), (64, 6, 1, 64, 64), (64, 4, 1, 64, 64)),
+        *((64, 4, 2, 80, 64), (64, 4, 2, 64, 80)),
+    ],
+)
+def test_one_size_that_tiles_do_not_divide_is_enough(
+    tokens: int, heads: int, groups: int, hidden: int, ffn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch of several products masks its accesses: tiles of 64, heads of 16."""
+    monkeypatch.setattr(stacks, "HIDDEN", hidden)
+    monkeypatch.setattr(stacks, "FFN", ffn)
+    given = inputs(tokens, heads, groups, 16, torch.device("cpu"))
+    meta = Inputs._make(tensor.to("meta") for tensor in given)
+    whole = (tokens, heads, groups, hidden, ffn) == (64, 4, 2, 64, 64)
+    with recorded("gfx942") as made:
+        gradients(meta, "single")
+    several = [one for one in made if "single" in one.identity or "weight" in one.identity]
+    assert len(several) == 3 * stacks.LAYERS
+    assert {one.arguments["EVEN"] for one in several} == {whole}
+
+
 @pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
 @pytest.mark.parametrize("unfit", [None, *range(8)])
 def test_one_operand_without_a_descriptor_is_enough(unfit: int | None) -> None:
