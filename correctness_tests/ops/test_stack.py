@@ -14,7 +14,7 @@ from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.ops.stack import Fused, Inputs, configs, launches
 from tinyllama.ops.stack.configs import PRODUCTS
-from tinyllama.ops.stack.in_one import ATTEND
+from tinyllama.ops.stack.in_one import ATTEND, chosen
 
 pytest.importorskip("triton")
 # tokens, heads, heads of keys and values, head dimension: whole blocks, nothing that is whole, and
@@ -188,3 +188,6 @@ def test_the_chips_table_says_whether_it_is_one_launch() -> None:
         ("sm_90", 128, torch.float32),
     ):
         assert apart < launched(chip, tokens, dtype)
+    for width, there in ((64, True), (128, False)):  # wider heads than its registers hold
+        with ATTEND.force(Config(BK=16, DESCRIBED=0), D=width, tokens=16):
+            assert (chosen(torch.empty(1, 16, 3 * width).bfloat16(), width) is not None) == there

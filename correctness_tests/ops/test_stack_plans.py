@@ -232,7 +232,7 @@ def test_the_plan_of_a_chip_is_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert f"stack-fused-{SIZES.replace('=', '').replace(',', '')}-bf16, sm_90" in found
     assert "stack.qkv, columns=128,inner=64,kind=16bit,rows=32: BK=64" in found
     assert "(default)" in found
-    for precision, kind in (("ieee", "fp32"), ("tf32", "tf32")):
+    for precision, kind in (("ieee", "tf32x3"), ("tf32", "tf32")):
         of_kind = [*how[:5], "fp32", *how[6:], "--sizes", SIZES, "--precision", precision]
         assert main(of_kind) == 0
         assert f"stack.qkv, columns=128,inner=64,kind={kind},rows=32: " in capsys.readouterr().out
