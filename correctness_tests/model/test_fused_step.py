@@ -275,6 +275,15 @@ def test_what_runs_beside_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == counted + 2 * ["makes", "begins", "ends"] + first
 
 
+def test_without_overlap_the_gradients_of_each_block_are_made_and_reduced() -> None:
+    """Those of the first block too, which an overlapped step makes on the side branch."""
+    step, make = make_step(torch.device("cpu"), StepPlan()), Mock()
+    step._reduction = reduction = Mock()
+    for layer in (2, 1, 0):
+        step._receive(layer, make, {"w_o": torch.zeros(1)})
+        assert make.call_count == reduction.reduce.call_count == 3 - layer
+
+
 def test_the_rest_is_updated_behind_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is on the side branch: the current stream has to wait for it."""
     step, seen = make_step(torch.device("cpu")), []

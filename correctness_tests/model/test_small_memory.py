@@ -169,6 +169,19 @@ def test_a_probe_frees_gradients_and_updates_nothing() -> None:
     assert not any(map(torch.equal, model.parameters(), before))
 
 
+def test_a_loss_that_is_not_finite_changes_nothing() -> None:
+    """The first parameters are updated in the backward pass: it is judged before."""
+    model = TinyLlama(SHAPE)
+    step = TrainStep(model, TrainConfig(**BATCH), SMALL)
+    with torch.no_grad():
+        model.final_norm[0] = torch.nan
+    state = [*model.parameters(), *step.optimizer.tensors().values()]
+    before = [one.detach().clone() for one in state]
+    assert step(tokens(0)).isnan()
+    for one, old in zip(state, before, strict=True):
+        torch.testing.assert_close(one, old, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_gradient_that_never_comes_is_an_error() -> None:
     message = f"{COUNT - 1} of {COUNT} parameters have no gradient"
     with detached_norm_tier() as tier, pytest.raises(RuntimeError, match=message):
