@@ -115,6 +115,19 @@ def test_both_passes_ask_for_a_product_by_one_key(
     )
 
 
+def test_sums_of_a_16_bit_stack_are_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[torch.dtype] = set()
+    backward = fused.InSeveral.backward
+
+    def noted(self: fused.InSeveral, index: int, block: passes.Backward) -> None:
+        seen.update(one.dtype for one in (*block.gains, block.per_head, block.rstd))
+        backward(self, index, block)
+
+    monkeypatch.setattr(fused.InSeveral, "backward", noted)
+    gradients(inputs(9, 2, 1, 32, torch.device("cpu")))
+    assert seen == {torch.float32}
+
+
 @pytest.mark.parametrize("strides", [[7] * 7, [9] * 7, [7] * 6 + [9]], ids=str)
 def test_blocks_are_one_memory_where_all_matrices_lie_equally_far_apart(strides: list[int]) -> None:
     """Those of the first block lie side by side here in any case."""
