@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -177,6 +178,29 @@ def test_where_a_kernel_is_not_specialised_by_its_key_triton_is_asked(
 def test_addresses_that_are_multiples_of_16_are_alike(specialised: list[Compiled]) -> None:
     found = [known.launch_key((X[start:], 2.0), {}) for start in (0, 4, 8, 1, 5)]
     assert found[0] == found[1] == found[2] != found[3] == found[4]
+
+
+def test_of_what_is_given_by_name_the_name_counts(specialised: list[Compiled]) -> None:
+    found = [known.launch_key((X,), one) for one in ({"BLOCK": 16}, {"TURN": 16})]
+    assert None not in found
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_profiler_sees_launches_of_known_kernels(
+    watched: bool, specialised: list[Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are launched by Triton, which calls its hooks; else directly."""
+    double, direct = kernel(), Mock()
+    double[(7,)](X, None, 2.0, 64, BLOCK=16)
+    (one,) = specialised
+    (ready,) = double._ready.values()
+    monkeypatch.setattr(ready, "_direct", True)
+    monkeypatch.setattr(known, "stream_of", lambda: lambda gpu: 5)
+    vars(one).update(run=direct, function=1, packed_metadata=2)
+    monkeypatch.setattr(known, "hooks", lambda: (print if watched else None, None))
+    double[(7,)](X, None, 2.0, 64, BLOCK=16)
+    assert (len(one.launched), direct.call_count) == (watched, not watched)
 
 
 @pytest.mark.parametrize("named", [X, (X,), [64]], ids=["tensor", "tuple", "list"])

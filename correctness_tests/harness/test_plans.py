@@ -46,6 +46,7 @@ def test_two_calls_are_planned_and_later_ones_are_not_run(posed: Posed) -> None:
 
 UNLIKE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "address": ((shifted(1),), {}),
+    "address, a multiple of 8 bytes": ((shifted(2),), {}),
     "shape": ((torch.arange(32.0),), {}),
     "dtype": ((X.bfloat16(),), {}),
     "stride": ((torch.arange(128.0)[::2],), {}),

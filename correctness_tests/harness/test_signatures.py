@@ -98,6 +98,26 @@ def test_so_are_parameters(params: dict[str, Any]) -> None:
             assert signature([Y], others) == signature([X], params)
 
 
+def test_calls_that_differ_have_signatures_that_differ() -> None:
+    """A repeated signature is taken for a repeated call: nothing is checked, and parameters are
+    those of the first one."""
+    alike = {
+        frozenset({"x", "another one like it", "a part of another shape"})
+        | {"a parameter without a gradient"},
+        frozenset({"with a gradient", "a parameter"}),
+    }
+    for (name, one), (other, second) in itertools.combinations(TENSORS.items(), 2):
+        same = any({name, other} <= group for group in alike)
+        assert (signature([one], {}) == signature([second], {})) == same, (name, other)
+    keys = [signature([X], params) for params in PARAMS]
+    for state in set(STATES) - {"no gradients", "inference", "usual"}:
+        with STATES[state]():
+            keys.append(signature([X], {}))
+    keys += [signature(args, {}) for args in ([X, X], [X, None], [None, X])]
+    assert len(set(keys)) == len(keys)
+    assert None not in keys
+
+
 def test_a_call_with_more_or_fewer_tensors_is_not_alike() -> None:
     known = checked._Seen([X, Y], {})
     assert [known.like(args, {}) for args in ([X, Y], [X], [X, Y, Y], [], [X, None], [X, 3])] == [

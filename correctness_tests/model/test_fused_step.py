@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness.declare.registry import providers_restored
-from tinyllama.harness.kernels.configs import Config
+from tinyllama.harness.kernels.configs import Config, asked
 from tinyllama.harness.kernels.launch import dependent, recorded
 from tinyllama.harness.kernels.placed import rounded
 from tinyllama.harness.kernels.precision import narrowed
@@ -78,6 +79,14 @@ def test_a_weight_that_is_changed_by_hand_is_rounded_again(device: torch.device)
     assert found == train(other, 1)[0] != before
 
 
+def test_only_a_change_from_elsewhere_is_rounded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update keeps the copies by itself: no step casts a weight."""
+    step = make_step(torch.device("cpu"))
+    monkeypatch.setattr(RoundedWeights, "_write", wrote := Mock())
+    train(step)
+    assert wrote.call_count == 2  # for `prepare`, and for what it restored
+
+
 def test_without_a_refresh_a_stale_weight_would_be_read(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +141,7 @@ def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
         assert torch.equal(low, w.detach().to(torch.bfloat16))
         assert rounded.of(w, torch.float16) is None
         assert rounded.of(w.detach().clone(), torch.bfloat16) is None
+        assert rounded.of(w.detach().view(torch.bfloat16), torch.bfloat16) is None
     assert rounded.of(w, torch.bfloat16) is None
 
 
@@ -265,6 +275,15 @@ def test_what_runs_beside_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == counted + 2 * ["makes", "begins", "ends"] + first
 
 
+def test_without_overlap_the_gradients_of_each_block_are_made_and_reduced() -> None:
+    """Those of the first block too, which an overlapped step makes on the side branch."""
+    step, make = make_step(torch.device("cpu"), StepPlan()), Mock()
+    step._reduction = reduction = Mock()
+    for layer in (2, 1, 0):
+        step._receive(layer, make, {"w_o": torch.zeros(1)})
+        assert make.call_count == reduction.reduce.call_count == 3 - layer
+
+
 def test_the_rest_is_updated_behind_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is on the side branch: the current stream has to wait for it."""
     step, seen = make_step(torch.device("cpu")), []
@@ -313,6 +332,29 @@ def test_where_the_table_says_so_one_update_comes_at_the_end(device: torch.devic
         with PLAN.force(Config(FUSED=0), **key):
             assert make_step(device).plan.overlap
         assert train(step) == beside
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("bf16", "16bit"), ("fp32", "fp32")])
+def test_the_tables_are_asked_for_what_a_step_multiplies(precision: str, kind: str) -> None:
+    """Not for those of its parameters, which are float32 in each."""
+    with asked() as keys:
+        make_step(torch.device("cpu"), precision=precision)(TOKENS)
+    found = {space: key for (space, _), key in keys.items() if "width" in key}
+    spaces = ["stack.beside", "stack.plan", *(["stack.turned"] if precision == "fp32" else [])]
+    key = {"rows": 8, "width": 16, "kind": kind}
+    assert sorted(found) == spaces
+    assert all(one == key for one in found.values())
+
+
+def test_in_fp16_gradients_are_unscaled_before_an_update() -> None:
+    moments = []
+    for precision in ("fp32", "fp16"):
+        step = make_step(torch.device("cpu"), precision=precision)
+        step.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=precision == "fp16")
+        step(TOKENS)
+        moments.append(torch.cat([moment.flatten() for moment in step.optimizer.exp_avg]))
+    assert moments[0].any()
+    assert (moments[1] - moments[0]).norm() < 0.02 * moments[0].norm()
 
 
 def test_a_step_whose_loss_is_not_finite_changes_nothing(device: torch.device) -> None:

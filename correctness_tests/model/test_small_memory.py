@@ -141,6 +141,21 @@ def test_blocks_are_computed_again(device: torch.device) -> None:
     assert len(diagnose(fast, batch[:, :-1], batch[:, 1:], 1).ops) == len(shown)
 
 
+def test_blocks_that_compute_themselves_again_are_not_run_twice() -> None:
+    for tier, memory, recompute in (("v1", "small", True), ("v3", "small", False)):
+        model = TinyLlama(SHAPE, TIERS[tier].with_memory(memory))
+        TrainStep(model, TrainConfig(**BATCH))
+        assert model.recompute == recompute
+
+
+def test_after_an_early_update_every_parameter_is_another_version() -> None:
+    model = TinyLlama(SHAPE)
+    step, batch = TrainStep(model, TrainConfig(**BATCH), SMALL), tokens(0)
+    before = [parameter._version for parameter in model.parameters()]
+    step(batch)
+    assert all(p._version > old for p, old in zip(model.parameters(), before, strict=True))
+
+
 def test_a_probe_frees_gradients_and_updates_nothing() -> None:
     model = TinyLlama(SHAPE)
     step = TrainStep(model, TrainConfig(batch_size=2, seq_len=8), SMALL)
@@ -152,6 +167,19 @@ def test_a_probe_frees_gradients_and_updates_nothing() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     step(*batch)
     assert not any(map(torch.equal, model.parameters(), before))
+
+
+def test_a_loss_that_is_not_finite_changes_nothing() -> None:
+    """The first parameters are updated in the backward pass: it is judged before."""
+    model = TinyLlama(SHAPE)
+    step = TrainStep(model, TrainConfig(**BATCH), SMALL)
+    with torch.no_grad():
+        model.final_norm[0] = torch.nan
+    state = [*model.parameters(), *step.optimizer.tensors().values()]
+    before = [one.detach().clone() for one in state]
+    assert step(tokens(0)).isnan()
+    for one, old in zip(state, before, strict=True):
+        torch.testing.assert_close(one, old, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_gradient_that_never_comes_is_an_error() -> None:
@@ -180,6 +208,13 @@ def test_an_unknown_memory_is_refused() -> None:
 def test_every_function_is_captured_in_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     inside: list[Any] = []
     calls: list[tuple[Any, int]] = []
+    filled: list[str] = []
+
+    @contextlib.contextmanager
+    def filled_once() -> Iterator[None]:
+        filled.append(f"before {len(calls)}")
+        yield
+        filled.append(f"after {len(calls)}")
 
     @contextlib.contextmanager
     def graph(captured: object, pool: object) -> Iterator[None]:
@@ -190,6 +225,7 @@ def test_every_function_is_captured_in_its_graph(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
     monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(step_file.TABLES, "filled_once", filled_once)
 
     def function(number: int) -> Callable[[], object]:
         return lambda: calls.append((inside[0], number))
@@ -197,3 +233,4 @@ def test_every_function_is_captured_in_its_graph(monkeypatch: pytest.MonkeyPatch
     first, second = step_file.capture_graphs([function(0), function(1)], [function(2)])
     assert first is not second
     assert [(one is first, number) for one, number in calls] == [(True, 0), (True, 1), (False, 2)]
+    assert filled == ["before 0", "after 3"], "a replay would copy the tables again"

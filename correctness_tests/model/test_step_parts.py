@@ -5,6 +5,7 @@ What several ranks do is stood in for; nothing is compiled or captured.
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -158,6 +159,16 @@ def test_copies_of_weights_are_renewed_before_they_are_read(
         call()
         assert told[:2] == ["renewed", "forward"]
         assert told.count("renewed") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "stops"), [(3e38, 0), (math.nan, 1), (math.inf, 1), (-math.inf, 1)]
+)
+def test_an_update_is_stopped_by_any_number_that_is_not_finite(number: float, stops: int) -> None:
+    step = a_step()
+    step._judge(torch.tensor(number))
+    step._guard()
+    assert step.optimizer.found_inf.item() == stops
 
 
 def test_a_loss_that_was_not_finite_while_state_is_preserved_stops_no_update() -> None:

@@ -86,11 +86,15 @@ def test_a_number_that_is_not_finite_is_named(
     assert made._numbers() == (1.0, 3.0)
 
 
-class Told(Ranks):
-    """Two ranks, of which the second one says what it is told to."""
+def told(*answers: str | None) -> Ranks:
+    """Two ranks, of which the second one gives these answers."""
+    left = iter(answers)
 
-    def gathered(self, mine: Any) -> list[Any]:
-        return [mine, "there"]
+    class Told(Ranks):
+        def gathered(self, mine: Any) -> list[Any]:
+            return [mine, next(left)]
+
+    return Told(0, 2)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +118,14 @@ class Told(Ranks):
         ),
         (
             (SICK, FINE),
-            Told(0, 2),
+            told(None, "there"),
             "",
             (),
             "wrong: the first op whose output is not finite is one on rank 0",
         ),
-        ((FINE, FINE), Told(0, 2), "", (), "wrong: there on rank 1"),
+        ((FINE, FINE), told(None, "there"), "", (), "wrong: there on rank 1"),
+        ((SICK, FINE), told(None), "a fault", (), "wrong: a fault (rank 0)"),
+        ((SICK, FINE), told("a fault"), "", (), "wrong: a fault (rank 1)"),
     ],
 )
 def test_a_step_that_went_wrong_is_explained(
@@ -139,7 +145,7 @@ def test_a_step_that_went_wrong_is_explained(
     made._explain("wrong", (1, 2), 2)
     assert (made.result.status, made.result.reason) == ("failed", reason)
     asked = [call.args for call in diagnosed.call_args_list]
-    assert asked == ([] if fault else [(made.step, 1, 2, 6)])
+    assert asked == ([] if "a fault" in reason else [(made.step, 1, 2, 6)])
     assert made.result.diagnoses == ([found] if at == (5,) else []), "2 was diagnosed before"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY, Mock
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from tinyllama.model.tiers import V4
 from tinyllama.ops.adamw import State, count, update, update_matrices
 from tinyllama.ops.stack import configs, stack
 from tinyllama.ops.stack.fused import InSeveral
+from tinyllama.training import step as step_file
+from tinyllama.training.ranks import ALONE, Ranks
 from tinyllama.training.step import TrainStep
 
 SHAPE = ModelConfig(
@@ -86,6 +89,32 @@ def test_a_step_trains_as_without_and_keeps_transposes(
     for losses in found[1:]:
         assert losses == pytest.approx(found[0], rel=1e-5)
     assert found[0][0] > found[0][-1]
+
+
+def test_only_a_change_from_elsewhere_is_transposed_again(
+    turn: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update keeps the transposes by itself."""
+    turn(1)
+    step = make_step(torch.device("cpu"))
+    monkeypatch.setattr(TransposedWeights, "_write", wrote := Mock())
+    train(step)
+    wrote.assert_called_once_with()  # what `prepare` changed
+
+
+def test_transposes_are_those_that_one_rank_s_micro_batch_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TransposedWeights, "of", asked := Mock(return_value=None))
+    config = replace(CONFIG, accumulate=3)
+    TrainStep(TinyLlama(SHAPE, V4), config)
+    asked.assert_called_once_with(ANY, ANY, 2 * 4, None)
+    TrainStep(TinyLlama(SHAPE, V4), replace(config, precision="bf16"))  # has rounded weights
+    TrainStep(TinyLlama(SHAPE, V4.with_memory("selective")), config)
+    made = step_file.reduction_of(TinyLlama(SHAPE, V4), config, V4.cpu, ALONE, Mock(), None)
+    monkeypatch.setattr(step_file, "reduction_of", lambda *given: made)
+    TrainStep(TinyLlama(SHAPE, V4), config, ranks=Ranks(0, 2))
+    asked.assert_called_once()
 
 
 def test_no_kernel_transposes_in_a_step(turn: Callable[[int], None]) -> None:

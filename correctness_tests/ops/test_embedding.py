@@ -96,6 +96,22 @@ def test_a_table_with_few_rows_is_copied_where_they_are_not_dense(
     assert torch.equal(rows, table[numbers])
 
 
+@pytest.mark.parametrize(
+    ("V", "D", "N", "torchs"),
+    [
+        (2**20, 2**11, 1, True),  # a large table
+        (2**20 - 1, 2**11, 1, False),
+        (1, 2**11, 2**20, True),  # many tokens
+        (1, 2**11, 2**20 - 1, False),
+        (2**12, 1, 2**11 + 1, True),  # many pairs
+        (2**12, 1, 2**11, False),
+    ],
+)
+def test_what_32_bits_do_not_count_is_torchs(V: int, D: int, N: int, torchs: bool) -> None:
+    weight, tokens = (torch.empty(shape, device="meta") for shape in ((V, D), (N,)))
+    assert file.by_torch(weight, tokens) == torchs
+
+
 @pytest.mark.parametrize("limit", [0, 2**23])
 def test_many_tokens_and_rows_are_torchs(
     limit: int, device: torch.device, monkeypatch: pytest.MonkeyPatch

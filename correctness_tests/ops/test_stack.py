@@ -12,13 +12,14 @@ from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.resources import compilation
-from tinyllama.ops.stack import Fused, Inputs, launches
+from tinyllama.ops.stack import Fused, Inputs, configs, launches
 from tinyllama.ops.stack.configs import PRODUCTS
-from tinyllama.ops.stack.in_one import ATTEND
+from tinyllama.ops.stack.in_one import ATTEND, chosen
 
 pytest.importorskip("triton")
-# tokens, heads, heads of keys and values, head dimension: whole blocks, and nothing that is whole
-SHAPES = [(16, 4, 2, 16), (9, 6, 2, 8), (33, 2, 2, 24), (1, 1, 1, 2)]
+# tokens, heads, heads of keys and values, head dimension: whole blocks, nothing that is whole, and
+# whole sequences of heads that are not
+SHAPES = [(16, 4, 2, 16), (9, 6, 2, 8), (33, 2, 2, 24), (1, 1, 1, 2), (16, 2, 1, 24)]
 
 
 def named(shape: tuple[int, int, int, int]) -> str:
@@ -37,13 +38,13 @@ def test_in_one_launch_it_writes_what_two_launches_write(
     """Everything that the forward pass gives and saves."""
     given, where = inputs(*shape, device), key(shape[0], shape[3])
     found = []
-    for step in (0, 16):
+    for step in (0, 16, 32):  # the last one does not divide the width
         with ATTEND.force(Config(BK=step, DESCRIBED=0, num_warps=4), **where):
             found.append(Fused.forward(given, EPS))
-    assert len(found[0]) == len(found[1])
-    for apart, together in zip(*found, strict=True):
-        difference = (apart.double() - together.double()).norm()
-        assert difference <= 1e-2 * apart.double().norm()
+    for apart, *together in zip(*found, strict=True):
+        for one in together:
+            difference = (apart.double() - one.double()).norm()
+            assert difference <= 1e-2 * apart.double().norm()
 
 
 def tiles(given: Inputs, described: int, one_launch: bool) -> AbstractContextManager[None]:
@@ -81,6 +82,51 @@ def test_descriptors_read_what_pointers_read(
     assert len(found[0]) == 11
     for pointers, descriptors in zip(*found, strict=True):
         assert torch.equal(pointers, descriptors)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "groups", "hidden", "ffn"),
+    [
+        (64, 4, 2, 64, 64),
+        *((80, 4, 2, 64, 64), (64, 6, 1, 64, 64), (64, 4, 1, 64, 64)),
+        *((64, 4, 2, 80, 64), (64, 4, 2, 64, 80)),
+    ],
+)
+def test_one_size_that_tiles_do_not_divide_is_enough(
+    tokens: int, heads: int, groups: int, hidden: int, ffn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch of several products masks its accesses: tiles of 64, heads of 16."""
+    monkeypatch.setattr(stacks, "HIDDEN", hidden)
+    monkeypatch.setattr(stacks, "FFN", ffn)
+    given = inputs(tokens, heads, groups, 16, torch.device("cpu"))
+    meta = Inputs._make(tensor.to("meta") for tensor in given)
+    whole = (tokens, heads, groups, hidden, ffn) == (64, 4, 2, 64, 64)
+    with recorded("gfx942") as made:
+        gradients(meta, "single")
+    several = [one for one in made if "single" in one.identity or "weight" in one.identity]
+    assert len(several) == 3 * stacks.LAYERS
+    assert {one.arguments["EVEN"] for one in several} == {whole}
+
+
+@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
+@pytest.mark.parametrize("unfit", [None, *range(8)])
+def test_one_operand_without_a_descriptor_is_enough(unfit: int | None) -> None:
+    """Of the eight of the weight gradients, which are one launch."""
+    widths = [16, 16, 32, 16]
+
+    def made_of(place: int, width: int) -> torch.Tensor:
+        start = int(place == unfit)
+        whole = torch.zeros(16 * width + 1, dtype=torch.bfloat16)
+        return whole[start : start + 16 * width].view(16, width)
+
+    dys = [made_of(place, width) for place, width in enumerate(widths)]
+    xs = [made_of(place, 16) for place in range(4, 8)]
+    threes = list(zip(dys, xs, (torch.zeros(width, 16) for width in widths), strict=True))
+    config = Config(BM=16, BN=16, BK=16, GROUP=8, DESCRIBED=1, num_warps=4, num_stages=2)
+    key = configs.key_of(xs[0], 16)
+    with recorded("sm_90") as made, configs.WEIGHT_GRADIENTS.force(config, **key):
+        launches.weight_gradients(threes)
+    assert [one.arguments["DESCRIBED"] for one in made] == [unfit is None]
 
 
 @pytest.mark.parametrize(
@@ -142,3 +188,6 @@ def test_the_chips_table_says_whether_it_is_one_launch() -> None:
         ("sm_90", 128, torch.float32),
     ):
         assert apart < launched(chip, tokens, dtype)
+    for width, there in ((64, True), (128, False)):  # wider heads than its registers hold
+        with ATTEND.force(Config(BK=16, DESCRIBED=0), D=width, tokens=16):
+            assert (chosen(torch.empty(1, 16, 3 * width).bfloat16(), width) is not None) == there

@@ -20,13 +20,13 @@ from correctness_tests.support.stacks import (
 )
 from tinyllama.cli import main
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.kernels.configs import SPACES, Config
+from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.model.config import WORKLOADS, ConfigError, ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
 from tinyllama.ops.attention import attend_backward
-from tinyllama.ops.stack import Inputs, configs, fused, passes, provider_of, stack
+from tinyllama.ops.stack import Inputs, configs, fused, passes, provider_of, stack, weights
 from tinyllama.ops.stack.configs import FEW, PRODUCTS, pays
 from tinyllama.suites.accuracy import assert_accurate
 
@@ -94,6 +94,51 @@ def test_by_the_table_or_by_name_it_is_the_same_plan(device: torch.device) -> No
     by_name = gradients(given, provider_of(MIX))
     assert all(map(torch.equal, by_table, by_name))
     assert not all(map(torch.equal, by_table, gradients(given)))
+
+
+@pytest.mark.parametrize("turn", [0, 2])
+def test_both_passes_ask_for_a_product_by_one_key(
+    turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With wide parameters under autocast, too: what one pass folds into a product that it takes
+    for ours, the other one would not expect behind the vendor's."""
+    monkeypatch.setattr(fused.InSeveral, "turns", lambda x, dtype: turn)
+    monkeypatch.setattr(configs, "MOST_KEPT", 0)  # whether h is kept is asked by the same key
+    cpu = torch.device("cpu")
+    given = Inputs._make(tensor.float() for tensor in inputs(9, 2, 1, 32, cpu))
+    with asked() as keys, torch.autocast("cpu", torch.bfloat16, enabled=not turn):
+        gradients(given)
+    kinds = {space: key["kind"] for (space, _), key in keys.items() if "columns" in key}
+    assert kinds == dict.fromkeys(kinds, "fp32" if turn else "16bit")
+    assert sorted(space for space, _ in keys if space in kinds) == sorted(
+        f"stack.{name}" for name in PRODUCTS
+    )
+
+
+def test_sums_of_a_16_bit_stack_are_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[torch.dtype] = set()
+    backward = fused.InSeveral.backward
+
+    def noted(self: fused.InSeveral, index: int, block: passes.Backward) -> None:
+        seen.update(one.dtype for one in (*block.gains, block.per_head, block.rstd))
+        backward(self, index, block)
+
+    monkeypatch.setattr(fused.InSeveral, "backward", noted)
+    gradients(inputs(9, 2, 1, 32, torch.device("cpu")))
+    assert seen == {torch.float32}
+
+
+@pytest.mark.parametrize("strides", [[7] * 7, [9] * 7, [7] * 6 + [9]], ids=str)
+def test_blocks_are_one_memory_where_all_matrices_lie_equally_far_apart(strides: list[int]) -> None:
+    """Those of the first block lie side by side here in any case."""
+    memory = torch.arange(20.0)
+    each = [memory.as_strided((2, 1, 1), (far, 1, 1), at) for at, far in enumerate(strides)]
+    whole = weights._whole(each)
+    if strides[0] == strides[-1]:
+        assert whole is not None
+        assert torch.equal(whole, memory[: 2 * strides[0]].view(2, -1)[:, :7])
+    else:
+        assert whole is None
 
 
 def test_with_many_rows_h_is_computed_again(
@@ -205,6 +250,10 @@ def test_the_plan_of_a_chip_is_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert f"stack-fused-{SIZES.replace('=', '').replace(',', '')}-bf16, sm_90" in found
     assert "stack.qkv, columns=128,inner=64,kind=16bit,rows=32: BK=64" in found
     assert "(default)" in found
+    for precision, kind in (("ieee", "tf32x3"), ("tf32", "tf32")):
+        of_kind = [*how[:5], "fp32", *how[6:], "--sizes", SIZES, "--precision", precision]
+        assert main(of_kind) == 0
+        assert f"stack.qkv, columns=128,inner=64,kind={kind},rows=32: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["medium", "large"])

@@ -6,6 +6,7 @@ other, so there each phase is a launch; barriers wait on a GPU.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -18,7 +19,7 @@ from correctness_tests.support.stacks import EPS, LAYERS, forced, gradients, inp
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.configs import Config
-from tinyllama.harness.kernels.launch import launched, processors
+from tinyllama.harness.kernels.launch import launched, processors, recorded
 from tinyllama.harness.kernels.together import EVERY, Watchdog, meet
 from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
@@ -79,6 +80,17 @@ def test_a_pass_over_a_block_is_one_launch(device: torch.device) -> None:
     assert [one.args[1].__name__ for one in launch.call_args_list] == names
     if device.type == "cuda":
         assert sum("single" in one.kernel.name for one in on_gpu) == len(names)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_all_programs_of_a_launch_can_run_at_once(batch: int) -> None:
+    """A program more than processors would be waited for, and never begin."""
+    given = inputs(*SHAPE, CPU, batch=batch)
+    with processors(4), recorded("sm_90") as launches_:
+        gradients(Inputs._make(tensor.to("meta") for tensor in given), "single")
+    grids = [one.grid for one in launches_ if "single" in one.identity]
+    assert len(grids) == 2 * LAYERS
+    assert all(min(batch, 4) <= programs <= 4 for (programs,) in grids)
 
 
 PHASES = [
@@ -358,6 +370,29 @@ def test_training_says_which_barrier_did_not_open(monkeypatch: pytest.MonkeyPatc
     assert result.reason is not None
     assert "is nan: a barrier of the forward pass of block 1 did not open" in result.reason
     assert "after phase 2 (product of w_o)" in result.reason
+
+
+@pytest.mark.parametrize("every", [None, 1])
+def test_training_says_so_where_no_loss_shows_it(
+    every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the backward pass of the last step, and of one that is saved; these parameters are not."""
+    call: Callable[..., Any] = TrainStep.__call__
+    steps = iter([every == 1, True])
+
+    def unopened(self: TrainStep, *batch: torch.Tensor) -> torch.Tensor:
+        if next(steps):
+            WATCHDOG.status(CPU).fill_(single._code(1, backward=True) + 1)
+        loss: torch.Tensor = call(self, *batch)
+        return loss
+
+    monkeypatch.setattr(TrainStep, "__call__", unopened)
+    path = tmp_path / "saved"
+    result = train(MODEL, CONFIG, "v1", device=CPU, save_to=path, save_every=every)
+    assert (result.status, len(result.losses)) == ("failed", 1 if every else 2)
+    assert (result.reason or "").startswith("a barrier of the backward pass of block 1 did not")
+    assert not path.exists()
+    assert WATCHDOG.fault(CPU) is None
 
 
 def test_wider_heads_are_refused() -> None:

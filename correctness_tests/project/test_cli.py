@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,10 +25,12 @@ from correctness_tests.support.faults import dead_swiglu_tier
 from tinyllama import cli
 from tinyllama.cli import doctor, train
 from tinyllama.cli.summary import ProgressBar
+from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.machine import device, files
 from tinyllama.model.config import PRESETS, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
+from tinyllama.ops import OPS
 from tinyllama.training import checkpoint
 from tinyllama.training.train import StepRecord
 
@@ -169,6 +172,20 @@ def test_amp_is_bf16(tmp_path: Path, options: list[str], precision: str) -> None
 def test_parts_of_a_tier_can_be_switched_off(tmp_path: Path) -> None:
     options = ["--tier", "v2", "--without", "attention", "--without", "compile"]
     assert record_of(tmp_path / "run.json", *options)["tier"] == "v2-no-attention-compile"
+
+
+def test_a_plan_of_the_blocks_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of another tier or memory mode."""
+    ran = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("tinyllama.training.train.train", ran)
+    with providers_restored([OPS["stack"]]):
+        for plan, name in (("single", "v4-single"), ("down+out", "v4-down+out"), ("fused", "v4")):
+            cli.main(["train", "--tier", "v4", "--plan", plan])
+            assert ran.call_args.args[2].name == name
+    ran.reset_mock()
+    for options in (["--tier", "v3"], ["--tier", "v4", "--memory", "small"]):
+        assert cli.main(["train", *options, "--plan", "single"]) == 2
+    ran.assert_not_called()
 
 
 def test_clipping_and_accumulation(tmp_path: Path) -> None:

@@ -201,6 +201,8 @@ class _Run:
                 f"{str(interrupt) or 'Ctrl-C'} after {len(self.result.losses)} of "
                 f"{self.step.config.num_steps} steps"
             )
+        if self.result.status != FAILED:
+            self._closed()
 
     def save(self, path: Path) -> None:
         """Write a checkpoint of what is done so far. Raises NotWrittenError."""
@@ -244,7 +246,8 @@ class _Run:
                 self.result.step_seconds.append(seconds)
                 if norm is not None:
                     self.result.gradient_norms.append(norm if math.isfinite(norm) else None)
-                if self.save_to and self.save_every and number % self.save_every == 0:
+                saves = self.save_every and number % self.save_every == 0
+                if self.save_to and saves and not self._closed():
                     self.save(self.save_to)
         if wrong is not None:
             self._explain(wrong, batch, number)
@@ -267,8 +270,7 @@ class _Run:
 
     def _explain(self, wrong: str, batch: Batch, number: int) -> None:
         """Find where the numbers of a step went wrong; the step changed no parameter."""
-        if fault := WATCHDOG.fault(self.step.device):
-            self._fail(f"{wrong}: {fault}")
+        if self._closed(f"{wrong}: "):
             return
         diagnosis = diagnose(self.step, *batch, self.done + 1)
         if self.diagnose_at and number not in self.diagnose_at:
@@ -286,6 +288,16 @@ class _Run:
         self._fail(
             f"{wrong}: run uncompiled, every op's output is finite: switch parts of the tier off"
         )
+
+    def _closed(self, wrong: str = "") -> bool:
+        """Fail where a barrier did not open on any rank; -> whether. One of a backward pass spoils
+        no loss but that of the next step: so ask before parameters are saved, and at the end."""
+        for rank, fault in enumerate(self.step.ranks.gathered(WATCHDOG.fault(self.step.device))):
+            if fault:
+                place = f" (rank {rank})" if self.step.ranks.count > 1 else ""
+                self._fail(f"{wrong}{fault}{place}")
+                return True
+        return False
 
     def _fail(self, reason: str) -> None:
         self.result.status, self.result.reason = FAILED, reason

@@ -1,0 +1,89 @@
+"""A kernel that starts while the one before it ends reads nothing until that one has ended.
+
+Only a GPU has such launches, and a read that comes too early there is wrong now and then.
+"""
+
+import ast
+import inspect
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.launched import providers
+from tinyllama.harness.correct.launched import MODES, launches_of
+from tinyllama.harness.kernels.launch import Kernel, dependent, jit, recorded, tl, wait_for_last
+
+ACCESSES = {"load", "store", "atomic_add", "atomic_cas", "dot"}
+WAITS = {"begin", "wait_for_last"}
+
+
+def accesses(function: Any) -> bool:
+    """Whether a function of kernels reads or writes memory, in itself or in one that it calls."""
+    names = function.__code__.co_names
+    called = [function.__globals__.get(name) for name in names]
+    inner = [one.fn for one in called if isinstance(one, Kernel)]
+    return not ACCESSES.isdisjoint(names) or any(map(accesses, inner))
+
+
+def too_early(kernel: Any) -> str | None:
+    """What a kernel does before it waits for the one before it, and may not; None: nothing."""
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(kernel.fn))).body
+    assert isinstance(function, ast.FunctionDef)
+    for statement in function.body:
+        calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+        names = {one.attr if isinstance(one, ast.Attribute) else ast.unparse(one) for one in calls}
+        if names & WAITS and isinstance(statement, ast.Expr):
+            return None
+        for name in sorted(names):
+            inner = kernel.fn.__globals__.get(name)
+            if name in ACCESSES or (isinstance(inner, Kernel) and accesses(inner.fn)):
+                return f"{name}, in line {statement.lineno}"
+    return "it never waits"
+
+
+def test_nothing_is_accessed_before_the_kernel_before_has_ended() -> None:
+    with recorded("sm_90"):
+        options = dependent(torch.device("cpu"))
+    if not options["PDL"]:
+        pytest.skip("this triton has no dependent launch")
+    found = {}
+    for op, provider in providers():
+        for case in (*op.cases[:1], *op.timed):
+            for dtype, precision in (MODES[mode] for mode in ("bf16", "tf32")):
+                if dtype in provider.dtypes and provider.supports(case.dims) is None:
+                    for one in launches_of(
+                        op, provider, case, dtype, chip="sm_90", precision=precision
+                    ):
+                        assert one.options.get("launch_pdl", False) == one.arguments.get(
+                            "PDL", False
+                        ), one.identity
+                        if "launch_pdl" in one.options:
+                            found[one.identity] = one.kernel
+    assert len(found) > 12, sorted(found)
+    assert {name: why for name, one in found.items() if (why := too_early(one))} == {}
+
+
+@jit
+def loaded(x):  # type: ignore[no-untyped-def]
+    return tl.load(x)
+
+
+@jit
+def late_kernel(x, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    value = loaded(x)
+    wait_for_last(PDL)
+    tl.store(x, value)
+
+
+@jit
+def never_kernel(x, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    x += 1
+
+
+def test_a_read_that_comes_too_early_is_found() -> None:
+    assert too_early(late_kernel) == "loaded, in line 3"
+    assert too_early(never_kernel) == "it never waits"
