@@ -17,6 +17,7 @@ import field.run
 from tinyllama.profiling import documents as from_documents
 from tools import (
     check_table,
+    claims_table,
     gate_tables,
     guide_table,
     model_tables,
@@ -66,6 +67,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "mutants": mutant_record.table,
     "module-mutants": mutant_record.table_of_modules,
     "own-checks": check_table.table,
+    "claims-of-v4": claims_table.table,
     "field": field.run.tables,
     "documents": from_documents.table,
     "plan-errors": plan_tables.errors,
