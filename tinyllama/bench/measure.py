@@ -3,8 +3,8 @@
 The order matters. Contenders are made at the same time, since compiling leaves the device idle;
 after that only one works at a time. Memory is read before anything but a step has run, and
 gradients are checked before any time is taken. Then all contenders are timed alternately. What
-disturbs the device (profiler, energy) comes behind that, and what needs the memory of other
-contenders last.
+disturbs the device (profiler, energy) comes after that. What needs the memory of other contenders
+comes last.
 """
 
 import contextlib

@@ -40,7 +40,7 @@ CLIENT = _hugging_face(
     {"ours": True},
     *("gpu", "triton"),
     role="client",
-    only=(("small-bf16",), "small in bf16 has its bars: a smaller step is all the host's time"),
+    only=(("small-bf16",), "its bars are of small in bf16, where the host limits a step"),
 )
 PEERS = (
     _hugging_face("hf-eager", "Hugging Face Llama, materialised attention", {"attention": "eager"}),

@@ -60,9 +60,8 @@ class HuggingFaceStep(StepContender):
             fused=None if attention == "eager" else True,
             capturable=mode is not None,
         )
-        self._loss_of: Callable[..., torch.Tensor] = self._loss
-        if liger or ours:
-            self._loss_of = self._liger_loss if liger else self._our_loss
+        loss = self._liger_loss if liger else self._our_loss if ours else self._loss
+        self._loss_of: Callable[..., torch.Tensor] = loss
         self.step = self._eager_step
         if mode is not None:
             self.plan = f"compile ({mode}) + capture" if mode != "default" else "compile + capture"

@@ -17,7 +17,7 @@ OURS = "triton"
 
 
 class Norm(nn.Module):
-    """RMSNorm in place of theirs, with its weight."""
+    """RMSNorm of x (B T D) in place of theirs, with its weight (D)."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Norm(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU in place of theirs, with its weights."""
+    """SwiGLU of x (B T D) in place of theirs, with its three weights."""
 
     def __init__(self, mlp: Any) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def with_ours(model: Any) -> Any:
 
 
 def loss_with(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean loss of targets (B T), without logits in memory."""
+    """The mean loss () of tokens and targets, each (B T) int64; no logits are in memory."""
     hidden = model.model(tokens).last_hidden_state.flatten(0, 1)
     found: torch.Tensor = linear_cross_entropy[OURS](
         hidden, model.lm_head.weight, targets.flatten()
