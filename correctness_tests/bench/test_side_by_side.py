@@ -7,19 +7,24 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from tinyllama.bench import longest, measure_ops, sweeps
 from tinyllama.bench.contender import Contender
 from tinyllama.bench.measure import CONTENDERS, FLOOR, Measured, Run, prepare
 from tinyllama.bench.measure import prepared as prepared_groups
 from tinyllama.bench.peers import AUTOTUNE
 from tinyllama.bench.workloads import PROCESSORS, Group, at_once
 from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.ops import OPS
 
 SMALL, LARGE = Group("small", "bf16"), Group("large", "bf16")
 CHECKS = ("memory", "verify")
+ANSWERS: dict[str, Any] = {"warm_up": 1.0, "turn": 1.0, "memory": {"peak_bytes": 1}}
+ANSWERS["loss_series"] = [*range(20, 0, -1)]
 LONG = 0.05  # seconds; what is made at the same time begins well within them
 
 
@@ -47,7 +52,7 @@ class Watch:
             yield
         finally:
             with self._lock:
-                self._now.remove(what)
+                self._now.discard(what)
 
     def worker(self, name: str) -> Any:
         return _Watched(self, name)
@@ -57,26 +62,54 @@ class _Watched:
     def __init__(self, watch: Watch, name: str) -> None:
         self.watch = watch
         self.name = name
+        self.ended = False
 
-    def make(self, key: str, factory: str, *, timeout: float, **arguments: Any) -> None:
+    def make(self, key: str, factory: str, *, timeout: float = 0.0, **arguments: Any) -> None:
         with self.watch.seen(f"make {self.name}"):
             self.watch.make(self.name)
 
     def hang_up(self) -> None:
         pass
 
+    def drop(self, key: str) -> None:
+        pass
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self.watch.closed.append(self.name)
+        self.ended = True
 
-    def call(self, key: str, method: str, *args: Any) -> dict[str, Any]:
+    def call(self, key: str, method: str, *args: Any) -> Any:
+        if self.ended:
+            raise WorkerError(f"the process of {self.name} ended")
         with self.watch.seen(f"{method} {self.name}"):
             time.sleep(LONG / 10)
             self.watch.called(f"{method} {self.name}")
-            return {"plan": self.name} if method == "verify" else {}
+            return ANSWERS.get(method, {"plan": self.name} if method == "verify" else {})
 
 
 def contender(name: str, **settings: Any) -> Contender:
     return Contender(name, name, settings.pop("role", "tier"), "nowhere:Nothing", **settings)
+
+
+def broken_at(broken: str, then: str) -> tuple[Watch, list[list[str]]]:
+    """What raises at one call, and the processes that had ended at each of another."""
+
+    def called(now: str) -> None:
+        if now == broken:
+            raise WorkerError("it broke")
+        if now == then:
+            ended.append([*watch.closed])
+
+    ended: list[list[str]] = []
+    watch = Watch(lambda name: called(f"make {name}"))
+    watch.called = called
+    return watch, ended
 
 
 A, B, C, D = (contender(name) for name in "abcd")
@@ -203,6 +236,66 @@ def test_one_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [("b", "b does not compile"), ("c", "c does not compile")]
 
 
+@pytest.mark.parametrize("what", ["make", *CHECKS, "warm_up", "turn", "clocks", "loss_series"])
+def test_one_that_is_dropped_keeps_no_memory_while_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Its process ends before anything else is asked; the others answer as they did before."""
+    watch, ended = broken_at(f"{what} b", f"{what} c")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    run = Run(SMALL, torch.device("cpu"), {one.name: watch.worker(one.name) for one in (A, B, C)})
+    prepare([(run, one) for one in (A, B, C)])
+    run.time()
+    run.look_closer()
+    assert ended[0] == ["b"]
+    assert list(run.measured.failed) == ["b"]
+    assert list(run.measured.seconds) == ["a", "c"]
+    assert [entry.plan for entry in run.measured.entries.values()] == ["a", "c"]
+    asked = [one for one in watch.began if one.endswith(" b")]
+    assert asked[-1] == f"{what} b", "it is asked nothing more"
+
+
+def test_a_tier_that_does_not_fit_into_a_sweep_keeps_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch, ended = broken_at("verify b", "memory c")
+    monkeypatch.setattr(Contender, "worker", lambda one: watch.worker(one.name))
+    monkeypatch.setattr(sweeps, "TIERS", (A, B, C))
+    found = sweeps._point(sweeps.SWEEPS[0], "seq_len", 2, 8, torch.device("cpu"))
+    assert ended == [["b"]]
+    assert [(one.contender, one.cannot) for one in found] == [
+        *(("a", None), ("b", "it broke"), ("c", None))
+    ]
+
+
+def test_one_that_does_not_grow_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a process for each length, of which only one failed."""
+    failing = iter(["it broke"])
+    watch, ended = broken_at("", "verify a")
+    monkeypatch.setattr(Contender, "worker", lambda one: watch.worker(one.name))
+
+    def make(name: str) -> None:
+        if name == "b" and next(failing, ""):
+            raise WorkerError("it broke")
+
+    watch.make = make
+    found = longest._grown([B, A], torch.device("cpu"))
+    assert [sorted({*closed}) for closed in ended] == [["b"]]
+    assert ended[0].count("b") >= len(longest.SHORTER)
+    assert str(found["b"]) == "it broke"
+    assert found["a"] == [1, 1]
+
+
+def test_an_op_whose_process_cannot_be_started_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = measure_ops.Bench("fp32", torch.device("cpu"), [OPS["silu_mul"]], ())
+    error = WorkerError("torch cannot be started")
+    monkeypatch.setattr(measure_ops, "Worker", Mock(side_effect=error))
+    bench._guarded(bench.runs[0], "torch", bench._ready)
+    assert bench.runs[0].failed == {"torch": error}
+
+
 @pytest.mark.parametrize("still", [False, True])
 def test_one_that_lacks_memory_beside_others_is_made_again_alone(
     still: bool, monkeypatch: pytest.MonkeyPatch
@@ -221,7 +314,7 @@ def test_one_that_lacks_memory_beside_others_is_made_again_alone(
     monkeypatch.setattr(Contender, "worker", lambda one: watch.worker(one.name))
     measured = prepared(monkeypatch, watch, A, B, C, D)
     assert sorted(made) == [*"abbcdd"]
-    assert sorted(watch.closed) == ["b", "d"]
+    assert sorted(watch.closed) == ([*"bbdd"] if still else ["b", "d"])
     assert watch.beside["make b"] == watch.beside["make d"] == set(), "the second time"
     if still:
         assert measured.failed == {"b": lacking, "d": lacking}

@@ -102,6 +102,7 @@ def _grown(
                 if length != SHORTER[0]:
                     worker.drop("step")
             except WorkerError as error:
+                worker.close()  # the others need the memory that it holds
                 return error
             return found
 
@@ -113,10 +114,9 @@ def _grown(
             failed = [one for one in own if isinstance(one, WorkerError)]
             bytes_ = [one for one in own if not isinstance(one, WorkerError)]
             try:
-                if not failed:
-                    worker = workers[contender.name, SHORTER[0]]
-                    worker.call("step", "verify")
-                    worker.drop("step")
+                with workers[contender.name, SHORTER[0]] as worker:
+                    if not failed:
+                        worker.call("step", "verify")
             except WorkerError as error:
                 failed = [error]
             found[contender.name] = failed[0] if failed else bytes_

@@ -268,11 +268,11 @@ class Run:
     def _hold(self) -> None:
         """Bytes of an uncaptured step. It needs as much memory as the contender has, so the
         processes of those before it are ended."""
-        for name in [*self.measured.failed, *self.measured.seconds]:
+        for name in list(self.measured.seconds):
             with self._kept(name):
-                if name in self.measured.seconds and name != FLOOR.name:
+                if name != FLOOR.name:
                     self._add(name, self._ask(name, "held"))
-            self.workers[name].close()
+                self.workers[name].close()
 
     def _look(self, name: str) -> None:
         is_step = name != FLOOR.name
@@ -325,6 +325,8 @@ class Run:
             self._drop(name, error)
 
     def _drop(self, name: str, error: WorkerError) -> None:
+        """Its process ends at once: the others need the memory that it holds."""
+        self.workers[name].close()
         self.measured.failed.setdefault(name, error)
         self.measured.entries.pop(name, None)
         self.measured.seconds.pop(name, None)

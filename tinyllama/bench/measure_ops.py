@@ -232,7 +232,8 @@ class Bench:
         except WorkerError as error:
             run.failed[name] = error
             run.readings.pop(name, None)
-            self.workers.pop(self._key(run, name)).close()  # the next case starts a fresh one
+            if worker := self.workers.pop(self._key(run, name), None):  # it may not have started
+                worker.close()  # the next case starts a fresh one
             return None
 
     def _ready(self, run: OpCaseRun, name: str) -> None:

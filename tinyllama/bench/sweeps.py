@@ -87,6 +87,7 @@ def _point(
                 step = worker.call("step", "warm_up", effort.warm_up / 2)
                 calls[tier.name] = max(1, round(effort.turn / step))
             except WorkerError as error:
+                started[tier.name].close()  # the others need the memory that it holds
                 entries[tier.name] = replace(entries[tier.name], cannot=str(error))
         turns = {n: lambda n=n: started[n].call("step", "turn", calls[n]) for n in calls}
         for name, seconds in interleaved(turns, ROUNDS).items():
