@@ -52,6 +52,22 @@ def test_a_judge_reports_when_its_command_is_interrupted(
     assert report.exists()
 
 
+def test_a_judge_that_is_given_no_folder_reads_its_own_conftests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the current folder are the candidate's."""
+    judges, root = tmp_path / "judge", tmp_path / "tree"
+    for folder in (judges, root):
+        folder.mkdir()
+        (folder / "pytest.ini").touch()
+        (folder / "conftest.py").write_text(
+            f"import pathlib; pathlib.Path({str(tmp_path)!r}, '{folder.name} read').touch()\n"
+        )
+    monkeypatch.chdir(root)
+    judge._ended(judge.Judge("a judge", judges, own=False), root, ["-pno:cacheprovider"], [], root)
+    assert sorted(path.name for path in tmp_path.glob("* read")) == ["judge read"]
+
+
 @pytest.mark.parametrize("installed", [False, True])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_judge_is_run_with_its_own_settings_and_without_the_tree_that_it_judges(

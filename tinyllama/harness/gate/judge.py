@@ -161,7 +161,8 @@ def _ended(
         where = ["--noconftest", str(folder)]
     else:
         ini = by.folder / "pytest.ini"
-        where = [str(by.folder / path) for path in paths]
+        # Without a path pytest would read the conftests of the current folder, the candidate's.
+        where = [str(by.folder / path) for path in paths or [""]]
     outside = [
         path
         for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
