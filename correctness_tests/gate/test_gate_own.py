@@ -280,6 +280,7 @@ def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.M
         asked[:] = line
         return 10
 
+    monkeypatch.setattr(command, "check_asked", lambda *_: None)
     monkeypatch.setattr(judge, "run", run)
     report = tmp_path / "out.json"
     line = f"gate --against main --ops a.py b.py --op once --gate-json {report} --device cpu"
@@ -328,6 +329,7 @@ def test_a_judge_that_ends_with_0_without_a_report_is_not_green(
     earlier = tmp_path / "gate.json"
     earlier.write_text("{}")
     monkeypatch.setattr(command, "judged", lambda args, report: 0)
+    (tree / "kernels/new.py").touch()
     asked = ["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"]
     args = parser().parse_args([*asked, f"--gate-json={earlier}"])
     assert args.run(args) == 15

@@ -17,7 +17,7 @@ from tinyllama.cli.argument_types import file_path
 from tinyllama.harness.gate.interrupted import time_limit
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import check_writable, real
+from tinyllama.harness.machine.files import real
 
 UNPROVEN = 15  # as MISSING
 
@@ -67,6 +67,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """The exit status of pytest, which runs no test; 0 only with a report that is green."""
     if args.verify is not None:
+        _check_alone(args)
         print(f"{args.verify}: {verified(args.verify, args)}")
         return 0
     if not (args.against or args.against_env):
@@ -75,9 +76,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"the gate is a plugin of pytest: {install('test')}")
     with tempfile.TemporaryDirectory() as folder:
         report = args.gate_json or Path(folder) / "gate.json"
-        check_writable(report, "--gate-json")
-        untracked(report, args)
-        report.unlink(missing_ok=True)  # else it could be taken for this run's
+        check_asked(args, report)
         status = judged(args, report)
         if status == 0:
             try:
@@ -88,15 +87,35 @@ def run(args: argparse.Namespace) -> int:
         return status
 
 
-def untracked(report: Path, args: argparse.Namespace) -> None:
-    """Raises UsageError for a report in the place of a file of the tree."""
-    from tinyllama.harness.gate.proof import check_report
+def check_asked(args: argparse.Namespace, report: Path) -> None:
+    """Refuse what cannot be used. Raises UsageError."""
+    from tinyllama.harness.gate.asked import Asked
     from tinyllama.harness.gate.revision import RevisionError, tree_of
 
+    here = Path(args.tree or ".")
     try:
-        check_report(report, Path(tree_of(Path(args.tree or "."))))
+        Asked(
+            root=Path(tree_of(here)),
+            here=here,
+            against=args.against,
+            interpreters=args.against_env,
+            paths=args.paths,
+            files=args.ops,
+            ops=args.op,
+            device=args.device,
+            results=args.results_dir,
+            report=report,
+            junit=args.junit,
+        ).check_all()
     except RevisionError as error:
         raise UsageError(str(error)) from error
+
+
+def _check_alone(args: argparse.Namespace) -> None:
+    """Refuse options of a comparison, which would have no effect."""
+    for name in ("gate_json", "junit", "results_dir", "time_limit", "unwatched", "all_verdicts"):
+        if getattr(args, name):
+            raise UsageError(f"--{name.replace('_', '-')}: --verify compares nothing; remove it")
 
 
 def verified(report: Path, args: argparse.Namespace) -> str:

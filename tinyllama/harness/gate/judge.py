@@ -65,13 +65,18 @@ class Judge:
     own: bool
 
 
+def is_own(root: Path, against: Sequence[str]) -> bool:
+    """Whether a tree is another repository's, which has no harness but ops alone."""
+    return not (root / GATE).is_dir() or (bool(against) and not has(against[0], PACKAGE, root))
+
+
 @contextmanager
 def chosen(root: Path, against: Sequence[str], judge: str | None) -> Iterator[Judge]:
     """The judge of a tree; what was unpacked for it is removed at the end.
 
     judge: a folder or a revision that the user names. Raises RevisionError.
     """
-    own = not (root / GATE).is_dir() or (bool(against) and not has(against[0], PACKAGE, root))
+    own = is_own(root, against)
     with tempfile.TemporaryDirectory(prefix="judge-") as name:
         if judge is not None and Path(judge).is_dir():
             folder = Path(judge).resolve()
@@ -92,11 +97,11 @@ def chosen(root: Path, against: Sequence[str], judge: str | None) -> Iterator[Ju
             yield Judge("this tree", root, own)
         else:
             rev = judge or against[0]
-            folder = check_out(resolve(rev, root), root, Path(name) / "judge")
-            able = (folder / ABLE).is_file()
+            able = has(rev, ABLE, root)
             if judge is not None and not able:
                 raise RevisionError(f"--judge {judge}: {rev} has no {ABLE}: name a newer one")
-            yield Judge(rev if able else "this tree", folder if able else root, own)
+            folder = check_out(resolve(rev, root), root, Path(name) / "judge") if able else root
+            yield Judge(rev if able else "this tree", folder, own)
 
 
 def labels(root: Path, toolchains: bool) -> list[str]:

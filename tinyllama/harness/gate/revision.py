@@ -76,6 +76,14 @@ def has(rev: str, path: str, repo: Path) -> bool:
     return _git(repo, "cat-file", "-e", named, fails=(1, 128))[0] == 0
 
 
+def texts(rev: str, word: str, pattern: str, repo: Path) -> dict[str, str]:
+    """The files of a revision that have a word, by name; of those that a pattern of git names."""
+    commit, top = resolve(rev, repo), Path(tree_of(repo))
+    asked = ("grep", "-z", "-l", "-F", "-e", word, commit, "--", pattern)
+    names = [name for name in _git(top, *asked, fails=(1,))[1].split("\0") if name]
+    return {name.partition(":")[2]: _git(top, "show", name)[1] for name in names}
+
+
 def same_tree(rev: str, repo: Path) -> bool:
     """Whether the working tree is exactly that revision, so that it would be compared with itself.
 

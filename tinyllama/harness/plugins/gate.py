@@ -16,9 +16,10 @@ from tinyllama.harness.gate import judge
 from tinyllama.harness.gate.interrupted import time_limit
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, tree_of
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import real
 from tinyllama.harness.plugins.benchmarks import check_measuring
-from tinyllama.harness.plugins.gating import Gating
+from tinyllama.harness.plugins.gating import Gating, asked_of
 from tinyllama.harness.plugins.suite import LEFT_OUT
 
 GATING = pytest.StashKey[Gating | None]()
@@ -125,6 +126,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             raise pytest.UsageError(f"{shown}: nothing would be compared; remove it")
     if option.tree is not None:
         return None
+    _refuse(config)
     try:
         root = Path(tree_of(config.rootpath))
         if not root.samefile(config.rootpath):
@@ -134,37 +136,20 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             )
         names = config.args if config.args_source is config.ArgsSource.ARGS else []
         given = [arg for arg in config.invocation_params.args if arg not in names]
-        paths = [_inside(name, config.invocation_params.dir, root) for name in names]
+        here = config.invocation_params.dir
+        paths = [os.path.relpath(real(here / name), real(root)) for name in names]
         report = Path(option.gate_json).absolute() if option.gate_json else None
+        asked_of(config, root, here, names).check_all()
         named = (option.against, option.judge, report, _ours(config))
         return judge.run(root, list(map(str, given)), paths, *named)
-    except RevisionError as error:
+    except (RevisionError, UsageError) as error:
         raise pytest.UsageError(str(error)) from error
 
 
-def _ours(config: pytest.Config) -> list[str]:
-    """The plugins of this distribution, which a judge needs too."""
-    found = (getattr(one, "__name__", "") for one in config.pluginmanager.get_plugins())
-    return sorted(name for name in found if name.startswith(f"{tinyllama.__name__}."))
-
-
-def _inside(name: str, folder: Path, root: Path) -> str:
-    path = folder / name
-    if not real(path).is_relative_to(real(root)):
-        raise pytest.UsageError(f"{name} is outside {root}: name a folder of timings in it")
-    return os.path.relpath(real(path), real(root))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[GATING] = None
-    option = config.option
-    for name in ("gate_json", "unwatched", "judge", "tree", "all_verdicts", "time_limit"):
-        if getattr(option, name) and not (option.against or option.against_env):
-            shown = f"--{name.replace('_', '-')}"
-            raise pytest.UsageError(f"{shown} goes with --against or --against-env: add one")
-    if not (option.against or option.against_env):
-        return
+def _refuse(config: pytest.Config) -> None:
+    """Options that would leave something out, or measure something else."""
     check_measuring(config)
+    option = config.option
     for name, shown in REFUSED.items():
         if given := getattr(option, name, None):
             if hasattr(given, "close"):  # pytest-benchmark opens the file of --benchmark-json
@@ -180,11 +165,31 @@ def pytest_configure(config: pytest.Config) -> None:
             f"--benchmark-compare {option.benchmark_compare!r}: the gate compares revisions, no "
             "saved run; give the option no value"
         )
-    option.benchmark_compare = []  # no test runs, so pytest-benchmark has nothing to compare
     if any("::" in arg for arg in config.args):
         raise pytest.UsageError(
             "tests are named one by one, but the gate times every benchmark: name a folder"
         )
+    if workers := getattr(option, "numprocesses", None):
+        raise pytest.UsageError(f"-n {workers}: the gate starts its own processes; remove -n")
+
+
+def _ours(config: pytest.Config) -> list[str]:
+    """The plugins of this distribution, which a judge needs too."""
+    found = (getattr(one, "__name__", "") for one in config.pluginmanager.get_plugins())
+    return sorted(name for name in found if name.startswith(f"{tinyllama.__name__}."))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[GATING] = None
+    option = config.option
+    for name in ("gate_json", "unwatched", "judge", "tree", "all_verdicts", "time_limit"):
+        if getattr(option, name) and not (option.against or option.against_env):
+            shown = f"--{name.replace('_', '-')}"
+            raise pytest.UsageError(f"{shown} goes with --against or --against-env: add one")
+    if not (option.against or option.against_env):
+        return
+    _refuse(config)
+    option.benchmark_compare = []  # no test runs, so pytest-benchmark has nothing to compare
     config.stash[GATING] = Gating(config)
 
 

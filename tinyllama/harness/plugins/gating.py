@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,17 @@ import pytest
 
 import tinyllama
 from tinyllama.harness.gate import judge
+from tinyllama.harness.gate.asked import Asked
 from tinyllama.harness.gate.comparison import Request, UnreadableError, prepared
 from tinyllama.harness.gate.interrupted import Interruption
-from tinyllama.harness.gate.proof import check_report, tree_digest
+from tinyllama.harness.gate.proof import tree_digest
 from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
+from tinyllama.harness.gate.revision import RevisionError, tree_of
 from tinyllama.harness.gate.stages import Stages, age, began
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import check_writable, replace_text
+from tinyllama.harness.machine.files import replace_text
 from tinyllama.harness.plugins.benchmarks import team_of
 from tinyllama.harness.plugins.recording import report_verdict
 from tinyllama.harness.plugins.showing import of_session
@@ -48,28 +49,14 @@ class Gating:
         self.device = worker_device(config)
         self.team = team_of(config, option.tree)
         self.json = Path(option.gate_json) if option.gate_json else None
-        try:
-            check_writable(self.json, "--gate-json")
-            check_report(self.json, Path(tree_of(Path(option.tree or config.rootpath))))
-        except (UsageError, RevisionError) as error:
-            raise pytest.UsageError(str(error)) from error
-        if self.json:
-            self.json.unlink(missing_ok=True)  # else it could be taken for this run's
+        self.ops = tuple(getattr(option, "op", ()))  # the only ones that are compared
         try:
             self.root = Path(tree_of(Path(option.tree or config.rootpath)))
-            self.commits = {rev: resolve(rev, self.root) for rev in option.against}
-            for rev, commit in self.commits.items():
-                if same_tree(commit, self.root):
-                    raise RevisionError(
-                        f"--against {rev!r}: this tree is that revision, byte for byte: check out "
-                        "the candidate"
-                    )
-        except RevisionError as error:
+            self.asked = asked_of(config, self.root)
+            self.commits = self.asked.check()
+        except (UsageError, RevisionError) as error:
             raise pytest.UsageError(str(error)) from error
         self.interpreters = [Path(name) for name in option.against_env]
-        for path in self.interpreters:
-            if not path.is_file():
-                raise pytest.UsageError(f"--against-env {path}: no such file; name an interpreter")
         self.verdicts: list[tuple[str, Verdict]] = []  # with the base's label
         self.reports: list[dict[str, Any]] = []
         self.unreadable: str | None = None  # why the load cannot be read
@@ -78,13 +65,16 @@ class Gating:
         self.stages = Stages()  # seconds before the next comparison
         self.interruption = Interruption()
         self.waits = ""
-        self.ops = tuple(getattr(option, "op", ()))  # the only ones that are compared
         self.judge = option.judge or str(judge.HARNESS)  # whose harness this is
 
     def run(self) -> None:
         """Compare with one base after another while holding the device."""
         self.progress = of_session(self.config)  # the terminal is not there when plugins start
         self.registered = self._registered()
+        try:
+            self.asked.check_ops(self.commits.values(), self.registered.own is not None)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from error
         self.judged = tree_digest(self.root, self.json)
         self.stages["start"] = time.monotonic() - began()
         self.stages["start: the judge's process"] = age()
@@ -256,6 +246,31 @@ class Gating:
             self.waits = reason
             self.progress.line(f"waiting up to {WAIT:.0f} s: {reason}")
         self.progress("waiting")
+
+
+def asked_of(
+    config: pytest.Config, root: Path, here: Path | None = None, paths: Sequence[str] = ()
+) -> Asked:
+    """What the options ask for. paths: of folders of timings, relative to ``here``."""
+
+    def place(name: str) -> Path | None:
+        given = getattr(config.option, name, None)
+        return Path(given) if given else None
+
+    option = config.option
+    return Asked(
+        root=root,
+        here=here or root,
+        against=option.against,
+        interpreters=option.against_env,
+        paths=paths,
+        files=getattr(option, "ops", ()),
+        ops=getattr(option, "op", ()),
+        device=getattr(option, "device", None),
+        results=place("results_dir"),
+        report=place("gate_json"),
+        junit=place("xmlpath"),
+    )
 
 
 def _changed(report: Mapping[str, Any]) -> list[str]:
