@@ -525,6 +525,74 @@ def test_half_a_row_of_minus_infinity_may_give_what_the_reference_gives(op: Op) 
     assert half_a_row(op, op["eager"].call) == ({}, "")
 
 
+def attended(q: T, k: T, v: T) -> T:
+    """The first two keys are left out."""
+    return (q @ k[2:].T).softmax(-1) @ v[2:]
+
+
+attention = small(
+    "attention",
+    attended,
+    {name: Tensor(shape, grad=True) for name, shape in (("q", "N K"), ("k", "S K"), ("v", "S D"))},
+    {"y": "N D"},
+    [Case(N=3, S=5, K=4, D=8)],
+)
+
+
+def of_left_out(q: T, k: T, v: T) -> tuple[T, T]:
+    """Probabilities, 0 of a key that is left out; and the output, which reads no such key."""
+    left_out = torch.arange(len(k)) < 2
+    return (q @ k.T).masked_fill(left_out, -math.inf).softmax(-1), attended(q, k, v)
+
+
+def by_probabilities(g: T, q: T, k: T, v: T) -> tuple[T, T, T]:
+    """As in FlashAttention."""
+    p, y = of_left_out(q, k, v)
+    ds = p * (g @ v.T - (g * y).sum(-1, keepdim=True))
+    return ds @ k, ds.T @ q, p.T @ g
+
+
+def by_all_values(q: T, k: T, v: T) -> T:
+    return of_left_out(q, k, v)[0] @ v
+
+
+@pytest.mark.parametrize(
+    ("call", "rank", "said"),
+    [
+        (with_backward(attended, by_probabilities), Rank.ADVICE, "elements of grad q"),
+        (by_all_values, None, "elements of y"),
+        (
+            with_backward(lambda *of: attended(*of) * (1 + masked(of[2]).any()), by_probabilities),
+            None,
+            "y is not the reference's",
+        ),
+        (with_backward(attended, lambda g, q, k, v: (q, k, v)), None, "grad q is not"),
+    ],
+    ids=["in gradients alone", "in outputs", "another output", "gradients that differ"],
+)
+def test_an_infinity_that_no_output_depends_on_may_make_gradients_a_nan(
+    call: Callable[..., Any], rank: Rank | None, said: str
+) -> None:
+    """The reference never reads the row; other right code multiplies it by 0."""
+    provider = Provider("attention", "tried", call, (torch.float32,))
+    candidate = Candidate(attention, provider)
+    _, text, *ranks = blocks.half_a_row(candidate, sizes.general(candidate), "v") or ("", "")
+    assert text.startswith("half a row of -inf in v: ")
+    assert said in text
+    assert ranks == [rank] * (rank is not None)
+
+
+def test_advice_on_half_a_row_of_one_input_hides_no_fault_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = {"x": (Rank.ADVICE,), "y": ()}
+    half: Any = lambda _, case, name: (case, f"half of {name}", *seen[name])  # noqa: E731
+    monkeypatch.setattr(special, "half_a_row", half)
+    both = small("both", lambda x, y: x + y, {"x": MATRIX, "y": MATRIX}, {"z": "N D"})
+    one = found(both, both["eager"].call, "special values")["special values"]
+    assert (one.rank, one.message) == (Rank.WRONG, "half of y")
+
+
 def test_a_shorter_row_is_halved_where_none_of_2051_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

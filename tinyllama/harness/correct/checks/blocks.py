@@ -12,7 +12,8 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.differing import RefusedError, differs, wrong_nan
-from tinyllama.harness.correct.checks.finding import Candidate, Problem
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank
+from tinyllama.harness.correct.checks.graph import same_bits
 from tinyllama.harness.correct.checks.sizes import MOST_ELEMENTS, UNLIKE, resized
 from tinyllama.harness.correct.checks.unusual import (
     FAR,
@@ -119,7 +120,9 @@ def _times(value: Any, factor: float) -> Any:
 
 def half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
     """What is wrong where the first half of a row, more than a block, is -inf, as after
-    masking: an output is a NaN that is one nowhere else, or differs."""
+    masking: an output is a NaN that is one nowhere else, or differs. It is advice if a NaN reaches
+    gradients alone, and no output of the reference depends on that half: where attention leaves a
+    key out with a probability of 0, torch's own gradients are 0 times infinity there."""
     op = candidate.op
     for axis, size in itertools.product(op.inputs[name].axes[-1:], HALVED):
         long = resized(candidate, case, axis, size)
@@ -131,14 +134,21 @@ def half_a_row(candidate: Candidate, case: OpCase, name: str) -> Problem:
             known = evaluate(op, op["eager"].call, changed)
             if any(known[one].double().isinf().any() for one in op.outputs):
                 continue
+            advice, judged = None, candidate
             if lost := wrong_nan(candidate, long, changed, of_nan=False):
-                return long, f"half a row of -inf in {name}: {lost}"
-            results = candidate.results(changed)
-            for which, right in known.items():
+                plain = evaluate(op, op["eager"].call, usual)
+                if any(not same_bits(known[one], plain[one]) for one in op.outputs):
+                    return long, f"half a row of -inf in {name}: {lost}"
+                judged = candidate.forward_only()
+                if of_outputs := wrong_nan(judged, long, changed, of_nan=False):
+                    return long, f"half a row of -inf in {name}: {of_outputs}"
+                advice = long, f"half a row of -inf in {name}: {lost}", Rank.ADVICE
+            for which, found in judged.results(changed).items():
+                right = known[which]
                 held = right.is_floating_point() and right.double().isfinite().all()
-                if held and not near(results[which], right, UNLIKE):
+                if held and not near(found, right, UNLIKE):
                     return long, f"half a row of -inf in {name}: {which} is not the reference's"
-            return None
+            return advice
     return None
 
 

@@ -175,7 +175,9 @@ def special_values(candidate: Candidate) -> Problem | str:
     for name in names:
         with noted(f"half a row of -inf in {name}"):
             if (found := half_a_row(candidate, case, name)) is not None:
-                return found
+                if len(found) == 2:
+                    return found
+                advice = advice or found
     for name in dict.fromkeys(name for _, name, value in all_alike if value is False):
         if (found := half_left_out(candidate, case, name)) is not None:
             return found
