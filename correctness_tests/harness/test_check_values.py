@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.tried import MATRIX, assert_found, in_each_dtype, small
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, blocks, sizes, unusual
+from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, blocks, resizing, unusual
 from tinyllama.harness.declare.values import Values, normal, uniform
 
 T = torch.Tensor
@@ -162,7 +162,7 @@ def test_a_state_of_8_bits_is_made_zero_and_tiny() -> None:
     op = small("faded", faded, {"m": state}, {}, [Case(N=9)])
     provider = Provider(op.name, "tried", op["eager"].call, (torch.float32,))
     candidate = Candidate(op, provider)
-    (what, _, inputs), *_ = blocks.in_states(candidate, sizes.general(candidate))
+    (what, _, inputs), *_ = blocks.in_states(candidate, resizing.general(candidate))
     assert what == "m all zero"
     assert not inputs.args["m"].float().any()
 

@@ -32,6 +32,9 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.correct.checks.frameworks": {"DRAWS": 4},
     "tinyllama.harness.correct.checks.guards": {"WIDTH": 65536, "CANARY": 0xA5, "ALIGNED": 16},
     "tinyllama.harness.correct.checks.large": {"ENTRIES": 8, "GAP": 64, "APART": 3},
+    "tinyllama.harness.correct.checks.last_entries": {
+        **{"MANY": 2**24, "UNLIKE_MANY": 0.03, "ENDS": 64, "NOISE": 0.2},
+    },
     "tinyllama.harness.correct.checks.remote": {
         **{"MOST_ENDED": 6, "SECONDS": 300, "GROUP": 24 * HOUR, "RESERVE": GIB},
     },
@@ -40,11 +43,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
             *(1, 2, 3, 67, 72, 80, 96, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
             *(4096, 4099, 8197, 16388, 65539),
         ),
-        **{"BOTH": 131, "ALL": 67, "MOST_ELEMENTS": 2097152, "OF_EXTREMES": 259},
-        **{"MANY": 2**24, "UNLIKE_MANY": 0.03},
-        **{"OF_LAYOUTS": 1025, "SECONDS": 10.0, "ENDS": 64, "NOISE": 0.2},
-        **{"LOST": 8.0, "UNLIKE": 0.1, "TRIES": 8, "FEW": 3, "OF_SUMS": 2051, "DRAWN": 4096},
+        **{"BOTH": 131, "ALL": 67, "OF_EXTREMES": 259, "OF_LAYOUTS": 1025},
+        **{"LOST": 8.0, "FEW": 3, "OF_SUMS": 2051},
         **{"OTHERS": 3, "WITH_NONE": (3, 0, 2), "LEADING": ((), (5,), (2, 3), (2, 1, 3))},
+    },
+    "tinyllama.harness.correct.checks.resizing": {
+        **{"MOST_ELEMENTS": 2097152, "DRAWN": 4096, "SECONDS": 10.0, "UNLIKE": 0.1, "TRIES": 8},
     },
     "tinyllama.harness.correct.checks.settings": {
         **{"SEEN": 0.05, "FACTORS": (0.5, 3.0, 1e3, 1e6), "STEPS": (1, -1, 2)},

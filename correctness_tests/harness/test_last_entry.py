@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tinyllama.harness.correct.checks import sizes
+from tinyllama.harness.correct.checks import last_entries, sizes
 from tinyllama.harness.correct.checks.finding import Finding, Outcome
 from tinyllama.harness.kernels.programs import GridError
 
@@ -49,15 +49,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
         def resized(candidate: Any, base: Any, axis: str, size: int) -> Any:
             return None if size == refused else Resized(size)
 
-        monkeypatch.setattr(sizes, "resized", resized)
-        monkeypatch.setattr(sizes, "_ends_differ", differ)
-        monkeypatch.setattr(sizes, "elements", lambda op, case: (elements or {}).get(case, 1))
-        monkeypatch.setattr(sizes, "time", SimpleNamespace(thread_time=lambda: clock[0]))
+        monkeypatch.setattr(last_entries, "resized", resized)
+        monkeypatch.setattr(last_entries, "_ends_differ", differ)
+        monkeypatch.setattr(
+            last_entries, "elements", lambda op, case: (elements or {}).get(case, 1)
+        )
+        monkeypatch.setattr(last_entries, "time", SimpleNamespace(thread_time=lambda: clock[0]))
         candidate: Any = SimpleNamespace(
             interpreted=interpreted, op=SimpleNamespace(mutated=mutated)
         )
         base: Any = None
-        return sizes._last_entry(candidate, base, "N", TRIED), run
+        return last_entries.last_entry(candidate, base, "N", TRIED, LONGEST), run
 
     return ask
 
@@ -75,7 +77,7 @@ def test_what_is_compiled_or_updated_in_place_is_not_asked_for(asked: Any, trait
 def test_at_a_size_that_is_refused_or_too_large_nothing_is_said(asked: Any, place: int) -> None:
     before = [*SEEN[:place]]
     assert asked(refused=SEEN[place]) == ("", before)
-    limit = 8 * sizes.MOST_ELEMENTS
+    limit = 8 * last_entries.MOST_ELEMENTS
     assert asked(elements={SEEN[place]: limit + 1}) == ("", before)
     assert asked(elements={SEEN[place]: limit}) == (RIGHT, [*SEEN])
 
@@ -103,11 +105,11 @@ def test_only_the_longest_may_be_wrong(asked: Any) -> None:
 def test_no_program_may_have_more_than_its_share(asked: Any, place: int) -> None:
     """By programs, and by seconds, which may double and differ by some noise."""
     size = SEEN[place]
-    enough = -(-size // sizes.ENDS)
+    enough = -(-size // last_entries.ENDS)
     assert asked(most={size: enough}) == (RIGHT, [*SEEN])
     stopped = (RIGHT, [*SEEN]) if place == 2 else ("", [*SEEN[: place + 1]])
     assert asked(most={size: enough - 1}) == stopped
     if place:
-        limit = 2 + sizes.NOISE
+        limit = 2 + last_entries.NOISE
         assert asked(seconds={size: limit - 0.01}) == (RIGHT, [*SEEN])
         assert asked(seconds={size: limit + 0.01}) == stopped

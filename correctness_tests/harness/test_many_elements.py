@@ -9,7 +9,7 @@ import torch
 
 from correctness_tests.support.tried import finding, small
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.checks import Outcome, Rank, sizes
+from tinyllama.harness.correct.checks import Outcome, Rank, last_entries, sizes
 
 FEW = 2**13
 Call = Callable[..., torch.Tensor]
@@ -33,7 +33,7 @@ def by_numbers_in_float32(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def test_elements_that_are_numbered_in_float32_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "MANY", 2**24)
+    monkeypatch.setattr(last_entries, "MANY", 2**24)
     one = finding(BIAS, by_numbers_in_float32, "sizes")
     assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
     assert one.message == "the last of 16,777,216 elements and more of y are wrong"
@@ -50,8 +50,8 @@ def beyond(rows: int, factor: float = 1.1) -> Call:
 
 @pytest.mark.parametrize(("factor", "good"), [(1.0, True), (1.02, True), (1.04, False)])
 def test_the_last_entries_are_compared_and_said(factor: float, good: bool) -> None:
-    size = FEW // 64 + sizes.ENDS
-    one = finding(BIAS, beyond(size - 1 if good else size - sizes.ENDS, factor), "sizes")
+    size = FEW // 64 + last_entries.ENDS
+    one = finding(BIAS, beyond(size - 1 if good else size - last_entries.ENDS, factor), "sizes")
     assert one.outcome is (Outcome.PASSED if good else Outcome.FAILED), one
     if good:
         assert one.message.endswith(f"; the last 64 of {size} entries of N are right")
@@ -83,7 +83,7 @@ def tried(op: Op, call: Call, **traits: Any) -> list[int]:
 
 
 def test_a_call_that_takes_long_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "SECONDS", 0.2)
+    monkeypatch.setattr(last_entries, "SECONDS", 0.2)
     right = BIAS["eager"].call
 
     def slow(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ def test_a_call_that_takes_long_is_not_made(monkeypatch: pytest.MonkeyPatch) -> 
             pass
         return right(x, bias)
 
-    assert tried(BIAS, right) == [FEW // 64 + sizes.ENDS]
+    assert tried(BIAS, right) == [FEW // 64 + last_entries.ENDS]
     assert tried(BIAS, slow) == []
 
 
@@ -115,4 +115,4 @@ def test_entries_of_several_inputs_count_by_the_largest() -> None:
         {"z": "N D"},
         [Case(N=4, D=2, F=256)],
     )
-    assert tried(wide, wide["eager"].call) == [FEW // 256 + sizes.ENDS] * (FEW // 256 > 67)
+    assert tried(wide, wide["eager"].call) == [FEW // 256 + last_entries.ENDS] * (FEW // 256 > 67)

@@ -15,7 +15,7 @@ from correctness_tests.support.narrowed import narrowed
 from correctness_tests.support.tried import finding, small
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, sizes
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, resizing, sizes
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.ops import OPS
 
@@ -337,7 +337,7 @@ def test_the_case_that_is_made_longer_is_the_one_that_is_declared_first(
     first = cases.pop(place)
     op = narrowed(SILU, [first, *cases])
     candidate = Candidate(op, Provider(op.name, "tried", EAGER, dtypes))
-    base = sizes.general(candidate)
+    base = resizing.general(candidate)
     assert (base.case, base.dtype, base.varied) == (op.cases[0], dtypes[0], False)
     others = Provider(
         op.name,
@@ -346,7 +346,7 @@ def test_the_case_that_is_made_longer_is_the_one_that_is_declared_first(
         dtypes,
         supports=lambda dims: "not this" if dims["F"] == first.dims["F"] else None,
     )
-    assert sizes.general(Candidate(op, others)).case is cases[0]
+    assert resizing.general(Candidate(op, others)).case is cases[0]
 
 
 def test_each_variation_of_each_size_is_tried_along_an_axis(
@@ -372,7 +372,7 @@ def test_each_variation_of_each_size_is_tried_along_an_axis(
     op = narrowed(SILU, [Case(N=5, F=8)])
     op.extremes = {name: next(iter(SILU.extremes.values())) for name in ("one", "two", "three")}
     candidate = Candidate(op, Provider(op.name, "tried", EAGER, (torch.float32,)))
-    base = sizes.general(candidate)
+    base = resizing.general(candidate)
     plain = base.wanted, base.layout
     of_extremes: list[tuple[Any, ...]] = [(extreme, *plain) for extreme in op.extremes]
     of_extremes += [(None, wanted, base.layout) for wanted in ((), ("gate",), ("up",))]
@@ -393,7 +393,7 @@ def test_the_case_that_is_made_longer_tells_what_does_nothing() -> None:
     x, y = {"x": Tensor("N D")}, {"y": "N D"}
     cases = [Case(N=3, D=8), Case(N=4, D=8), Case(N=5, D=8)]
     op = small("doubled", lambda x: x * (2 if len(x) > 3 else 1), x, y, cases)
-    assert sizes.general(Candidate(op, op["eager"])).case is cases[1]
+    assert resizing.general(Candidate(op, op["eager"])).case is cases[1]
 
 
 @pytest.mark.parametrize(
@@ -414,9 +414,9 @@ def test_time_is_taken_to_grow_as_it_did_from_a_size_to_more_than_twice_that_siz
     monkeypatch.setattr(sizes, "SIZES", tried)
     monkeypatch.setattr(sizes, "time", SimpleNamespace(thread_time=lambda: next(clock)))
     monkeypatch.setattr(sizes, "_faults", lambda *_: iter(()))
-    monkeypatch.setattr(sizes, "_last_entry", lambda *_: "")
+    monkeypatch.setattr(sizes, "last_entry", lambda *_: "")
     candidate = Candidate(SILU, Provider(SILU.name, "tried", EAGER, (torch.float32,)))
-    base = sizes.general(candidate)
+    base = resizing.general(candidate)
     found = sizes._along(candidate, base, "N", [])
     assert isinstance(found, tuple)
     assert found[0] == last

@@ -16,6 +16,7 @@ from tinyllama.harness.correct.checks import (
     Rank,
     blocks,
     differing,
+    resizing,
     run,
     settings,
     sizes,
@@ -484,7 +485,7 @@ def half_a_row(op: Op, call: Callable[..., Any], **traits: Any) -> tuple[Any, st
     """The sizes for which something is wrong, and what; none, and nothing."""
     provider = Provider(op.name, "tried", call, (torch.float32,), **traits)
     candidate = Candidate(op, provider)
-    seen = blocks.half_a_row(candidate, sizes.general(candidate), "x")
+    seen = blocks.half_a_row(candidate, resizing.general(candidate), "x")
     return (seen[0].case.dims, seen[1]) if seen else ({}, "")
 
 
@@ -576,7 +577,7 @@ def test_an_infinity_that_no_output_depends_on_may_make_gradients_a_nan(
     """The reference never reads the row; other right code multiplies it by 0."""
     provider = Provider("attention", "tried", call, (torch.float32,))
     candidate = Candidate(attention, provider)
-    _, text, *ranks = blocks.half_a_row(candidate, sizes.general(candidate), "v") or ("", "")
+    _, text, *ranks = blocks.half_a_row(candidate, resizing.general(candidate), "v") or ("", "")
     assert text.startswith("half a row of -inf in v: ")
     assert said in text
     assert ranks == [rank] * (rank is not None)

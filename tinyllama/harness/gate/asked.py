@@ -27,7 +27,7 @@ from tinyllama.harness.machine.files import check_apart, check_writable, real
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _PYPROJECT = "pyproject.toml"
 _DECLARES = "Op("
-_NO_BENCHMARKS = ("correctness_tests", "docs", "field", "perf_tests", "tools")  # declare ops too
+_NO_BENCHMARKS = ("correctness_tests", "docs", "field", "tools")  # declare ops too
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.differing import RefusedError, differs, wrong_nan
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank
 from tinyllama.harness.correct.checks.graph import same_bits
-from tinyllama.harness.correct.checks.sizes import MOST_ELEMENTS, UNLIKE, resized
+from tinyllama.harness.correct.checks.resizing import MOST_ELEMENTS, UNLIKE, resized
 from tinyllama.harness.correct.checks.unusual import (
     FAR,
     KINDS,

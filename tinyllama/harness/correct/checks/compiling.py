@@ -12,7 +12,7 @@ from tinyllama.harness.correct.checks.finding import (
     Rank,
     Unsupported,
 )
-from tinyllama.harness.correct.checks.sizes import resized
+from tinyllama.harness.correct.checks.resizing import resized
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.launch import Launch
 from tinyllama.harness.kernels.limits import verdict

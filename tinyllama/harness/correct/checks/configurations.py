@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.accuracy import faults
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Unsupported
-from tinyllama.harness.correct.checks.sizes import general
+from tinyllama.harness.correct.checks.resizing import general
 from tinyllama.harness.kernels.configs import SPACES, asked
 from tinyllama.harness.kernels.launch import HAS_TRITON
 

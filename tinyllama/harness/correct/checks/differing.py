@@ -9,10 +9,9 @@ from functools import partial
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase, References
+from tinyllama.harness.correct.cases import WIDER, OpCase, References
 from tinyllama.harness.correct.checks.finding import Candidate, leaves, others
 from tinyllama.harness.correct.checks.guards import GuardedMemory
-from tinyllama.harness.correct.checks.sizes import WIDER
 from tinyllama.harness.correct.checks.unusual import INFINITIES, changed_in, having
 from tinyllama.harness.correct.compare import near
 from tinyllama.harness.correct.evaluate import Inputs, Raised, copied, evaluate, is_gradient

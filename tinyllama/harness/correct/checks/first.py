@@ -15,7 +15,7 @@ import torch
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate, Problem
 from tinyllama.harness.correct.checks.graph import Graph
-from tinyllama.harness.correct.checks.sizes import resized
+from tinyllama.harness.correct.checks.resizing import resized
 from tinyllama.harness.correct.checks.state import default_dtype
 from tinyllama.harness.correct.evaluate import copied
 from tinyllama.harness.declare.autograd import several

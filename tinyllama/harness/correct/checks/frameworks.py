@@ -19,7 +19,8 @@ from tinyllama.harness.correct.checks.finding import (
     worst,
 )
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
-from tinyllama.harness.correct.checks.sizes import OF_EXTREMES, UNLIKE, resized
+from tinyllama.harness.correct.checks.resizing import UNLIKE, resized
+from tinyllama.harness.correct.checks.sizes import OF_EXTREMES
 from tinyllama.harness.correct.checks.traced import custom_ops, of_other_sizes
 from tinyllama.harness.correct.compare import compare, near
 from tinyllama.harness.correct.evaluate import ContractError, Inputs, copied, evaluate

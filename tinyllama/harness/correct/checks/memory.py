@@ -9,7 +9,7 @@ import torch
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
-from tinyllama.harness.correct.checks.sizes import general, resized
+from tinyllama.harness.correct.checks.resizing import general, resized
 from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, mutated_results
 
 Arrangement = Callable[[Leaves, list[str]], Leaves]

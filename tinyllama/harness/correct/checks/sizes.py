@@ -23,18 +23,24 @@ from tinyllama.harness.correct.checks.accuracy import ENDLESS, excused, faults
 from tinyllama.harness.correct.checks.finding import (
     Candidate,
     Finding,
-    Outcome,
     Rank,
     Unsupported,
     others,
 )
+from tinyllama.harness.correct.checks.last_entries import last_entry, many
+from tinyllama.harness.correct.checks.resizing import (
+    MOST_ELEMENTS,
+    SECONDS,
+    draws_for,
+    general,
+    resized,
+)
 from tinyllama.harness.correct.checks.settings import of_several
 from tinyllama.harness.correct.checks.thresholds import thresholds
-from tinyllama.harness.correct.compare import Comparison, near
-from tinyllama.harness.correct.evaluate import evaluate, is_gradient, sampled, shapes_of
+from tinyllama.harness.correct.compare import Comparison
+from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.correct.layouts import SINGLE
 from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.specs import Case, flat
 from tinyllama.harness.declare.values import constant
 
@@ -46,31 +52,22 @@ SIZES = (
     *(1, 2, 3, 67, 72, 80, 96, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
     *(4096, 4099, 8197, 16388, 65539),
 )
-MANY = 2**24  # elements: float32 holds no larger odd number, so not every index beyond
-UNLIKE_MANY = 0.03  # of the norm of the last entries: the largest difference that is allowed
 BOTH = 131  # of two axes at once
 ALL = 67  # of all of three or more axes at once
-MOST_ELEMENTS = 2**21  # of the inputs of such a case
 OF_EXTREMES = 259  # the size at which extreme values, and each gradient alone and none, are tried
 OF_LAYOUTS = 1025  # the size at which other layouts are tried too: the second block of 1,024
 LAYOUTS = ("distinct", "transposed")
 # At which integers of 8 bits are the largest that are drawn: sums of products are not exact in
 # float32.
 OF_SUMS, BYTES = 2051, (torch.int8, torch.uint8)
-DRAWN = 4096  # integers, of which the least and the largest are taken
 FEW = 3  # of so many the time says nothing
-SECONDS = 10.0  # of this thread's processor time for one size: others may use the machine, too
-ENDS = 64  # programs at each end of a launch, where all of them would take too long
-NOISE = 0.2  # seconds by which the time of few programs differs
 ALIKE = 4.0  # times as far beyond a bound as another implementation
 LOST = 8.0  # times the largest error of an element that is usual
-UNLIKE = 0.1  # of the norm of an entry: the least by which it is not that of the reference
 OTHERS = 3  # cases beside the general one that are tried along their axes, at few sizes
 LISTS = (1, 67, 131)  # lengths of lists of tensors
 ENTRIES = (3, 1, 2)  # sizes of their tensors, in turn
 WITH_NONE = (3, 0, 2)  # and with a tensor that has none
 LEADING = ((), (5,), (2, 3), (2, 1, 3))  # axes in place of those that may be any number
-TRIES = 8  # following sizes that are tried where an op or a provider does not take one
 
 
 def sizes(candidate: Candidate) -> Finding | str:
@@ -110,18 +107,10 @@ def sizes(candidate: Candidate) -> Finding | str:
     both = _together(candidate, base, long)
     if isinstance(both, Finding):
         return both
-    many = _many(candidate, base)
-    if isinstance(many, Finding):
-        return many
-    return _elsewhere(candidate, base) or "; ".join([*said, *many, *both])
-
-
-def general(candidate: Candidate) -> OpCase:
-    """The case that an op declares first, if a wrong result shows there; it should be general."""
-    first = candidate.op.cases[0]
-    plain = [case for case in candidate.plain() if case.dtype is candidate.dtypes[0]]
-    case = next((case for case in plain if case.case is first), None)
-    return case if case is not None and candidate.tells(case) else candidate.telling()
+    last = many(candidate, base)
+    if isinstance(last, Finding):
+        return last
+    return _elsewhere(candidate, base) or "; ".join([*said, *last, *both])
 
 
 def _together(candidate: Candidate, base: OpCase, axes: list[str]) -> Finding | list[str]:
@@ -245,20 +234,6 @@ def _most(draws: list[torch.Tensor]) -> int:
     return max(int(one.max()) for one in draws)
 
 
-def draws_for(candidate: Candidate, case: OpCase, name: str) -> list[torch.Tensor]:
-    """Draws of an input in its declared shapes, which its distribution may need, until they are at
-    least `DRAWN` values."""
-    declared = candidate.op.inputs[name]
-    values = case.case.values.get(name) or declared.distribution(case.case.dims)
-    shapes = shapes_of(declared, case.case.dims)
-    times = math.ceil(DRAWN / max(1, sum(map(math.prod, shapes))))
-    return [
-        sampled(name, values, shape, f"{name}|{place}|{time}|{candidate.seed}", "cpu")
-        for time in range(times)
-        for place, shape in enumerate(shapes)
-    ]
-
-
 def _variation(case: OpCase) -> tuple[Any, ...]:
     return case.wanted, case.layout, tuple(case.case.params), tuple(case.case.values)
 
@@ -307,7 +282,7 @@ def _along(
         if case is None:
             return largest, f" ({size:,} is not supported)"
         if largest > FEW and last * (size / largest) ** power > SECONDS:
-            beyond = _last_entry(candidate, base, axis, largest)
+            beyond = last_entry(candidate, base, axis, largest, SIZES[-1])
             if isinstance(beyond, Finding):
                 return beyond
             return largest, f" ({size:,} would take more than {SECONDS:.0f} s{beyond})"
@@ -360,123 +335,3 @@ def _alike(candidate: Candidate, case: OpCase) -> bool:
         if mine and all(miss <= ALIKE * theirs.get(key, 0.0) for key, miss in mine.items()):
             return True
     return False
-
-
-def _last_entry(candidate: Candidate, base: OpCase, axis: str, tried: int) -> Finding | str:
-    """What is wrong in the last entry of an axis of the largest size, of which only the first and
-    the last programs of each launch are run; else what was seen, in words. It is asked where the
-    programs at the ends make the last entry of a size that was tried, too, and of a quarter of it
-    in about the same time: else one program would have too much to do.
-
-    tried: that size. Results without this axis, which need all programs, are left out.
-    """
-    if not candidate.interpreted or candidate.op.mutated:
-        return ""
-    before = math.inf
-    for size in (tried // 4, tried, SIZES[-1]):
-        case = resized(candidate, base, axis, size)
-        if case is None or elements(candidate.op, case.case) > 8 * MOST_ELEMENTS:
-            return ""
-        started = time.thread_time()
-        try:
-            wrong, most = _ends_differ(candidate, case, axis)
-        except Exception as error:
-            from tinyllama.harness.kernels.programs import GridError
-
-            if isinstance(error, GridError):
-                return Finding("sizes", Outcome.FAILED, str(case), str(error))
-            return ""  # what was left out may be what others need
-        taken = time.thread_time() - started
-        if size <= tried and (wrong or ENDS * most < size or taken > 2 * before + NOISE):
-            return ""
-        before = taken
-    if wrong:
-        text = f"the last entry along {axis} of {', '.join(wrong)}"
-        return Finding("sizes", Outcome.FAILED, str(case), f"{text} is wrong or never written")
-    return f", but the last entry of {SIZES[-1]:,} is right"
-
-
-def _ends_differ(candidate: Candidate, case: OpCase, axis: str) -> tuple[list[str], int]:
-    """The results whose last entry along the axis is far from the reference's where programs at the
-    ends alone are run; and the most programs of a launch."""
-    from tinyllama.harness.kernels.programs import ends
-
-    op, inputs = candidate.op, candidate.inputs(case)
-    with ends(ENDS) as launched:
-        results = candidate.results(inputs, PoisonedMemory())
-    oracle = evaluate(op, op["eager"].call, inputs.double())
-    return _end_differs(op, results, oracle, axis, 1, UNLIKE), launched.most
-
-
-def _end_differs(
-    op: Op,
-    results: dict[str, torch.Tensor],
-    right: dict[str, torch.Tensor],
-    axis: str,
-    entries: int,
-    unlike: float,
-) -> list[str]:
-    """The results whose last entries along the axis differ by more than this share of their norm.
-    Integers, and results without the axis, are left out."""
-    wrong = []
-    for name, value in right.items():
-        axes = op.inputs[name[5:]].axes if is_gradient(name) else op.outputs[name].axes
-        if axis in axes and value.is_floating_point() and value.dim() == len(axes):
-            place = axes.index(axis)
-            one, other = (
-                x.narrow(place, x.shape[place] - entries, entries) for x in (results[name], value)
-            )
-            if not near(one, other, unlike):
-                wrong.append(name)
-    return wrong
-
-
-def _many(candidate: Candidate, base: OpCase) -> Finding | list[str]:
-    """Lengthen the first axis until an input has more than 2^24 elements, and compare its last
-    entries: a Finding if they are wrong, else what was compared, in words, or nothing if it would
-    take too long."""
-    op, (axis, length) = candidate.op, next(iter(base.case.dims.items()))
-    of_entry = [
-        math.prod(shape) // length
-        for declared in op.inputs.values()
-        if axis in declared.axes and isinstance(length, int)
-        for shape in shapes_of(declared, base.case.dims)
-    ]
-    if candidate.interpreted or op.mutated or not any(of_entry):
-        return []
-    size = MANY // max(of_entry) + ENDS
-    for share in (64, 8, 1):  # to stop early: each takes about 8 times as long
-        case = resized(candidate, base, axis, max(length, size // share))
-        if case is None or elements(op, case.case) > 4 * MANY // share + MOST_ELEMENTS:
-            return []
-        started = time.thread_time()
-        try:
-            inputs = candidate.inputs(case)
-            right = evaluate(op, op["eager"].call, inputs)
-            results = candidate.results(inputs)
-        except Exception:
-            return []  # `_along` reports sizes that are refused
-        most = sum(value.numel() for value in results.values())
-        taken = time.thread_time() - started
-        if share > 1 and (8 * taken > SECONDS / 2 or share * most > 8 * MANY):
-            return []
-    each = [right, *others(candidate, inputs)]
-    wrong = [_end_differs(op, results, one, axis, ENDS, UNLIKE_MANY) for one in each]
-    if all(wrong):
-        text = f"the last of {MANY:,} elements and more of {', '.join(wrong[0])} are wrong"
-        return Finding("sizes", Outcome.FAILED, str(case), text)
-    return [f"the last {ENDS} of {size:,} entries of {axis} are right"]
-
-
-def resized(candidate: Candidate, base: OpCase, axis: str, size: int) -> OpCase | None:
-    """The case with about this size of an axis; None where the op or the provider takes none."""
-    op, before = candidate.op, base.case.dims[axis]
-    for more in range(TRIES):
-        new: Any = size + more
-        if isinstance(before, tuple):
-            new = (new, *before[1:])
-        case = replace(base, case=base.case.resized(**{axis: new}))
-        fits = op.misfit(case.case.dims, case.case.params) is None
-        if fits and case.unsupported() is None:
-            return case
-    return None

@@ -34,8 +34,8 @@ from tinyllama.harness.correct.checks.differing import (
 )
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.correct.checks.memory import passed_on
+from tinyllama.harness.correct.checks.resizing import general
 from tinyllama.harness.correct.checks.settings import of_several
-from tinyllama.harness.correct.checks.sizes import general
 from tinyllama.harness.correct.checks.unusual import (
     INFINITIES,
     KINDS,

@@ -15,7 +15,7 @@ import torch
 from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.finding import Candidate
 from tinyllama.harness.correct.checks.graph import same_bits
-from tinyllama.harness.correct.checks.sizes import draws_for
+from tinyllama.harness.correct.checks.resizing import draws_for
 from tinyllama.harness.correct.checks.thresholds import compared_with
 from tinyllama.harness.correct.evaluate import Inputs, evaluate
 from tinyllama.harness.declare.autograd import several
