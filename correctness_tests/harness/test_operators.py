@@ -17,6 +17,8 @@ from triton.runtime import interpreter as stock
 
 # The interpreter is loaded first: it changes what these tests look at.
 from tinyllama.harness.kernels import (  # noqa: F401
+    accesses,
+    builder_notes,
     interpreter,
     interpreter_values,
     libdevice,
@@ -138,7 +140,7 @@ def test_stores_give_the_builder_what_tritons_own_give(
     given: list[Any] = []
 
     def noted(self: Any, places: Any, value: Any, mask: Any, *rest: Any) -> None:
-        operators.note(places, (value, mask, rest, {}), operators.STORE, None)
+        builder_notes.note(places, (value, mask, rest, {}), builder_notes.STORE, None)
         data = [(np.asarray(one.data).tobytes(), one.data.shape) for one in (places, value, mask)]
         given.append((data, value.data.dtype, value.dtype.scalar, rest))
 
@@ -181,7 +183,7 @@ def test_what_was_remembered_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
         remembered(a, right)
     assert [right for _, right in calls] == [b, 3, 4]
     # A sum that Triton makes otherwise than the builder says is not remembered.
-    monkeypatch.setattr(operators, "_same", lambda *_: False)
+    monkeypatch.setattr(operators, "same", lambda *_: False)
     c = block(tl.float16, (4,), 1)
     for _ in range(2):
         remembered(c, c)
@@ -217,9 +219,9 @@ def test_what_is_remembered_is_left_where_overflows_are_looked_for(
 
 
 def test_bits_of_another_shape_are_not_the_same() -> None:
-    assert operators._same(np.zeros((2, 3)), np.zeros((2, 3)))
-    assert not operators._same(np.zeros((2, 3)), np.zeros((3, 2)))
-    assert not operators._same(np.zeros(2, np.int32), np.zeros(2, np.float32))
+    assert builder_notes.same(np.zeros((2, 3)), np.zeros((2, 3)))
+    assert not builder_notes.same(np.zeros((2, 3)), np.zeros((3, 2)))
+    assert not builder_notes.same(np.zeros(2, np.int32), np.zeros(2, np.float32))
 
 
 def test_a_conversion_is_triton_s_own_only_the_first_time() -> None:
@@ -411,7 +413,7 @@ def test_a_load_is_tritons_own_only_the_first_time() -> None:
 
 
 def test_no_more_loads_are_remembered_than_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "MOST", 2)
+    monkeypatch.setattr(accesses, "MOST", 2)
     _, remembered, calls = loading()
     pointer, mask = places((4,), 1, tl.float32), block(tl.int1, (4,), 1)
     for other, made in ((1.0, 1), (2.0, 2), (1.0, 2), (3.0, 3), (1.0, 4), (3.0, 4)):

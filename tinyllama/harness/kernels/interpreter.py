@@ -43,7 +43,14 @@ import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import libdevice, operators, patches, programs, shared_types
+from tinyllama.harness.kernels import (
+    builder_notes,
+    libdevice,
+    operators,
+    patches,
+    programs,
+    shared_types,
+)
 from tinyllama.harness.kernels.interpreter_values import RUNNING, Running
 from tinyllama.harness.kernels.known import among
 
@@ -133,11 +140,11 @@ _STEPS = _Steps()
 def limited(steps: int = STEPS) -> Iterator[None]:
     """Meanwhile, a program that takes more operations raises EndlessLoopError."""
     before, _STEPS.limit = _STEPS.limit, steps
-    counts, operators.COUNTS[:] = [*operators.COUNTS], [_STEPS.take]
+    counts, builder_notes.COUNTS[:] = [*builder_notes.COUNTS], [_STEPS.take]
     try:
         yield
     finally:
-        _STEPS.limit, operators.COUNTS[:] = before, counts
+        _STEPS.limit, builder_notes.COUNTS[:] = before, counts
 
 
 _REWRITTEN: dict[Callable[..., Any], Callable[..., Any]] = {}

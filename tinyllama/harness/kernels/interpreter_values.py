@@ -12,7 +12,14 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter as stock
 
-from tinyllama.harness.kernels import libdevice, operators, programs, promises, shared_types
+from tinyllama.harness.kernels import (
+    builder_notes,
+    libdevice,
+    operators,
+    programs,
+    promises,
+    shared_types,
+)
 
 Array = Any  # a numpy array
 
@@ -88,18 +95,18 @@ def _fix_comparisons() -> None:
             result = stock.TensorHandle(op(lhs.data, rhs.data), tl.int1)
         else:
             result = stock_op(self, lhs, rhs, op)
-        operators.note(lhs, rhs, op, result)
+        builder_notes.note(lhs, rhs, op, result)
         return result
 
     def ternary_op(self: Any, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
         result = stock_ternary(self, lhs, rhs, other, op)
         if op is np.where:
-            operators.note(lhs, (rhs, other), operators.CHOICE, result)
+            builder_notes.note(lhs, (rhs, other), builder_notes.CHOICE, result)
         return result
 
     def create_idiv(self: Any, lhs: Any, rhs: Any) -> Any:
         result = stock_idiv(self, lhs, rhs)
-        operators.note(lhs, rhs, operators.divided, result)
+        builder_notes.note(lhs, rhs, operators.divided, result)
         return result
 
     stock.InterpreterBuilder.binary_op = binary_op
@@ -118,7 +125,7 @@ def _fix_values() -> None:
     )
 
     def init(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
-        for count in operators.COUNTS:
+        for count in builder_notes.COUNTS:
             count()
         if _is_bf16(dtype):
             data = to_values(to_bits(np.asarray(data, np.float32)))
@@ -129,7 +136,7 @@ def _fix_values() -> None:
             result = handle(src.data.astype(np.float32), dst_type.scalar)
         else:
             result = cast(self, _as_float32(src), dst_type)
-        operators.note(src, dst_type, operators.CAST, result)
+        builder_notes.note(src, dst_type, builder_notes.CAST, result)
         return result
 
     # Loads of a descriptor give the last arguments by name.
@@ -144,11 +151,11 @@ def _fix_values() -> None:
             result = handle(to_values(bits.data), tl.bfloat16)
         if other is None and promises.UNDEFINED and not np.all(mask.data):
             promises.left_out(result.data, mask.data)
-        operators.note(ptrs, (mask, other, rest, named), operators.LOAD, result)
+        builder_notes.note(ptrs, (mask, other, rest, named), builder_notes.LOAD, result)
         return result
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        operators.note(ptrs, (value, mask, rest, named), operators.STORE, None)
+        builder_notes.note(ptrs, (value, mask, rest, named), builder_notes.STORE, None)
         ptrs, mask = _watched(ptrs, mask, "store")
         stored = functools.partial(store, self, ptrs, _as_bits(value), mask, *rest, **named)
         programs.stored(stored, np.size(ptrs.data))
@@ -159,7 +166,7 @@ def _fix_values() -> None:
         for note in SUMS:
             note(ptr.data, offset.data)
         result = addptr(self, ptr, offset)
-        operators.note(ptr, offset, operators.ADD_POINTER, result)
+        builder_notes.note(ptr, offset, builder_notes.ADD_POINTER, result)
         return result
 
     def ptr_to_int(self: Any, src: Any, dst_type: Any) -> Any:
@@ -285,13 +292,13 @@ def _fix_arguments() -> None:
             if type(argument) in _TENSORS:
                 pointers[argument.dtype] = made.type
             return made
-        return operators.value(np.array([argument.data_ptr()], np.uint64), shared, shared)
+        return builder_notes.value(np.array([argument.data_ptr()], np.uint64), shared, shared)
 
     def converted(argument: Any) -> Any:
         if type(argument) is int and -(2**31) <= argument < 2**31:
-            return operators.value(np.array([argument], np.int32), tl.int32, tl.int32)
+            return builder_notes.value(np.array([argument], np.int32), tl.int32, tl.int32)
         if isinstance(argument, float):
-            return operators.value(np.array([argument], np.float32), tl.float32, tl.float32)
+            return builder_notes.value(np.array([argument], np.float32), tl.float32, tl.float32)
         if not hasattr(argument, "data_ptr"):
             return convert(argument)
         made = pointer(argument)

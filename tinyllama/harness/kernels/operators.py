@@ -20,25 +20,24 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as stock
 
-from tinyllama.harness.kernels.known import among
+from tinyllama.harness.kernels.accesses import load_of, store_of
+from tinyllama.harness.kernels.builder_notes import (
+    ADD_POINTER,
+    CAST,
+    CHOICE,
+    MOST,
+    Array,
+    converts,
+    same,
+    value,
+    watched,
+)
 
-Array = Any  # a numpy array
-
-MOST = 4096  # operations that are kept for each operator
-# What an operator ended in: both handles, what it called, and its result. A list while noted.
-NOTED: list[list[tuple[Any, Any, Any, Any]]] = []
 # Called before every sum of pointers and offsets, with both.
 SUMS: list[Callable[[Array, Array], None]] = []
-# Called for each value that is made.
-COUNTS: list[Callable[[], None]] = []
-ADD_POINTER = object()  # stands for the builder's sum of a pointer and an offset
-
-CAST = object()  # stands for a conversion: its handle, the type it becomes
-LOAD = object()  # stands for a load: its pointers, and its mask, default and other arguments
-STORE = object()  # stands for a store: its pointers, and its value, mask and other arguments
-CHOICE = object()  # stands for a choice: its condition, and both operands
 
 _DESCRIPTOR = getattr(tl.core, "tensor_descriptor_base", None)
+_WHOLE = slice(None)
 _REFLECTED = {f"__r{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")}
 NAMES = _REFLECTED | {
     *("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__"),
@@ -50,15 +49,6 @@ NAMES = _REFLECTED | {
 def divided(left: Array, right: Array) -> Array:
     """The quotient of integers, rounded to zero, as the builder computes it."""
     return (left - np.fmod(left, right)) // right
-
-
-_WHOLE = slice(None)
-
-
-def note(left: Any, right: Any, called: Any, result: Any) -> None:
-    """The builder has made an operation of two handles."""
-    if NOTED:
-        NOTED[-1].append((left, right, called, result))
 
 
 class _Operation:
@@ -96,51 +86,8 @@ class _Operation:
         return value(data, self.dtype, self.type)
 
 
-def value(data: Array, dtype: Any, kind: Any) -> Any:
-    """``tl.tensor(TensorHandle(data, dtype), kind)``, without calls; a bfloat16 must be rounded
-    already."""
-    shared = kind.__dict__.get("_of_tensors")  # from `shared_types`
-    if shared is None:
-        return tl.tensor(stock.TensorHandle(data, dtype), kind)
-    for count in COUNTS:
-        count()
-    handle, made = _new(_HANDLE), _new(_TENSOR)
-    handle.__dict__ = {"data": data, "dtype": dtype, "attr": {}}
-    made.__dict__ = {**shared, "handle": handle}
-    return made
-
-
-_new, _HANDLE, _TENSOR = object.__new__, stock.TensorHandle, tl.tensor
-
-
-def _converts(value: Any, handle: Any) -> bool:
-    """Whether an operand becomes what the builder got by ``astype`` alone, or by nothing."""
-    scalar = value.type.scalar
-    if scalar.name == handle.dtype.scalar.name:
-        return bool(value.handle.data.dtype == handle.data.dtype)
-    kinds = value.handle.data.dtype.kind, handle.data.dtype.kind
-    exact = "biuf"  # not pointers, 8-bit floats and what is rounded to bfloat16
-    return (
-        not scalar.is_ptr()
-        and not scalar.is_fp8()
-        and handle.dtype.scalar.name not in ("bf16", "int1")
-        and not handle.dtype.is_ptr()
-        and not handle.dtype.is_fp8()
-        and all(kind in exact for kind in kinds)
-    )
-
-
-def _same(left: Any, right: Any) -> bool:
-    left, right = np.asarray(left), np.asarray(right)
-    return (
-        left.dtype == right.dtype
-        and left.shape == right.shape
-        and left.tobytes() == right.tobytes()
-    )
-
-
 def _operation(name: str, a: Any, b: Any, noted: list[Any], result: Any) -> _Operation | None:
-    noted = [one for one in noted if one[2] is not CAST]  # of operands: see `_converts`
+    noted = [one for one in noted if one[2] is not CAST]  # of operands: see `converts`
     if len(noted) != 1 or noted[0][3] is not result.handle:
         return None
     left, right, called, _ = noted[0]
@@ -150,25 +97,20 @@ def _operation(name: str, a: Any, b: Any, noted: list[Any], result: Any) -> _Ope
     if called is ADD_POINTER:  # the pointer comes first
         swapped = not a.type.scalar.is_ptr()
     first, second = (right, left) if swapped else (left, right)
-    if not _converts(a, first):
+    if not converts(a, first):
         return None
     bits = left.data.dtype == right.data.dtype == np.bool_
     if bits and called in (np.add, np.subtract, np.multiply, np.fmod):
         return None  # one bit, which wraps around or gets another dtype
     found = _Operation(noted[0], result, swapped)
     if isinstance(b, tl.tensor):
-        if not _converts(b, second):
+        if not converts(b, second):
             return None
         found.keep = a.type, b.type
     else:
         found.keep = a.type
         found.constant = second.data.reshape(-1)[:1].copy()
     return found
-
-
-def _noted(stock_operator: Callable[..., Any], *operands: Any) -> tuple[Any, list[Any]]:
-    with among(NOTED, list[Any]()) as noted:
-        return stock_operator(*operands), noted
 
 
 def replacement(owner: Any, name: str, stock_operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,9 +128,9 @@ def replacement(owner: Any, name: str, stock_operator: Callable[..., Any]) -> Ca
     if name == "where":
         return _where(stock_operator)
     if name == "load" and owner is not _DESCRIPTOR:
-        return _load(stock_operator)
+        return load_of(stock_operator)
     if name == "store" and owner is not _DESCRIPTOR:
-        return _store(stock_operator)
+        return store_of(stock_operator)
     return stock_operator
 
 
@@ -207,7 +149,7 @@ def _index(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
         if found is not None:
             return value(a.handle.data[slices], a.handle.dtype, found[0])
         result = stock_operator(a, slices)
-        if _same(a.handle.data[slices], result.handle.data):
+        if same(a.handle.data[slices], result.handle.data):
             if len(known) >= MOST:
                 known.clear()
             known[key] = result.type, a.type
@@ -233,7 +175,7 @@ def _cast(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
             if kind is None:
                 return a
             return tl.tensor(builder.cast_impl(a.handle, target), kind)
-        result, noted = _noted(stock_operator, a, dtype)
+        result, noted = watched(stock_operator, a, dtype)
         if len(known) >= MOST:
             known.clear()
         if result is a and not noted:
@@ -245,129 +187,6 @@ def _cast(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return cast
-
-
-class _Load:
-    """What a load of pointers of one type gives to the builder; ``keep``: what ids stand for."""
-
-    def __init__(self, noted: tuple[Any, Any, Any, Any], kind: Any, keep: Any) -> None:
-        _, (_, self.default, self.rest, _), _, _ = noted
-        self.kind, self.keep = kind, keep
-
-    def __call__(self, pointers: Any, mask: Any) -> Any:
-        shape = pointers.data.shape
-        if mask is None:
-            mask = stock.TensorHandle(np.ones(shape, bool), tl.int1)
-        elif mask.data.shape != shape:
-            mask = stock.TensorHandle(np.broadcast_to(mask.data, shape), tl.int1)
-        made = stock.interpreter_builder.create_masked_load(
-            pointers, mask, self.default, *self.rest
-        )
-        return tl.tensor(made, self.kind)
-
-
-def _spread(given: Any, mask: Any, pointers: Any) -> bool:
-    """Whether the builder got a load's mask as it is, or spread over the pointers."""
-    if mask is None or given is mask.handle:
-        return True
-    return _same(np.broadcast_to(mask.handle.data, np.shape(pointers.data)), given.data)
-
-
-def _load(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Loads with a number, or nothing, where the mask is false."""
-    known: dict[Any, _Load] = {}
-
-    def first(key: Any, pointers: Any, mask: Any, other: Any, named: dict[str, Any]) -> Any:
-        result, noted = _noted(lambda: stock_operator(pointers, mask, other, **named))
-        if len(known) >= MOST:
-            known.clear()
-        if len(noted) and noted[-1][2] is LOAD and noted[-1][3] is result.handle:
-            handle, (given, _, _, by_name), _, _ = noted[-1]
-            as_it_is = handle is pointers.handle and not by_name
-            if as_it_is and _spread(given, mask, handle):
-                keep = pointers.type, None if mask is None else mask.type
-                known[key] = _Load(noted[-1], result.type, keep)
-        return result
-
-    def load(pointers: Any, mask: Any = None, other: Any = None, *rest: Any, **named: Any) -> Any:
-        named.pop("_semantic", None)
-        named.pop("_builder", None)
-        plain = other.value if type(other) is tl.constexpr else other
-        of_tensors = type(pointers) is tl.tensor and (mask is None or type(mask) is tl.tensor)
-        kind = type(plain)
-        number = plain is None or kind is float or kind is int
-        if rest or not of_tensors or not number or any(type(v) is not str for v in named.values()):
-            return stock_operator(pointers, mask, other, *rest, **named)
-        value = plain.hex() if kind is float else plain
-        key = (
-            id(pointers.type),
-            None if mask is None else id(mask.type),
-            kind,
-            value,
-            tuple(named.items()),
-        )
-        found = known.get(key)
-        if found is None:
-            return first(key, pointers, mask, other, named)
-        return found(pointers.handle, None if mask is None else mask.handle)
-
-    return load
-
-
-class _Store:
-    """What a store of a value of one type gives to the builder; ``keep``: what ids stand for."""
-
-    def __init__(self, noted: tuple[Any, Any, Any, Any], keep: Any) -> None:
-        _, (stored, _, self.rest, _), _, _ = noted
-        self.made, self.dtype, self.keep = stored.data.dtype, stored.dtype, keep
-
-    def __call__(self, pointers: Any, stored: Any, mask: Any) -> None:
-        shape = pointers.data.shape
-        if stored.data.shape != shape or stored.dtype is not self.dtype:
-            data = np.broadcast_to(stored.data.astype(self.made, copy=False), shape)
-            stored = stock.TensorHandle(data, self.dtype)
-        if mask is None:
-            mask = stock.TensorHandle(np.ones(shape, bool), tl.int1)
-        elif mask.data.shape != shape:
-            mask = stock.TensorHandle(np.broadcast_to(mask.data, shape), tl.int1)
-        stock.interpreter_builder.create_masked_store(pointers, stored, mask, *self.rest)
-
-
-def _store(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Stores of a block or scalar of the language."""
-    known: dict[Any, _Store] = {}
-
-    def first(key: Any, pointers: Any, stored: Any, mask: Any, named: dict[str, Any]) -> Any:
-        result, noted = _noted(lambda: stock_operator(pointers, stored, mask, **named))
-        if len(known) >= MOST:
-            known.clear()
-        if len(noted) and noted[-1][2] is STORE:
-            handle, (given, allowed, _, by_name), _, _ = noted[-1]
-            if (
-                handle is pointers.handle
-                and not by_name
-                and _converts(stored, given)
-                and _spread(allowed, mask, handle)
-            ):
-                keep = pointers.type, stored.type, None if mask is None else mask.type
-                known[key] = _Store(noted[-1], keep)
-        return result
-
-    def store(pointers: Any, value: Any, mask: Any = None, *rest: Any, **named: Any) -> Any:
-        named.pop("_semantic", None)
-        named.pop("_builder", None)
-        of_tensors = type(pointers) is type(value) is tl.tensor
-        of_tensors = of_tensors and (mask is None or type(mask) is tl.tensor)
-        if rest or not of_tensors or any(type(one) is not str for one in named.values()):
-            return stock_operator(pointers, value, mask, *rest, **named)
-        types = id(pointers.type), id(value.type), None if mask is None else id(mask.type)
-        key = (*types, *named.items())
-        found = known.get(key)
-        if found is None:
-            return first(key, pointers, value, mask, named)
-        return found(pointers.handle, value.handle, None if mask is None else mask.handle)
-
-    return store
 
 
 def _key(operand: Any) -> Any:
@@ -411,14 +230,14 @@ def _where(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[Any, _Choice] = {}
 
     def first(key: Any, *operands: Any) -> Any:
-        result, noted = _noted(stock_operator, *operands)
+        result, noted = watched(stock_operator, *operands)
         if len(known) >= MOST:
             known.clear()
         if len(noted) and noted[-1][2] is CHOICE and noted[-1][3] is result.handle:
             pairs = zip(operands[1:], noted[-1][1], strict=True)
-            if all(type(one) is not tl.tensor or _converts(one, handle) for one, handle in pairs):
+            if all(type(one) is not tl.tensor or converts(one, handle) for one, handle in pairs):
                 found = _Choice(noted[-1], operands, result.type)
-                if _same(found(*operands).handle.data, result.handle.data):
+                if same(found(*operands).handle.data, result.handle.data):
                     known[key] = found
         return result
 
@@ -488,7 +307,7 @@ def _binary(name: str, stock_operator: Callable[..., Any]) -> Callable[..., Any]
     known: dict[Any, _Operation] = {}
 
     def first(a: Any, b: Any, key: Any) -> Any:
-        result, noted = _noted(stock_operator, a, b)
+        result, noted = watched(stock_operator, a, b)
         if len(known) >= MOST:
             known.clear()
         found = None
@@ -498,7 +317,7 @@ def _binary(name: str, stock_operator: Callable[..., Any]) -> Callable[..., Any]
         if found is not None:
             constant = found.constant
             again = found(a.handle.data, b.handle.data if constant is None else constant)
-            if _same(again.handle.data, result.handle.data):
+            if same(again.handle.data, result.handle.data):
                 result = again  # sums later on are in the order of what is remembered
             else:
                 found = None
