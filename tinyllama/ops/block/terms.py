@@ -1,7 +1,7 @@
 """The magnitude of what cancels in a block's gradients: those of the query's and key's weights.
 
 They are sums over tokens of an outer product with the gradients of q and k, whose terms cancel in
-attention (see `tinyllama.ops.attention.terms`): for a token that sees only itself, to zero.
+attention (see `tinyllama.ops.attention.independent`): for a token that sees only itself, to zero.
 """
 
 from collections.abc import Callable, Mapping
