@@ -84,8 +84,11 @@ class MadeUpWorker(contextlib.AbstractContextManager):
     def drop(self, key: str) -> None:
         self.seen.append((self.name, self.tokens, "drop"))
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.seen.append((self.name, self.tokens, "end"))
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def test_shorter_lengths_are_measured_and_the_first_is_verified_when_all_have_their_peak(
@@ -105,7 +108,8 @@ def test_shorter_lengths_are_measured_and_the_first_is_verified_when_all_have_th
     assert verified == [("right", longest.SHORTER[0]), ("wrong", longest.SHORTER[0])]
     last_peak = max(i for i, (*_, what) in enumerate(seen) if what == "memory")
     assert last_peak < min(i for i, (*_, what) in enumerate(seen) if what == "verify")
-    assert sum(what == "end" for *_, what in seen) == 2 * len(named), "no process is left"
+    ended = {one for one in seen if one[2] == "end"}
+    assert len(ended) == 2 * len(named), "no process is left"
 
 
 def test_a_large_workload_compares_what_fits_beside_each_other() -> None:
