@@ -67,7 +67,8 @@ class Repository:
 
     def __init__(self, folder: Path) -> None:  # a toy op is among those of the tree
         self.root, self.temporary = folder / "tree", folder / "temporary"
-        self.temporary.mkdir()
+        for made in (self.temporary, self.root / "results"):
+            made.mkdir(parents=True)
         for name in ("tinyllama", "perf_tests", "correctness_tests"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, self.root / name, ignore=ignored)
