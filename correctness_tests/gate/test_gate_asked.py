@@ -90,23 +90,20 @@ REFUSED_OWN = {
 }
 
 
-@pytest.mark.parametrize("asked", REFUSED)
+HARNESSED = {**FILES, HARNESS: "", "kernels/x.py": ""}
+
+
+@pytest.mark.parametrize(
+    ("files", "asked", "said"),
+    [
+        *(pytest.param(HARNESSED, asked, said, id=asked) for asked, said in REFUSED.items()),
+        *(pytest.param(OWN, asked, said, id=f"own {asked}") for asked, said in REFUSED_OWN.items()),
+    ],
+)
 def test_what_cannot_be_used_is_refused_before_a_judge_is_started(
+    files: dict[str, str],
     asked: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    judged: list[Any],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    repository(tmp_path, {**FILES, HARNESS: "", "kernels/x.py": ""}, monkeypatch)
-    assert main(["gate", "--against=main", *shlex.split(asked)]) == 2
-    assert_said(REFUSED[asked], capsys.readouterr().err)
-    assert judged == []
-
-
-@pytest.mark.parametrize("asked", REFUSED_OWN)
-def test_of_a_repository_of_ones_own_the_files_are_refused_too(
-    asked: str,
+    said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     judged: list[Any],
@@ -114,14 +111,10 @@ def test_of_a_repository_of_ones_own_the_files_are_refused_too(
 ) -> None:
     (tmp_path / "outside.py").touch()
     (tmp_path / "tree").mkdir()
-    repository(tmp_path / "tree", OWN, monkeypatch)
+    repository(tmp_path / "tree", files, monkeypatch)
     assert main(["gate", "--against=main", *shlex.split(asked)]) == 2
-    assert_said(REFUSED_OWN[asked], capsys.readouterr().err)
+    assert re.search(said, (shown := capsys.readouterr().err).strip()), shown
     assert judged == []
-
-
-def assert_said(pattern: str, said: str) -> None:
-    assert re.search(pattern, said.strip()), said
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_device_that_is_meant_is_there(gpu: dict[str, Any]) -> None:
     gpu["count"] = 0
     with pytest.raises(UsageError, match="torch sees 0 GPUs"):
         usable_device("cuda")
-    for name in ("gpu", "meta", "cuda:x", ""):
+    for name in ("gpu", "meta", "cuda:x", "cpu:3", ""):
         with pytest.raises(UsageError) as told:
             usable_device(name)
         assert str(told.value) == f"device {name!r} is unknown: use cpu, cuda or cuda:N"

@@ -24,7 +24,7 @@ from tinyllama.harness.gate.revision import (
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, real
 
-DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+DEVICE = re.compile(r"cpu(:0)?|cuda(:\d+)?")
 _PYPROJECT = "pyproject.toml"
 _DECLARES = "Op("
 _NO_BENCHMARKS = ("correctness_tests", "docs", "field", "tools")  # declare ops too

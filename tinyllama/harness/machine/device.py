@@ -18,9 +18,6 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-_KINDS = (("cpu", False), ("cuda", False), ("cuda", True))  # of devices; with a number
-
-
 def usable_device(device: str | torch.device | None) -> torch.device:
     """The device meant by a name such as ``cpu``, ``cuda`` or ``cuda:1``; None: the default.
 
@@ -32,7 +29,8 @@ def usable_device(device: str | torch.device | None) -> torch.device:
         wanted = torch.device(device)
     except RuntimeError:
         wanted = None
-    if wanted is None or (wanted.type, bool(wanted.index)) not in _KINDS:
+    of_cpu = wanted is not None and wanted.type == "cpu" and not wanted.index
+    if wanted is None or not (of_cpu or wanted.type == "cuda"):
         raise UsageError(f"device {str(device)!r} is unknown: use cpu, cuda or cuda:N")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
