@@ -3,13 +3,14 @@ measured."""
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from tinyllama.bench import measure_ops
-from tinyllama.bench.measure_ops import CHECKING, Bench, OpCaseRun, providers_of
+from tinyllama.bench.measure_ops import CHECKING, Bench, Effort, OpCaseRun, providers_of
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.ops import OPS
 
@@ -104,6 +105,33 @@ def test_each_provider_is_made_and_checked_once_ahead_and_again_where_its_proces
         f"warm_up eager {first}",
         f"warm_up eager {last}",
     ]
+
+
+def test_calls_in_a_row_are_timed_alternately_of_what_is_small_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench("fp32", CPU, [OPS["silu_mul"]])
+    (run,) = bench.runs
+    asked: list[str] = []
+
+    def ask(run: OpCaseRun, name: str, method: str) -> float | None:
+        assert method == "in_a_row"
+        asked.append(name)
+        if name == "liger":
+            raise WorkerError("wrong")
+        return None if name == "eager" else float(len(asked))
+
+    monkeypatch.setattr(bench, "_ask", ask)
+    names = ["eager", "torch", "liger"]
+    bench._repeat(run, names)
+    assert asked == [], "not on a CPU, where it is the time of the call"
+    bench.effort = replace(bench.effort, repeats=2)
+    bench._repeat(run, names)
+    assert asked == ["eager", "torch", "liger", "torch", "eager"]
+    assert run.repeated == {"torch": [2.0, 4.0]}
+    assert list(run.failed) == ["liger"]
+    assert Effort.on(torch.device("cuda")).repeats > 0
+    assert Effort.on(torch.device("cuda")).short().repeats == 0
 
 
 def test_processes_are_prepared_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,20 @@ def test_the_time_to_enqueue_a_call_is_held_by_the_medians(run: OpCaseRun) -> No
     assert held_to(run, **host) == []
 
 
+def test_the_host_time_of_calls_in_a_row_is_of_the_last_pass(run: OpCaseRun) -> None:
+    bar = {"metric": "repeated_host_seconds", "at_least": None, "at_most": 0.7}
+    run.repeated = {"liger": [0.2, 0.2, 0.3], "triton": [0.12, 0.13, 0.15]}
+    assert held_to(run, **bar) == []
+    found = {(entry.provider, entry.passes): entry for entry in entries_of(run, CEILINGS)}
+    assert found["triton", BOTH].repeated_host_seconds == 0.13
+    assert found["triton", BOTH].repeated_host_seconds_quartiles == (0.12, 0.15)
+    assert found["triton", FORWARD].repeated_host_seconds is None
+    assert found["torch", BOTH].repeated_host_seconds is None
+    run.repeated["triton"] = [0.15]
+    (line,) = held_to(run, **bar)
+    assert "repeated_host_seconds over liger <= 0.7: measured 0.75" in line
+
+
 def test_what_cannot_run_here_is_no_bar_and_what_failed_is(run: OpCaseRun) -> None:
     del run.readings["liger"]
     run.cannot["liger"] = "it is not installed"

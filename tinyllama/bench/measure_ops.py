@@ -77,6 +77,7 @@ class OpCaseRun:
     dtype: str
     readings: dict[str, dict[str, list[Reading]]] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    repeated: dict[str, list[float]] = field(default_factory=dict)  # host seconds of calls in a row
     layouts: dict[str, dict[str, Ratio]] = field(default_factory=dict)
     cannot: dict[str, str] = field(default_factory=dict)
     failed: dict[str, WorkerError] = field(default_factory=dict)
@@ -93,16 +94,17 @@ class Effort:
     warm_up: float
     rounds: int
     layout_rounds: int
+    repeats: int  # rounds of calls in a row; on a CPU their host time is the time of the call
 
     @staticmethod
     def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
-            return Effort(warm_up=0.05, rounds=8, layout_rounds=LAYOUT_ROUNDS)
-        return Effort(warm_up=0.2, rounds=10, layout_rounds=LAYOUT_ROUNDS)
+            return Effort(warm_up=0.05, rounds=8, layout_rounds=LAYOUT_ROUNDS, repeats=0)
+        return Effort(warm_up=0.2, rounds=10, layout_rounds=LAYOUT_ROUNDS, repeats=10)
 
     def short(self) -> "Effort":
         """For a short run, whose intervals are wider."""
-        return replace(self, warm_up=0.1, rounds=8)
+        return replace(self, warm_up=0.1, rounds=8, repeats=0)
 
 
 def cases_of(op: Op, device: torch.device) -> range:
@@ -198,6 +200,7 @@ class Bench:
             passes = rounds[name][0]
             run.readings[name] = {p: [r[p] for r in rounds[name]] for p in passes}
         self._each(run, ready, self._look)
+        self._repeat(run, ready)
         for name in ready:
             self._guarded(run, name, self._layouts)
         for name in ready:
@@ -207,6 +210,18 @@ class Bench:
                 continue
             with contextlib.suppress(WorkerError):
                 self._worker(run, name).drop(run.key)
+
+    def _repeat(self, run: OpCaseRun, names: Sequence[str]) -> None:
+        """The host time of calls in a row, of providers that are small enough."""
+
+        def turn(name: str) -> Callable[[], float | None]:
+            return lambda: self._guarded(run, name, lambda *_: self._ask(run, name, "in_a_row"))
+
+        rounds = interleaved({name: turn(name) for name in names}, self.effort.repeats)
+        for name, found in rounds.items():
+            seconds = [one for one in found if one is not None]
+            if name not in run.failed and seconds:
+                run.repeated[name] = seconds
 
     def _each(self, run: OpCaseRun, names: list[str], do: Callable[[OpCaseRun, str], Any]) -> None:
         """Do what is not timed for some providers, at the same time."""
@@ -372,12 +387,14 @@ def _measured(entry: OpEntry, run: OpCaseRun, ceilings: Ceilings) -> OpEntry:
     }
     over = {name: ratio(theirs, seconds[provider]) for name, theirs in seconds.items()}
     ours, last = entry.role == "ours", entry.passes == passes_of(op)[-1]
+    in_a_row = run.repeated.get(provider) if last else None
     median = statistics.median(seconds[provider])
     by_bytes, by_flops = moved / ceilings.copy(), flops / ceilings.product(run.dtype)
     return replace(
         entry,
         **summary("seconds", seconds[provider]),
         **summary("host_seconds", [reading.host for reading in readings]),
+        **(summary("repeated_host_seconds", in_a_row) if in_a_row else {}),
         rounds=len(readings),
         **run.facts[provider][entry.passes],
         bytes=moved,

@@ -6,6 +6,7 @@ ours, with the slack declared here; one that exceeds it has no time, and its ent
 Its losses count the targets on the host, so their calls wait for the device.
 """
 
+import functools
 import importlib
 from typing import Any
 
@@ -22,6 +23,7 @@ from tinyllama.ops.swiglu import swiglu
 NEEDS = ("gpu", "module liger_kernel")
 
 
+@functools.cache
 def _function(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"liger_kernel.ops.{module}"), name)
 

@@ -254,6 +254,8 @@ class OpEntry(Timed):
     passes: str
     host_seconds: Amount | None = None
     host_seconds_quartiles: Quartiles | None = None
+    repeated_host_seconds: Amount | None = None
+    repeated_host_seconds_quartiles: Quartiles | None = None
     queued: bool | None = None
     bytes: Amount | None = None
     flops: Amount | None = None

@@ -26,7 +26,14 @@ METRICS = (
     "copies",
     "gradient_share",
 )
-OP_METRICS = (SPEED, "bandwidth_share", "peak_bytes", "kernels", "host_seconds")
+OP_METRICS = (
+    SPEED,
+    "bandwidth_share",
+    "peak_bytes",
+    "kernels",
+    "host_seconds",
+    "repeated_host_seconds",
+)
 ANY = "any"
 INTERVAL, MEDIAN = "interval", "median"
 
