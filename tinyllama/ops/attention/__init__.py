@@ -377,6 +377,7 @@ def attend_backward(
     reads=dict.fromkeys(("q", "k", "v"), _readable),
     saved={"lse": Tensor("B H T", dtype_of=lse_dtype)},
     requires=("triton",),
+    replays=True,
     slack=FLASH_SLACK,
     large=tuple(
         Large("B", "T*G*K", {"T": T, "H": H, "G": 1, "K": K}, settings={"FEW_TOKENS": 64})

@@ -108,6 +108,7 @@ def input_gradient(dy_NF: torch.Tensor, w_FD: torch.Tensor) -> torch.Tensor:
     "triton",
     keep=("x", "w"),
     requires=("triton",),
+    replays=True,
     borrows="operands are transposed by the kernel of `transpose`, where a chip's table says so",
 )
 class Products:
@@ -116,6 +117,8 @@ class Products:
     @staticmethod
     def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         dtype = compute_dtype(x)
+        if x.dim() == 1:  # torch's product of a vector changes its result's shape in place
+            return F.linear(x[None].to(dtype), w.to(dtype)).view(-1)
         return F.linear(x.to(dtype), w.to(dtype))
 
     @staticmethod

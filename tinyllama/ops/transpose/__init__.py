@@ -95,6 +95,7 @@ def transposed(x_ND: torch.Tensor, into: torch.Tensor | None = None) -> torch.Te
 @transpose.provider(
     "triton",
     requires=("triton",),
+    replays=True,
     slowdowns={"device_seconds": 0.02, "host_seconds": 0.12},
     large=(Large("N", "D", {"D": 1000}),),
 )
