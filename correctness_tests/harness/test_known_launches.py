@@ -4,7 +4,8 @@ No GPU is needed: Triton's part of a launch is a stand-in, which compiles nothin
 """
 
 import contextlib
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -128,6 +129,64 @@ def test_a_launch_that_differs_is_specialised(
     double[(7,)](*args, **{**usual, **more})
     assert len(specialised) == 2
     assert not any(one.launched for one in specialised)
+
+
+DESCRIBED = pytest.mark.skipif(
+    not launch.HAS_DESCRIPTORS, reason="this triton makes no descriptors on the host"
+)
+ROWS = torch.zeros(8, 64)
+
+
+def with_padding() -> Any:
+    found = launch.described(ROWS, (4, 32))
+    found.padding = "nan"
+    return found
+
+
+UNLIKE_DESCRIPTORS: dict[str, Callable[[], Any]] = {
+    "block": lambda: launch.described(ROWS, (8, 32)),
+    "dtype": lambda: launch.described(ROWS.bfloat16(), (4, 32)),
+    "rank": lambda: launch.described(ROWS.view(2, 4, 64), (4, 32)),
+    "another field": with_padding,
+    "a tensor": lambda: ROWS,
+}
+
+
+@DESCRIBED
+@pytest.mark.parametrize("made", UNLIKE_DESCRIPTORS.values(), ids=UNLIKE_DESCRIPTORS)
+def test_descriptors_of_other_forms_are_specialised(
+    made: Callable[[], Any], specialised: list[Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A block of a rank of its own is an error of the class, which another one may not make.
+    monkeypatch.setattr("triton.tools.tensor_descriptor.TensorDescriptor.__post_init__", Mock())
+    double = kernel()
+    double[(7,)](launch.described(ROWS, (4, 32)), X, 2.0, 1, BLOCK=16)
+    double[(7,)](made(), X, 2.0, 1, BLOCK=16)
+    assert len(specialised) == 2
+
+
+@DESCRIBED
+def test_a_descriptor_of_the_same_form_takes_the_same_kernel(specialised: list[Compiled]) -> None:
+    double, others = kernel(), (ROWS, ROWS[4:], torch.zeros(16, 64), torch.zeros(8, 128)[:, :64])
+    made = [launch.described(x, (4, 32)) for x in others]
+    for one in made:
+        double[(7,)](one, None, 2.0, 1, BLOCK=16)
+    (compiled,) = specialised
+    given = [args[0] for _, args in compiled.launched]
+    assert all(map(operator.is_, given, made[1:])), "each with its own shape, strides and address"
+
+
+@DESCRIBED
+def test_a_descriptor_that_is_given_by_name_or_of_another_gpu_is_left_to_triton(
+    specialised: list[Compiled],
+) -> None:
+    one = launch.described(ROWS, (4, 32))
+    assert known.launch_key((one,), {}) is not None
+    assert known.launch_key((X,), {"y": one}) is None
+    one.base = torch.zeros(4, 4).to_sparse()  # stands for another GPU
+    assert known.launch_key((X, one), {}) is None
+    one.base = ROWS.as_subclass(Odd)
+    assert known.launch_key((X, one), {}) is None
 
 
 def test_a_kernel_with_hooks_before_its_launches_is_left_to_triton(

@@ -15,9 +15,14 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.planned import X, scale_kernel, scaled, shifted
 from correctness_tests.support.posed import Posed
-from tinyllama.harness.kernels import known, plans
+from tinyllama.harness.kernels import HAS_DESCRIPTORS, described, jit, known, plans, tl
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.plans import Repeated
+
+
+@jit
+def double_kernel(rows, y, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(y + tl.arange(0, WIDTH), 2 * rows.load([0, 0]).reshape(WIDTH))
 
 
 def copied(x: torch.Tensor) -> list[torch.Tensor]:
@@ -82,6 +87,36 @@ def test_there_is_no_plan_of(function: Callable[..., Any], reason: str, posed: P
     (result,) = results
     assert result is not None
     assert torch.equal(result, function(X.clone())[0])
+
+
+@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton makes no descriptors on the host")
+def test_descriptors_are_made_for_the_memory_of_each_call(posed: Posed) -> None:
+    def tiles(x: torch.Tensor) -> list[torch.Tensor]:
+        """Both rows of 32 numbers, each doubled, from a descriptor of a view."""
+        y = torch.empty_like(x)
+        rows, written = x.view(2, 32)[1:], y.view(2, 32)
+        double_kernel[(1,)](described(rows, (1, 32)), written[:1], WIDTH=32)
+        double_kernel[(1,)](described(x.view(2, 32)[:1], (1, 32)), written[1:], WIDTH=32)
+        return [y]
+
+    def right(x: torch.Tensor, found: Any) -> bool:
+        return torch.equal(found[0], torch.cat([2 * x[32:], 2 * x[:32]]))
+
+    _, first = plans.planned(tiles, (torch.zeros(64),))  # whose memory the stand-in holds
+    x = X.clone()
+    results, plan = plans.planned(tiles, (x,))
+    assert right(x, results)
+    assert plan.reason == ""
+    assert plan == first, "which `Repeated` asks"
+    asked = len(posed.specialised)
+    repeat, other = plan.made(), X + 5
+    known_memory = weakref.ref(x.untyped_storage())
+    del x, results
+    gc.collect()
+    assert known_memory() is None, "a plan keeps no memory"
+    assert right(other, repeat(other))
+    assert right(X * 3, repeat(X * 3))
+    assert len(posed.specialised) == asked
 
 
 def test_torch_is_repeated_below_autocast(posed: Posed) -> None:

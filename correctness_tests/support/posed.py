@@ -8,6 +8,7 @@ what the kernel was specialised for.
 import ctypes
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tinyllama.harness.kernels import known, plans
+from tinyllama.harness.kernels.descriptors import is_descriptor
 from tinyllama.harness.kernels.launch import identity
 from tinyllama.ops import OPS
 
@@ -41,6 +43,11 @@ class Launcher:
             for i, one in enumerate(args)
             if isinstance(one, torch.Tensor)
         }
+        self.described = {
+            i: (one.base.dtype, _span(one.base))
+            for i, one in enumerate(args)
+            if is_descriptor(type(one))
+        }
         self.traits = [traits(one) for one in args]
 
     def __call__(
@@ -61,6 +68,9 @@ class Launcher:
             _at(value, *self.like[i]) if type(value) is int and i in self.like else value
             for i, value in enumerate(args)
         ]
+        for i, of in self.described.items():
+            # One that a plan makes holds an address in place of a tensor.
+            read[i] = replace(args[i], base=_at(args[i].base.data_ptr(), *of))
         from tinyllama.harness.kernels import interpreter
 
         kernel = self.kernel

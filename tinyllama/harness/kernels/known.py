@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 
+from tinyllama.harness.kernels.descriptors import form, is_descriptor
+
 T = TypeVar("T")
 
 AFFECTING: list[Sized] = []  # collections in which something is while launches are affected
@@ -109,15 +111,24 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _HELD = (torch.Tensor, tuple, list, dict, set)  # by name: a key would keep what is in them alive
 
 
+class _Places(NamedTuple):
+    """Where the arguments of a launch are by which a kernel is specialised."""
+
+    tensors: list[int]
+    descriptors: list[int]
+    values: list[int]
+
+
 @functools.cache
-def _places(types: _Types, named: _Types) -> tuple[list[int], list[int]] | None:
-    """Of the arguments of a launch, by their types: where tensors are, and values that a kernel is
-    specialised by; None where another type is among them."""
+def _places(types: _Types, named: _Types) -> _Places | None:
+    """The places, by the types of the arguments; None where another type is among them."""
     tensors = [i for i, kind in enumerate(types) if kind in _TENSORS]
+    descriptors = [i for i, kind in enumerate(types) if is_descriptor(kind)]
     values = [i for i, kind in enumerate(types) if kind in (int, bool)]
-    others = {*types} - {*_TENSORS, int, bool, float, type(None)}
-    known = tensors and not others and not any(issubclass(kind, _HELD) for kind in named)
-    return (tensors, values) if known else None
+    others = {*types} - {*_TENSORS, int, bool, float, type(None), *(types[i] for i in descriptors)}
+    held = any(issubclass(kind, _HELD) or is_descriptor(kind) for kind in named)
+    known = (tensors or descriptors) and not others and not held
+    return _Places(tensors, descriptors, values) if known else None
 
 
 @functools.cache
@@ -145,22 +156,25 @@ def specialises_by_address(backend: Any) -> bool:
 
 def launch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """All that decides which compiled kernel a launch on a GPU takes: types and dtypes, whether
-    addresses are multiples of 16, whole numbers, constants and options. None where a launch has
-    something else, or is not on one GPU: Triton then decides."""
+    addresses are multiples of 16, the forms of descriptors, whole numbers, constants and options.
+    None where a launch has something else, or is not on one GPU: Triton then decides."""
     types, named = tuple(map(type, args)), tuple(map(type, kwargs.values()))
     places = _places(types, named)
     if places is None:
         return None
-    tensors = [args[i] for i in places[0]]
+    described = [args[i] for i in places.descriptors]
+    if any(type(one.base) not in _TENSORS for one in described):
+        return None
+    tensors = [*(args[i] for i in places.tensors), *(one.base for one in described)]
     index = tensors[0].get_device()
     if index < 0 or not knows(index):
         return None
-    traits: list[Any] = []
+    traits: list[Any] = [form(one) for one in described]
     for tensor in tensors:
         if tensor.get_device() != index:
             return None
         traits += (tensor.dtype, tensor.data_ptr() % 16)
-    values = [args[i] for i in places[1]]
+    values = [args[i] for i in places.values]
     return (index, types, named, *traits, *values, *kwargs, *kwargs.values())
 
 

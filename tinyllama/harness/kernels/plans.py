@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels import known, layout
+from tinyllama.harness.kernels import descriptors, known, layout
 from tinyllama.harness.kernels.precision import autocast_kind
 from tinyllama.harness.machine.modes import DispatchMode
 
@@ -121,6 +121,7 @@ class _Watch(DispatchMode):
             "current_device": torch.cuda.current_device,
             "stream_of": known.stream_of(),
             "empty": torch.empty_strided,
+            "described": descriptors.at,
             "below_autocast": torch._C._DisableAutocast,
             "inf": math.inf,
             "nan": math.nan,
@@ -234,6 +235,9 @@ class _Watch(DispatchMode):
 
     def _address(self, value: Any) -> str:
         """An argument of a launch."""
+        if descriptors.is_descriptor(type(value)):
+            form = self._constant(descriptors.without_tensor(value))
+            return f"described({form}, {self._address(value.base)})"
         if not isinstance(value, torch.Tensor):
             return self._constant(value)
         name, first = self._of(value)
