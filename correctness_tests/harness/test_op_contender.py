@@ -185,19 +185,23 @@ def test_the_host_time_of_calls_in_a_row_is_that_of_one_of_them(contender: Conte
     assert right.backward
 
 
-def test_the_last_of_calls_in_a_row_is_checked(contender: Contender) -> None:
-    left = [10_000]
+@pytest.mark.parametrize("wrong", [1, IN_A_ROW], ids=["first", "last"])
+def test_the_last_of_calls_in_a_row_is_checked(wrong: int, contender: Contender) -> None:
+    made = 0
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        left[0] -= 1
-        return weighed(x, weight) * (1 if left[0] else 2)
+        nonlocal made
+        made += 1
+        return weighed(x, weight) * (2 if made % IN_A_ROW == wrong % IN_A_ROW else 1)
 
-    made = contender(call)
-    left[0] = IN_A_ROW
-    with pytest.raises(WrongResultError, match="of a timed call"):
-        made.in_a_row()
-    left[0] = IN_A_ROW + 1
-    assert made.in_a_row()
+    made = 1  # the first check is of a right call
+    right = contender(call)
+    made = 0
+    if wrong == IN_A_ROW:
+        with pytest.raises(WrongResultError, match="of a timed call"):
+            right.in_a_row()
+    else:
+        assert right.in_a_row()
 
 
 def test_calls_in_a_row_that_wait_are_timed_with_their_waits(contender: Contender) -> None:
@@ -230,8 +234,9 @@ def test_inputs_of_a_row_may_take_a_share_of_a_gpus_memory(
     contender: Contender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = contender(weighed)
-    assert made._holds(10**12), "a CPU holds any number"
     made._give(BOTH)
+    monkeypatch.setattr(made, "device", SimpleNamespace(type="cpu"))
+    assert made._holds(10**12), "a CPU holds any number"
     each = sum(
         x.nbytes for x in (*made.args.values(), *made.inputs.upstream.values()) if x is not None
     )

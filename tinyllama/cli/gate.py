@@ -28,8 +28,8 @@ def add(subparsers: Any) -> None:
     gate.description = (
         "Time the ops of this tree and of a base alternately, and say which are slower "
         "(docs/GATE.md). In a repository of your own the ops are those of [tool.tinyllama] ops in "
-        "pyproject.toml and those of --ops; --op chooses among them. In a repository whose conftest registers "
-        "benchmarks, name the folder of that conftest. Exit status: docs/CI.md."
+        "pyproject.toml and those of --ops; --op chooses among them. In a repository whose "
+        "conftest registers benchmarks, name the folder of that conftest. Exit status: docs/CI.md."
     )
     option = gate.add_argument
     option("paths", nargs="*", metavar="FOLDER", help="of a conftest that registers benchmarks")
