@@ -320,6 +320,14 @@ def test_transforms_of_functions_are_refused(transform: Callable[..., Any], call
         transform(lambda x: (calls.op["triton"](X) * x).sum())(x)
 
 
+def test_transforms_are_refused_again_where_nothing_else_was_called(posed: Posed) -> None:
+    """Not by an assertion of torch's own."""
+    calls = Calls()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="setup_context"):
+            torch.func.grad(lambda x: calls.op["triton"](x).sum())(X.clone())
+
+
 def test_a_tensor_that_was_a_transforms_is_unwrapped(calls: Calls) -> None:
     left: list[torch.Tensor] = []
 

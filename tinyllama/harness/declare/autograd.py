@@ -102,7 +102,9 @@ class Derived:
             if calls is None:
                 check(args, params)
                 calls = Calls(self, {**defaults, **params})
+                outputs = apply(*args, calls)  # raises an error for tensors of a transform
                 known.put(args, params, calls)
+                return outputs
             return apply(*args, calls)
 
         return named(call, f"{self.op.name}_{self.name}")
