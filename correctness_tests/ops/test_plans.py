@@ -145,6 +145,18 @@ def test_so_do_outputs_of_which_one_is_used(op: Op, provider: Provider, posed: P
             assert same(gradients(name), expected)
 
 
+def test_results_may_be_changed_in_place(posed: Posed) -> None:
+    """Autograd refuses it for views that its functions return."""
+    call, w = OPS["linear"]["triton"], torch.randn(16, 24, requires_grad=True)
+    for _ in range(5):
+        x = torch.randn(2, 3, 24, requires_grad=True)
+        y = call(x, w)
+        y += 1
+        y.backward(torch.ones(2, 3, 16))
+        torch.testing.assert_close(x.grad, w.sum(0).expand_as(x))
+    assert [plan.reason for plan in posed.plans] == [""] * 4
+
+
 @pytest.mark.parametrize("right", [True, False], ids=["as they are read", "turned"])
 def test_inputs_are_copied_in_each_call_or_in_none(
     right: bool, posed: Posed, monkeypatch: pytest.MonkeyPatch

@@ -123,6 +123,7 @@ class _Watch(DispatchMode):
             "empty": torch.empty_strided,
             "described": descriptors.at,
             "below_autocast": torch._C._DisableAutocast,
+            "no_view": torch.ops.aten._unsafe_view.default,
             "inf": math.inf,
             "nan": math.nan,
         }
@@ -297,7 +298,11 @@ class _Watch(DispatchMode):
             self.refuse(f"{name} is a result")
         if result.numel() and name not in self._filled:
             self.refuse(f"no step that is seen fills {name}")
-        return self._viewed(name, first, result)
+        given = self._viewed(name, first, result)
+        if given == name or result._is_view():
+            return given
+        # As `_unsafe_view` gives it: an autograd function's view may not be changed in place.
+        return f"no_view({given}, {self._constant(tuple(result.shape))})"
 
     def plan(self, results: Sequence[torch.Tensor | None]) -> Plan:
         """What was seen, if it can be repeated. results: of the function."""
