@@ -131,6 +131,21 @@ def test_a_launch_that_differs_is_specialised(
     assert not any(one.launched for one in specialised)
 
 
+def test_a_real_number_that_is_a_constant_is_one_by_position_too(
+    specialised: list[Compiled],
+) -> None:
+    """A kernel is compiled for it, as it is where it is given by name."""
+
+    @jit
+    def shift_kernel(x, BY: tl.constexpr, n):  # type: ignore[no-untyped-def]
+        """Never run."""
+
+    for by in (0.5, 0.25, 0.5):
+        shift_kernel[(7,)](X, by, 64)
+    assert len(specialised) == 2
+    assert [args for _, args in specialised[0].launched] == [(X, 0.5, 64)]
+
+
 DESCRIBED = pytest.mark.skipif(
     not launch.HAS_DESCRIPTORS, reason="this triton makes no descriptors on the host"
 )

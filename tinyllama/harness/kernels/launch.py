@@ -299,6 +299,13 @@ if HAS_TRITON and not TYPE_CHECKING:
             usual = not (warmup or callable(grid) or self.pre_run_hooks)
             key = launch_key(args, kwargs) if usual else None
             if key is not None:
+                if len(args) > self._first_constant:
+                    # Real numbers, by which kernels are specialised where they are constants alone.
+                    key += tuple(
+                        repr(one)
+                        for one, param in zip(args, self.params, strict=False)
+                        if type(one) is float and param.is_constexpr
+                    )
                 return self._run_known(key, args, tuple(grid), kwargs)
             show(None)
             device = device_of((*args, *kwargs.values()))
@@ -326,6 +333,12 @@ if HAS_TRITON and not TYPE_CHECKING:
             """Have a function called with the arguments of each launch, before it."""
             super().add_pre_run_hook(hook)
             _HOOKED.append(self)
+
+        @functools.cached_property
+        def _first_constant(self) -> int:
+            """The place of the first parameter that a kernel is compiled for by its value."""
+            places = [param.num for param in self.params if param.is_constexpr]
+            return min(places, default=len(self.params))
 
         @functools.cached_property
         def _ready(self) -> dict[tuple[Any, ...], Ready]:
