@@ -4,7 +4,9 @@ Without a GPU: tensors of the CPU pass for a GPU's, and what a compiled kernel w
 interpreted (`correctness_tests.support.posed`). On a GPU: the compiled kernels.
 """
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -145,16 +147,75 @@ def test_so_do_outputs_of_which_one_is_used(op: Op, provider: Provider, posed: P
             assert same(gradients(name), expected)
 
 
-def test_results_may_be_changed_in_place(posed: Posed) -> None:
+def negative(x: torch.Tensor) -> torch.Tensor:
+    """The same values, as a tensor that stands for the negative of its memory."""
+    found: torch.Tensor = torch.complex(torch.zeros_like(x), -x).conj().imag
+    assert found.is_neg()
+    assert torch.equal(found, x)
+    return found
+
+
+@EACH
+def test_a_tensor_that_stands_for_its_negative_is_read_as_its_values(
+    op: Op, provider: Provider, posed: Posed
+) -> None:
+    """Before any call, and where a plan would read its memory."""
+    for seed in range(8):
+        inputs = make_inputs(op, op.cases[0], torch.float32, seed=seed)
+        expected = results_of(op, provider, inputs)
+        if seed % 4 == 3:
+            turned = inputs.mapped(negative)
+            assert same(results_of(op, provider, turned), expected)
+            alone = replace(inputs, upstream=turned.upstream)
+            assert same(results_of(op, provider, alone), expected)
+
+
+@EACH
+def test_results_may_be_changed_in_place(op: Op, provider: Provider, posed: Posed) -> None:
     """Autograd refuses it for views that its functions return."""
-    call, w = OPS["linear"]["triton"], torch.randn(16, 24, requires_grad=True)
-    for _ in range(5):
-        x = torch.randn(2, 3, 24, requires_grad=True)
-        y = call(x, w)
-        y += 1
-        y.backward(torch.ones(2, 3, 16))
-        torch.testing.assert_close(x.grad, w.sum(0).expand_as(x))
-    assert [plan.reason for plan in posed.plans] == [""] * 4
+    derived = provider.derived
+    assert derived is not None
+    axes = [case for case in op.cases[1:] if tuple in map(type, case.dims.values())]
+    for case, seed in itertools.product([op.cases[0], *axes[:2]], range(5)):
+        inputs = make_inputs(op, case, torch.float32, seed=seed)
+        expected = results_of(op, provider, inputs)
+        args = {
+            n: x.detach().requires_grad_(n in op.differentiable) for n, x in inputs.args.items()
+        }
+        outputs = several(provider.call(*args.values(), **inputs.params))
+        assert not any(one._is_view() for one in outputs)
+        if len(outputs) > 1 or {*derived.keep} & {*op.outputs}:
+            continue  # autograd refuses it: another output has its version, or backward needs it
+        (gradient,) = inputs.upstream.values()
+        outputs[0].add_(1)
+        outputs[0].backward(gradient)
+        gradients = [args[name].grad for name in op.differentiable]
+        assert same([one for one in gradients if one is not None], expected[1:])
+
+
+class Unused(torch.autograd.Function):
+    """Takes a tensor, and gives it no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor) -> torch.Tensor:
+        return y.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> None:
+        return None
+
+
+@EACH
+def test_outputs_without_a_gradient_give_none(op: Op, provider: Provider, posed: Posed) -> None:
+    for seed in range(5):
+        inputs = make_inputs(op, op.cases[0], torch.float32, seed=seed)
+        results_of(op, provider, inputs)
+        args = {
+            n: x.detach().requires_grad_(n in op.differentiable) for n, x in inputs.args.items()
+        }
+        outputs = several(provider.call(*args.values(), **inputs.params))
+        torch.autograd.backward([Unused.apply(one) for one in outputs])
+        assert all(args[name].grad is None for name in op.differentiable)
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["as they are read", "turned"])

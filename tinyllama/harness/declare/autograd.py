@@ -42,7 +42,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.arguments import spread
-from tinyllama.harness.declare.calls import Calls
+from tinyllama.harness.declare.calls import Calls, plain
 from tinyllama.harness.declare.checked import BySignature, Check, named
 from tinyllama.harness.declare.specs import DeclarationError, Signature, shape_of
 from tinyllama.harness.kernels.precision import compute_dtype
@@ -98,6 +98,7 @@ class Derived:
             calls = known.last(args, params)
             if calls is not None:
                 return bare(*args, calls)
+            args = plain(args)
             calls = known.find(args, params)
             if calls is None:
                 check(args, params)
@@ -133,6 +134,8 @@ class Derived:
                         f"{derived.op.name}-{derived.name} has no second derivative: "
                         "leave create_graph out, or use the provider 'eager'"
                     )
+                if all(grad is None for grad in grads):  # whoever used the outputs gave none
+                    return (None,) * len(ctx.needs_input_grad)
                 return ctx.calls.backward(ctx.needs_input_grad, (*grads, *ctx.saved_tensors))
 
         Function.__name__ = f"{self.op.name}_{self.name}"

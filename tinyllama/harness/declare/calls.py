@@ -15,6 +15,20 @@ from tinyllama.harness.kernels.plans import Repeated
 MOST_LAYOUTS = 64  # of gradients and saved tensors, in backward passes of one signature
 
 
+def plain(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors whose memory has their values: one that stands for the negative of its memory, as the
+    imaginary part of a conjugate does, is copied. Kernels read memory."""
+    if any(isinstance(x, torch.Tensor) and x.is_neg() for x in tensors):
+        return tuple(x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in tensors)
+    return tensors
+
+
+def _no_view(result: torch.Tensor) -> torch.Tensor:
+    """A result that callers may change in place: torch refuses that for a view that the forward
+    pass of an autograd function returns."""
+    return torch.ops.aten._unsafe_view(result, result.shape) if result._is_view() else result
+
+
 class Passes(Protocol):
     """A provider's passes, as they are derived from its class; all arguments by their places."""
 
@@ -59,7 +73,7 @@ class Calls:
         return read
 
     def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results = self._derived.run_forward(*inputs, *self._params)
+        results = tuple(map(_no_view, self._derived.run_forward(*inputs, *self._params)))
         n = len(results) - self._derived.without_elements
         self._empty = results[n:]
         return results[:n]
@@ -67,11 +81,14 @@ class Calls:
     def backward(self, needs: tuple[bool, ...], given: tuple[torch.Tensor | None, ...]) -> Any:
         """Gradients of the inputs, and None. given: upstream gradients, then what was saved."""
         if not self._derived.replays:
-            return self._run_backward(needs, *given)
+            return self._run_backward(needs, *plain(given))
         passes = self._backward.get(needs)
         if passes is None:
             passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
-        found = passes.get(given, {})
+        found = passes.last(given, {})
+        if found is None:
+            given = plain(given)
+            found = passes.find(given, {})
         if found is None:
             found = _Pass(functools.partial(self._run_backward, needs), replays=True)
             passes.put(given, {}, found)
