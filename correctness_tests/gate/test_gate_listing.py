@@ -152,6 +152,10 @@ def test_without_benchmarks_nothing_is_compared() -> None:
     some = named("a")
     none = Verdict("benchmarks", Outcome.MISSING, "neither side has a benchmark")
     assert stopped_by(setting(), {}, {}) == none
+    with pytest.raises(Stopped) as stopped:
+        matched(setting(), {}, {}, {"op a declares no timed cases": 2, "no GPU": 1})
+    text = "neither side has a benchmark; op a declares no timed cases; no GPU"
+    assert stopped.value.verdict == replace(none, text=text)
     text = "it has no benchmark: nothing is compared"
     assert stopped_by(setting(), {}, some) == Verdict(BASE, Outcome.NO_BASE, text)
     assert [one.outcome for one in matched(setting(), some, {}).others] == [Outcome.MISSING]

@@ -69,6 +69,16 @@ def test_the_benchmarks_are_those_of_the_files_of_a_tree(tree: Path) -> None:
     assert {one.timed.op for one in only.benchmarks()} == {"once"}
 
 
+def test_an_op_without_timed_cases_is_left_out_by_name(tree: Path) -> None:
+    text = OP.format(name="never", body="x + x").replace("    timed=[Case(N=16, D=8)],\n", "")
+    (tree / "kernels/never.py").write_text(text)
+    side = Side("cpu", PACKAGE, own=Own((PATTERN,)))
+    assert {one.timed.op for one in side.benchmarks()} == {"once", "twice"}
+    assert side.left_out() == {
+        "op never declares no timed cases: add timed=[Case(...)]": 2,
+    }
+
+
 def test_the_gate_takes_the_files_that_pytest_takes(tmp_path: Path) -> None:
     """In a folder of any name, at any depth: what pytest tests and the gate leaves out would be
     green whatever it costs."""

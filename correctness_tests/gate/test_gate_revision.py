@@ -168,6 +168,8 @@ CHANGES: dict[str, tuple[bool, Callable[[Path], object]]] = {
     "a new time": (True, lambda repo: os.utime(repo / "run.sh", (0, 0))),
     "an ignored file": (True, lambda repo: (repo / "ignored.py").touch()),
     "notes": (True, lambda repo: (repo / "notes.txt").touch()),
+    "a record": (True, lambda repo: in_results(repo, "card/one.json")),
+    "a module beside records": (False, lambda repo: in_results(repo, "card/one.py")),
     "a tracked file": (False, lambda repo: (repo / "README.md").write_text("two\n")),
     "a staged file": (False, lambda repo: stage(repo, "README.md")),
     "a deleted file": (False, lambda repo: (repo / "run.sh").unlink()),
@@ -175,6 +177,12 @@ CHANGES: dict[str, tuple[bool, Callable[[Path], object]]] = {
     "a new table": (False, lambda repo: (repo / "a package" / "new.json").touch()),
     "new settings": (False, lambda repo: (repo / "new.toml").touch()),
 }
+
+
+def in_results(repo: Path, name: str) -> None:
+    path = repo / "results" / name
+    path.parent.mkdir(parents=True)
+    path.touch()
 
 
 def stage(repo: Path, name: str) -> None:

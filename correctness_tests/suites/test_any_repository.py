@@ -210,6 +210,22 @@ def test_the_ops_are_timed_and_compared_with_records_of_that_repository(
     assert {one["op"] for one in record["entries"] if "op" in one} == {"double"}
 
 
+def test_ops_without_timed_cases_are_named_where_times_are_asked_for(
+    repository: pytest.Pytester, forked: None
+) -> None:
+    path = Path("kernels/double.py")
+    text = path.read_text()
+    path.write_text(text.replace("    timed=[Case(N=16, D=8)],\n", ""))
+    assert path.read_text() != text
+    git("init", "--quiet", "--initial-branch=main")
+    git("add", "--all")
+    git("commit", "--quiet", "--message=all")
+    found = repository.runpytest_inprocess("--device=cpu", "--ops=kernels/double.py", "--record")
+    text = "double: no timed cases: add timed=[[]Case(...)[]] to the op"
+    found.stdout.fnmatch_lines([f"MISSING *{text}*"])
+    assert found.ret == 1
+
+
 def test_one_op_is_compared_with_its_part_of_a_record_and_makes_none(
     repository: pytest.Pytester, forked: None
 ) -> None:

@@ -81,6 +81,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for place, case in enumerate(op.timed)
             for provider in providers_of(op)
         ]
+        if not cases and SELECTION in metafunc.config.stash:
+            names = ", ".join(op.name for op in metafunc.config.stash[SELECTION].ops)
+            why = f"{names}: no timed cases: add timed=[Case(...)] to the op"
+            skip = pytest.mark.skip(reason=why)
+            cases = [pytest.param(None, "", 0, id="no-timed-cases", marks=skip)]
         metafunc.parametrize(("op", "provider", "place"), cases)
 
 

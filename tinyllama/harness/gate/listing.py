@@ -1,6 +1,6 @@
 """Which code each side runs, and which benchmarks it has, before anything is compiled."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,15 +59,19 @@ def check_identities(
 
 
 def matched(
-    setting: Setting, base: Mapping[str, Benchmark], candidate: Mapping[str, Benchmark]
+    setting: Setting,
+    base: Mapping[str, Benchmark],
+    candidate: Mapping[str, Benchmark],
+    left_out: Collection[str] = (),
 ) -> Listed:
-    """The benchmarks of both sides by name.
+    """The benchmarks of both sides by name. left_out: why providers of the candidate have none.
 
     Two interpreters run one tree: what only one of them has is not new. Raises Stopped where a base
     has no benchmark at all, and where an accepted entry names one that neither side has.
     """
     if not candidate and not base:
-        raise Stopped(Verdict("benchmarks", Outcome.MISSING, "neither side has a benchmark"))
+        text = "; ".join(("neither side has a benchmark", *left_out))
+        raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
     if not base:
         raise Stopped(Verdict(BASE, Outcome.NO_BASE, "it has no benchmark: nothing is compared"))
     try:

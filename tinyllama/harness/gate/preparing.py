@@ -44,9 +44,8 @@ def _list(run: Run, pair: Pair) -> None:
     check_identities(run.setting, pair.trees, who)
     run.left_out = pair.ask(CANDIDATE, "left_out")
     has = pair.each("benchmarks")
-    listed = matched(
-        run.setting, *({one.name: one for one in has[side]} for side in (BASE, CANDIDATE))
-    )
+    base, candidate = ({one.name: one for one in has[side]} for side in (BASE, CANDIDATE))
+    listed = matched(run.setting, base, candidate, run.left_out)
     run.found = {n: one for n, one in listed.found.items() if _is_compared(run, one)}
     run.new = {n: one for n, one in listed.new.items() if not one.benchmark.further}
     run.others += listed.others

@@ -18,6 +18,7 @@ _KEPT = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
 # A commit is what its name says, whatever `git replace` and a file of grafts put in its place.
 _PLAINLY = {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": os.devnull}
 _SETTINGS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
+RESULTS = "results"  # the usual folder of records
 _LINK = "160000"  # mode of a submodule
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
@@ -87,7 +88,8 @@ def texts(rev: str, word: str, pattern: str, repo: Path) -> dict[str, str]:
 def same_tree(rev: str, repo: Path) -> bool:
     """Whether the working tree is exactly that revision, so that it would be compared with itself.
 
-    Untracked files count where a benchmark could run them. Every file is read: an index of one's
+    Untracked files count where a benchmark could run them; records, which `pytest --record` writes
+    to `RESULTS`, do not. Every file is read: an index of one's
     own has none of the marks by which git leaves some out, as `update-index --assume-unchanged`.
     """
     commit, top = resolve(rev, repo), Path(tree_of(repo))
@@ -98,7 +100,8 @@ def same_tree(rev: str, repo: Path) -> bool:
         if _git(top, "diff", *plainly, "--", fails=(1,), GIT_INDEX_FILE=own)[0]:
             return False
         names = _git(top, "ls-files", "-z", GIT_INDEX_FILE=own)[1]
-    return names == _git(top, "ls-files", "-z")[1] and not untracked_code(top)
+    records = {path for path in (top / RESULTS).rglob("*.json")}
+    return names == _git(top, "ls-files", "-z")[1] and records.issuperset(untracked_code(top))
 
 
 def tracked_files(repo: Path) -> list[Path]:

@@ -19,6 +19,7 @@ import torch
 
 import tinyllama
 from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.registry import Registry
 from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.judged import declarations
 from tinyllama.harness.gate.once import installed
@@ -147,8 +148,12 @@ def _laid_out(op: Op, usual: Benchmark) -> Benchmark | None:
 def left_out(
     device: torch.device, package: str, files: Sequence[str] = (), own: Own | None = None
 ) -> Counter[str]:
-    """By reason, how many providers of timed ops have no benchmark on a device."""
+    """By reason, how many providers have no benchmark on a device."""
     why: Counter[str] = Counter()
+    registry, chosen = _chosen(package, files, own)
+    for name, providers in chosen.items():
+        if not registry[name].timed:
+            why[f"op {name} declares no timed cases: add timed=[Case(...)]"] += len(providers)
     for op, _, every in _every(device, package, files, own):
         reasons = [_left_out(op, timed, device) for timed in every]
         if None not in reasons:
@@ -156,16 +161,22 @@ def left_out(
     return why
 
 
+def _chosen(
+    package: str, files: Sequence[str], own: Own | None
+) -> tuple[Registry, dict[str, list[Provider]]]:
+    """All ops, and by name those of which benchmarks are made, with their providers."""
+    registry, named = loaded(package, tuple(files))
+    if own is not None:
+        return registry, own.providers(registry, named)
+    return registry, {op.name: list(op.providers.values()) for op in registry.values()}
+
+
 def _every(
     device: torch.device, package: str, files: Sequence[str], own: Own | None
 ) -> Iterator[tuple[Op, Provider, list[Timed]]]:
     """Each provider of each op that is timed, on each of its timed cases."""
     dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
-    registry, named = loaded(package, tuple(files))
-    if own is None:
-        chosen = {op.name: list(op.providers.values()) for op in registry.values()}
-    else:
-        chosen = own.providers(registry, named)
+    registry, chosen = _chosen(package, files, own)
     for op, providers in ((registry[name], providers) for name, providers in chosen.items()):
         short, places = timed_dtype(op, dtype), range(len(op.timed))
         for provider in providers if op.timed else ():

@@ -49,7 +49,8 @@ TO_DO = {
     Outcome.NO_BASELINE: "restore the old name or inputs of the benchmark",
     Outcome.OTHER_DEVICE_OR_VERSION: "run both sides in one environment on one device",
     Outcome.BUSY: "nothing was judged: stop the other work, or cool the device, and run again",
-    Outcome.MISSING: "restore the benchmark, or accept its removal in accepted_slowdowns.toml",
+    Outcome.MISSING: "do what the text of each MISSING verdict says; restore a benchmark that the "
+    "candidate lacks, or accept its removal in accepted_slowdowns.toml",
     Outcome.WRONG_RESULT: "fix the result (tinyllama check FILE); a time counts only with it",
     Outcome.WORKER_DIED: "read the log: the candidate crashed, ran out of memory or timed out",
     Outcome.NO_BASE: "name a revision that can be imported and measured",
