@@ -255,6 +255,27 @@ def test_the_message_names_norm_error_and_bound() -> None:
     assert "scale error 0.01" in text
 
 
+@pytest.mark.parametrize(
+    ("error", "tells"),
+    [
+        pytest.param(lambda row: row.fill_(1e-8), True, id="of a rounding"),
+        pytest.param(lambda row: row.fill_(1e-3), False, id="of more than any row's"),
+        pytest.param(lambda row: row.fill_(math.nan), False, id="NaN"),
+        pytest.param(lambda row: row, None, id="none"),
+    ],
+)
+def test_a_wrong_row_of_zeros_may_be_terms_that_cancel(
+    error: Callable[[torch.Tensor], object], tells: bool | None
+) -> None:
+    reference, result = rounded()
+    for one in (reference.eager, reference.oracle, *reference.perturbed, result):
+        one[3] = 0
+    error(result[3])
+    found = compare("y", result, reference)
+    assert found.passed is (tells is None)
+    assert ("if terms of a sum cancel in this row" in str(found)) is bool(tells)
+
+
 def test_changes_of_the_oracle_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the largest cases each takes 2 GiB, and eight of them at once do not fit on a GPU."""
     reference, result = rounded()

@@ -71,6 +71,12 @@ class Check:
 COUNTS = {"exact": "are wrong", "off by": "are off by no more than off_by"}
 
 
+CANCELS = (
+    "an error of the size of other rows' rounding; if terms of a sum cancel in this row, declare "
+    "their magnitude (docs/CHECK.md: Terms that cancel)"
+)
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A result against the oracle in each norm, and faults that the bounds would have found.
@@ -105,7 +111,15 @@ class Comparison:
             for c in self.checks
             if c.error or c.norm not in COUNTS
         ]
-        return f"{self.name}: {'; '.join(parts) or 'equal'}"
+        hint = f" ({CANCELS})" if self.may_cancel else ""
+        return f"{self.name}: {'; '.join(parts) or 'equal'}{hint}"
+
+    @property
+    def may_cancel(self) -> bool:
+        """Whether only one row is wrong, by less than what the widest row is allowed: so is a right
+        row whose terms cancel, of whose size the comparison knows nothing."""
+        failed = [one for one in self.checks if not one.passed]
+        return [one.norm for one in failed] == ["row"] and failed[0].error <= self.widest_row
 
 
 class _Norms(NamedTuple):
