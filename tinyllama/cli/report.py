@@ -39,7 +39,7 @@ def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
     from tinyllama.harness.gate.certificates import certificates
     from tinyllama.harness.machine.files import check_apart, check_writable, replace_text
-    from tinyllama.harness.page import render
+    from tinyllama.harness.page import check_needs, render
     from tinyllama.harness.records import history
     from tinyllama.harness.records.report import latest, markdown, terminal
 
@@ -50,6 +50,7 @@ def report(args: argparse.Namespace) -> int:
     records = _of_device(every, args.results_dir, args.device)
     targets = _targets(every)
     try:
+        check_needs()  # before the tables, beneath which nobody would look for it
         certified = certificates(args.results_dir, args.device)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -16,6 +16,14 @@ __all__ = ["render"]
 NEEDS = ("jinja2", "matplotlib")
 
 
+def check_needs() -> None:
+    """Raise ValueError where jinja2 or matplotlib is missing."""
+    absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if absent:
+        needs = " and ".join(absent)
+        raise ValueError(f"the page needs {needs}: {install('report')}")
+
+
 def render(
     records: Sequence[Record],
     targets: Sequence[Target | OpTarget] = (),
@@ -28,10 +36,7 @@ def render(
     targets: bars, and claims of the published documents. Raises ValueError when jinja2
     or matplotlib is missing.
     """
-    absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    if absent:
-        needs = " and ".join(absent)
-        raise ValueError(f"the page needs {needs}: {install('report')}")
+    check_needs()
     import jinja2
 
     from tinyllama.harness.page.view import page
