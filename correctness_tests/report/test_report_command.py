@@ -43,6 +43,15 @@ def test_it_prints_tables_and_writes_the_page(folder: Path, tmp_path: Path) -> N
     assert any("1 of 74 parameters" in line for line in lines)
 
 
+def test_without_the_extra_that_the_page_needs_no_table_is_printed_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyllama.harness.page.NEEDS", ("jinja2", "no_such_module"))
+    shown = tinyllama("report", "--results-dir", folder)
+    assert (shown.status, shown.out) == (2, "")
+    assert "error: the page needs no_such_module: " in shown.err
+
+
 def test_another_repository_gets_none_of_this_one_s_claims_and_bars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
