@@ -287,3 +287,32 @@ def test_compiled_outputs_of_mixed_inputs_have_the_dtypes_of_the_reference() -> 
     assert derived is not None
     x, weight = torch.ones(3, 8, dtype=torch.bfloat16), torch.ones(8)
     assert derived.output_dtypes((x, weight, 3.0)) == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("of_input", [True, False])
+def test_a_view_of_an_input_is_never_changed_unnoticed(of_input: bool) -> None:
+    """A result of its own memory may be changed in place, whatever views made it."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return (x if of_input else x.clone()).view(2, 2, 3)
+
+    op = Op(
+        f"viewed_{of_input}".lower(),
+        inputs={"x": Tensor("N D", grad=True)},
+        outputs={"y": "N/2 N/2 D"},
+        cases=[Case(N=4, D=3)],
+    )
+    op.provider("viewing")(
+        derived(forward, lambda grads, kept, saved, needs: {"x": grads[0].view(4, 3)})
+    )
+    x = torch.zeros(4, 3, requires_grad=True)
+    y = op["viewing"](x)
+    if of_input:
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            y += 1
+    else:
+        y += 1
+        y.sum().backward()
+        assert x.grad is not None
+        assert x.grad.eq(1).all()
+    assert not x.any()

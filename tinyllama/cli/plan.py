@@ -104,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
         )
         out.print(f"{plan.way}, memory {plan.memory}", style="bold")
         out.print(f"  step       {plan.seconds * 1e3:,.2f} ms: {parts}", soft_wrap=True)
-        links, exposed = plan.communication * 1e3, plan.exposed * 1e3
-        out.print(f"  links      {links:,.2f} ms of communication, {exposed:,.2f} ms of it exposed")
+        spent, exposed = plan.communication * 1e3, plan.exposed * 1e3
+        out.print(f"  links      {spent:,.2f} ms of communication, {exposed:,.2f} ms of it exposed")
         out.print(f"  speed      {plan.tokens_per_second:,.0f} tokens/s")
         out.print(
             f"  memory     {plan.bytes / 2**30:,.1f} GiB a GPU: parameters and moments "

@@ -23,10 +23,16 @@ def plain(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     return tensors
 
 
-def _no_view(result: torch.Tensor) -> torch.Tensor:
+def _no_view(result: torch.Tensor, inputs: tuple[Any, ...]) -> torch.Tensor:
     """A result that callers may change in place: torch refuses that for a view that the forward
-    pass of an autograd function returns."""
-    return torch.ops.aten._unsafe_view(result, result.shape) if result._is_view() else result
+    pass of an autograd function returns. One of an input stays what it is."""
+    if not result._is_view() or any(_memory(result) == _memory(x) for x in inputs):
+        return result
+    return torch.ops.aten._unsafe_view(result, result.shape)
+
+
+def _memory(x: Any) -> int:
+    return int(x.untyped_storage()._cdata) if isinstance(x, torch.Tensor) else 0
 
 
 class Passes(Protocol):
@@ -73,7 +79,8 @@ class Calls:
         return read
 
     def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results = tuple(map(_no_view, self._derived.run_forward(*inputs, *self._params)))
+        made = self._derived.run_forward(*inputs, *self._params)
+        results = tuple(_no_view(one, inputs) for one in made)
         n = len(results) - self._derived.without_elements
         self._empty = results[n:]
         return results[:n]
