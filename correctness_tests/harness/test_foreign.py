@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton.language.extra.libdevice", reason="triton is missing")
+
 from correctness_tests.support.commands import ROOT, python, tinyllama
 from tinyllama.harness.kernels import foreign as door
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.interpreter_values import stock
 
-libdevice = pytest.importorskip("triton.language.extra.libdevice", reason="triton is missing")
+libdevice = pytest.importorskip("triton.language.extra.libdevice")
 erf, cast = libdevice.erf, tl.cast  # by names of their own
 X = torch.linspace(0.1, 3, 40)
 

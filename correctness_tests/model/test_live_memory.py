@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from tinyllama.bench.held import Training, everything, held
-from tinyllama.harness.kernels import interpreter
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.memory import Allocations
 from tinyllama.model.config import PRESETS, ModelConfig, TrainConfig
@@ -89,6 +88,8 @@ def test_a_step_of_small_memory_frees_what_it_has_used(monkeypatch: pytest.Monke
     tensor of the width of the residual stream is 2 MiB. Seen before the block freed what it had
     used: 49 MiB."""
     pytest.importorskip("triton")
+    from tinyllama.harness.kernels import interpreter
+
     monkeypatch.setattr(interpreter, "run", lambda *args, **kwargs: None)  # memory only
     cpu, config = torch.device("cpu"), TrainConfig(batch_size=8, seq_len=128)
     with Allocations() as seen, products("fp32", cpu):

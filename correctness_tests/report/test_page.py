@@ -22,7 +22,7 @@ from correctness_tests.support.sample_records import (
     step,
     steps,
 )
-from tinyllama.harness.page import NEEDS, facts, render
+from tinyllama.harness.page import NEEDS, render
 from tinyllama.harness.records.entries import Timed, entry_as_json, entry_from_json
 
 PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
@@ -222,7 +222,10 @@ def test_few_fields_are_enough() -> None:
     assert "Not in this record: floor share, peak" in words
 
 
+@needs_plots
 def test_what_was_left_out_is_said_once_with_its_reason() -> None:
+    from tinyllama.harness.page import facts
+
     whole, part = record("small-bf16", steps("small-bf16")), record("x", [], complete=False)
     gone = replace(step("small-bf16", "v2"), unavailable={"watts": "SYNTHETIC: no sensor"})
     whole.entries.append(replace(gone, name="another"))

@@ -18,7 +18,7 @@ from tinyllama.harness.correct.launched import (
 from tinyllama.harness.declare.specs import flat
 from tinyllama.harness.kernels import limits
 from tinyllama.harness.kernels.instruction_record import Key, Record, load_all, made_of
-from tinyllama.harness.kernels.launch import Launch
+from tinyllama.harness.kernels.launch import HAS_TRITON, Launch
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, lacking, remembered
 from tinyllama.ops import OPS
 
@@ -131,7 +131,7 @@ def planned(*, only_quick: bool) -> dict[str, Planned]:
 # -- what is recorded of them -----------------------------------------------------------------
 
 FOLDERS = {op.name: op.folder for op in OPS.values() if op.folder is not None}
-MINOR = limits.triton_minor()
+MINOR = limits.triton_minor() if HAS_TRITON else ""
 LIMITS = {op.name: limits.of_op(op.name, op.folder) for op in OPS.values()}
 KNOWN = [entry for declared in LIMITS.values() for entry in declared.of(MINOR)]
 AVAILABLE = [chip for chip in CHIPS if not lacking(chip)]

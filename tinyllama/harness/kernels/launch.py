@@ -425,15 +425,17 @@ if HAS_TRITON and not TYPE_CHECKING:
 
 elif not TYPE_CHECKING:
 
-    class _Missing:
+    class Kernel:
+        """Stands for a kernel, and can be named and told apart, but not launched."""
+
         def __init__(self, function: Callable[..., Any]) -> None:
             self.__name__ = function.__name__
 
         def __getitem__(self, grid: Any) -> Any:
             raise RuntimeError(f"{self.__name__} needs triton: {install('triton')}")
 
-    def jit(function: Callable[..., Any]) -> _Missing:
+    def jit(function: Callable[..., Any]) -> Kernel:
         """Stands for a kernel where triton is not installed."""
-        return _Missing(function)
+        return Kernel(function)
 
     begin = fetch = let_next_start = wait_for_last = None

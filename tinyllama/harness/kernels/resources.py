@@ -25,7 +25,7 @@ from typing import Any
 from tinyllama.harness.kernels import assembly, instructions
 from tinyllama.harness.kernels.assembly import nvidia_tools
 from tinyllama.harness.kernels.instructions import Instructions
-from tinyllama.harness.kernels.launch import STATED, Launch, identity, target_of
+from tinyllama.harness.kernels.launch import HAS_TRITON, STATED, Launch, identity, target_of
 
 THREADS = 1024  # in a program: HIP's and CUDA's limit alike
 
@@ -255,6 +255,8 @@ def compilation(launch: Launch, chip_name: str) -> Compilation:
 def lacking(chip_name: str) -> str | None:
     """Why this triton cannot compile for a chip and say what it takes; None when it can."""
     wanted = chip(chip_name)
+    if not HAS_TRITON:
+        return f"triton is not installed, which compiles for {chip_name}"
     try:
         _backend(wanted)
     except RuntimeError as error:  # a build without that vendor's half

@@ -1,0 +1,76 @@
+"""Without the packages of an extra every file of tests is collected; its tests say why they skip.
+
+`pip install -e '.[test]'` brings none of them, and `make test` is to run all the same.
+"""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from correctness_tests.support.commands import ENVIRONMENT, ROOT
+from tinyllama.harness.machine.toml import tomllib
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = {
+    extra: [re.split(r"[^\w-]", one)[0] for one in needed]
+    for extra, needed in PROJECT["optional-dependencies"].items()
+    if extra != "test"
+}
+MODULES = {"nvidia-ml-py": "pynvml", "liger-kernel": "liger_kernel"}  # where names differ
+COLLECT = """
+import sys
+
+import pytest
+
+hidden = set(sys.argv[1].split())
+
+
+class Others:
+    def __init__(self, finders):
+        self.finders = finders
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            return None
+        specs = (one.find_spec(name, path, target) for one in self.finders)
+        return next(filter(None, specs), None)
+
+    def invalidate_caches(self):
+        pass
+
+    def find_distributions(self, context):
+        for one in self.finders:
+            if hasattr(one, "find_distributions"):
+                yield from one.find_distributions(context)
+
+
+sys.meta_path[:] = [Others(sys.meta_path[:])]
+assert not hidden & sys.modules.keys()
+status = pytest.main(sys.argv[2:])
+assert not hidden & sys.modules.keys()
+sys.exit(status)
+"""
+
+
+def collected(*hidden: str) -> subprocess.CompletedProcess[str]:
+    """Collects the whole suite where these modules are not there."""
+    words = ["correctness_tests", "--collect-only", "-qq", "--device", "cpu", "-p", "no:xdist"]
+    return subprocess.run(
+        [sys.executable, "-c", COLLECT, " ".join(hidden), *words],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("without", ["triton", "the rest"])
+def test_all_tests_are_collected_without_an_extra(without: str) -> None:
+    """Triton is apart: a file that is skipped without it may import more that is missing."""
+    alone = without == "triton"
+    extras = [each for extra, each in EXTRAS.items() if (extra == "triton") == alone]
+    found = collected(*(MODULES.get(name, name) for each in extras for name in each))
+    assert found.returncode == 0, (found.stdout + found.stderr)[-3000:]
