@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.launched import tree_ops
 from tinyllama.bench import measure_ops
 from tinyllama.bench.measure_ops import CHECKING, Bench, Effort, OpCaseRun, providers_of
 from tinyllama.harness.machine.worker import WorkerError
@@ -34,8 +35,8 @@ def test_few_prepared_cases_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Bench, "_prepare", prepare)
     monkeypatch.setattr(Bench, "_one", one)
     monkeypatch.setattr(measure_ops, "COMPILING", 3)
-    found = Bench("fp32", CPU, OPS.values()).measure()
-    assert len(measured) == len(found) == len(OPS) > 3
+    found = Bench("fp32", CPU, tree_ops()).measure()
+    assert len(measured) == len(found) == len(tree_ops()) > 3
     assert most == 3
 
 

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from correctness_tests.support.launched import tree_ops
 from perf_tests import conftest as perf_conftest
 from tinyllama.bench import measure as steps
 from tinyllama.bench import measure_ops
@@ -43,10 +44,10 @@ def test_contenders_and_rounds_of_steps_are_fewer(
 
 
 def test_of_each_op_the_last_case_is_timed() -> None:
-    every = Bench("bf16", GPU, OPS.values())
-    short = Bench("bf16", GPU, OPS.values(), short=True)
+    every = Bench("bf16", GPU, tree_ops())
+    short = Bench("bf16", GPU, tree_ops(), short=True)
     assert [(run.op, run.case) for run in short.runs] == [
-        (op, len(op.timed) - 1) for op in OPS.values() if op.name not in ("block", "stack")
+        (op, len(op.timed) - 1) for op in tree_ops() if op.name not in ("block", "stack")
     ]
     assert len(every.runs) > len(short.runs)
     assert short.effort.warm_up < every.effort.warm_up

@@ -12,6 +12,7 @@ import torch
 from correctness_tests.support.contenders import FILES, PACKAGE, weighed
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.gate_subjects import Make, Turning, nudged, reads_device_time, ready
+from correctness_tests.support.launched import tree_ops
 from correctness_tests.support.tried import derived
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.gate import side as side_file
@@ -21,7 +22,6 @@ from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.measure.op_contender import WrongResultError, ops_of
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.verdict import Outcome
-from tinyllama.ops import OPS
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PLAIN = "weigh_rows-manual-N16D64-fp32/forward+backward"
@@ -82,7 +82,7 @@ def test_on_a_gpu_it_is_one_benchmark_more_for_a_provider_with_kernels(
     monkeypatch.setattr(side_file, "untimed", lambda *args: None)
     found = declared(GPU, PACKAGE)
     more = [one for one in found if one.timed.layout != "contiguous"]
-    kernels = {str(p) for op in OPS.values() for p in op.providers.values() if p.derived}
+    kernels = {str(p) for op in tree_ops() for p in op.providers.values() if p.derived}
     assert sorted(f"{one.timed.op}-{one.timed.provider}" for one in more) == sorted(kernels)
     assert kernels >= {"rms_norm-triton", "cross_entropy-triton", "linear-triton"}
     for one in more:

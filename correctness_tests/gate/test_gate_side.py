@@ -12,6 +12,7 @@ import torch
 
 import tinyllama
 from correctness_tests.support.contenders import FILES, PACKAGE
+from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Case, Op
 from tinyllama.harness.gate import side as module
 from tinyllama.harness.gate.pair import FACTORY, READY
@@ -56,7 +57,7 @@ def names() -> list[str]:
 
 def test_on_a_cpu_every_provider_that_it_runs_is_listed_on_the_smallest_case() -> None:
     found = {(one.timed.op, one.timed.provider): one for one in declared(CPU, PACKAGE, FILES)}
-    for op in OPS.values():
+    for op in tree_ops():
         for provider in op.providers.values():
             listed = (op.name, provider.name) in found
             assert listed == bool(op.timed and "triton" not in provider.requires), provider
@@ -87,7 +88,7 @@ def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smalle
 @pytest.mark.usefixtures("as_with_a_gpu")
 def test_on_a_gpu_each_case_between_these_is_a_further_benchmark_of_device_time() -> None:
     found = [one for one in declared(GPU, PACKAGE) if one.further]
-    for op in OPS.values():
+    for op in tree_ops():
         for provider in op.providers.values():
             some = [one for one in found if one.timed.op == op.name]
             cases = [one.timed.case for one in some if one.timed.provider == provider.name]

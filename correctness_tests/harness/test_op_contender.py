@@ -18,6 +18,7 @@ from correctness_tests.support.contenders import (
     contender_fixture,  # noqa: F401
     weighed,
 )
+from correctness_tests.support.launched import tree_ops
 from tinyllama.harness.measure import op_contender
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import (
@@ -46,7 +47,7 @@ def test_a_right_provider_gives_readings_of_each_pass(contender: Contender, dtyp
             assert 0 < reading.host < 1
 
 
-TREE = [(op.name, name) for op in OPS.values() for name in op.providers if op.timed]
+TREE = [(op.name, name) for op in tree_ops() for name in op.providers if op.timed]
 
 
 @pytest.mark.parametrize(("op", "provider"), TREE)
@@ -64,7 +65,7 @@ def test_what_is_counted_on_the_host_has_no_device_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     counted = [
         str(provider)
-        for op in OPS.values()
+        for op in tree_ops()
         for provider in op.providers.values()
         if "on the host" in (untimed(provider, torch.device("cuda")) or "")
     ]
@@ -383,7 +384,7 @@ def test_warming_up_takes_the_time_that_it_is_given(contender: Contender) -> Non
 
 def test_ops_are_found_once_in_a_process() -> None:
     assert ops_of(PACKAGE, FILES) is ops_of(PACKAGE, FILES)
-    assert set(ops_of(PACKAGE, FILES)) == {*OPS, "weigh_rows"}
+    assert set(ops_of(PACKAGE, FILES)) == {op.name for op in tree_ops()} | {"weigh_rows"}
 
 
 def test_what_was_freed_is_allocated_again_before_a_reading(
