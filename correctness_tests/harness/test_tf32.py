@@ -12,10 +12,12 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
 from tinyllama.harness.kernels import tf32
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import HAS_DESCRIPTORS, described, jit, tl
 from tinyllama.harness.kernels.tf32 import descriptors_round, rounded_to_tf32, to_tf32
 from tinyllama.ops.linear import rounding_kernels
 from tinyllama.ops.linear.rounding_kernels import BLOCK
+from tinyllama.ops.stack.launches import operand
 
 
 @jit
@@ -100,11 +102,8 @@ def test_errors_cancel_where_cutting_has_one_sign(device: torch.device) -> None:
 
 # -- descriptors ----------------------------------------------------------------------------------
 
-NATIVELY = False
 if HAS_DESCRIPTORS:
     from triton.tools.tensor_descriptor import TensorDescriptor
-
-    NATIVELY = "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__
 
 
 @jit
@@ -119,10 +118,31 @@ def loaded(x: torch.Tensor, *, rounds: bool) -> torch.Tensor:
     return y
 
 
+def interpreted_loads_round() -> bool:
+    """Whether the option changes anything on a CPU: the interpreter of triton 3.8 ignores it."""
+    x = torch.full((16, 16), 1 + 2**-12)
+    return not torch.equal(loaded(x, rounds=True), x)
+
+
+@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_an_interpreted_product_asks_for_no_rounding(precision: str) -> None:
+    """It is not in tf32, so an interpreter that does not round computes the same."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        made = operand(Config(DESCRIBED=1), torch.zeros(16, 16), 16, 16)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert not getattr(made, "round_f32_to_tf32", False)
+
+
 def test_a_descriptor_s_loads_round(device: torch.device) -> None:
     """Where two numbers are equally near, either is right: products have no bias by ties."""
-    if not descriptors_round() or not (NATIVELY or device.type == "cuda"):
-        pytest.skip("descriptors of this triton do not round on a CPU")
+    if not descriptors_round():
+        pytest.skip("descriptors of this triton have no option to round")
+    if device.type == "cpu" and not interpreted_loads_round():
+        pytest.skip("this triton's interpreter ignores that option of a descriptor")
     x = values(device)[: 64 * 64].view(64, 64)
     x = torch.where(x.abs() < torch.finfo(x.dtype).tiny, 1.25, x)
     x[0, 0], x[0, 1], x[0, 2] = float("nan"), float("inf"), -float("inf")

@@ -33,7 +33,8 @@ ROUNDED = 11  # CUDA's number of the type of a tensor map that rounds float32 to
 
 @functools.cache
 def descriptors_round() -> bool:
-    """Whether descriptors can round float32 to tf32 as they load.
+    """Whether descriptors can round float32 to tf32 as they load on a GPU. On a CPU no product is
+    in tf32, and not every interpreter rounds.
 
     Descriptors of triton 3.7 and later have an option for it. For earlier versions this function
     replaces the driver's `make_tensordesc_arg`, where there is one.
