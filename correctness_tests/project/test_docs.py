@@ -3,6 +3,8 @@
 import json
 import re
 import subprocess
+from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ from tools import generate_docs, model_tables, readme_tables, result_tables
 
 ROOT = generate_docs.ROOT
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)", re.M)
+FENCED = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
+HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)? *$", re.M)
+NAMED = re.compile(r"<\w+ [^>]*?\b(?:id|name)=\"([^\"]+)\"")
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.M | re.S)
 PATH = re.compile(r"`((?:tinyllama|correctness_tests|perf_tests|tools|field|docs)/[\w./-]*)`")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.M | re.S)
@@ -100,14 +105,37 @@ def test_the_short_ladder_says_what_was_not_timed(monkeypatch: pytest.MonkeyPatc
     assert readme_tables.ladder() == "Nothing is recorded yet."
 
 
+@cache
+def anchors(path: Path) -> set[str]:
+    """What a link may name in a document after its ``#``: headings, as GitHub spells them, and what
+    HTML gives a name."""
+    text = FENCED.sub("", path.read_text(encoding="utf-8"))
+    found, before = set(NAMED.findall(text)), Counter[str]()
+    for heading in HEADING.findall(text):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()  # of a link its text
+        anchor = re.sub(r"[^\w -]", "", words).replace(" ", "-")
+        found.add(f"{anchor}-{before[anchor]}" if before[anchor] else anchor)
+        before[anchor] += 1
+    return found
+
+
 def broken_links(path: Path) -> list[str]:
+    """Relative links to what is no file, or is no anchor of a document."""
     text = CODE.sub("", path.read_text(encoding="utf-8"))
     targets = ["".join(groups) for groups in LINK.findall(text)]
-    relative = [t.split("#")[0] for t in targets if not re.match(r"[a-z][a-z0-9+.-]*:|#", t)]
-    return [target for target in relative if not (path.parent / target).exists()]
+    found = []
+    for target in targets:
+        if re.match(r"[a-z][a-z0-9+.-]*:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = path.parent / file if file else path
+        wrong = anchor and there.suffix == ".md" and there.exists() and anchor not in anchors(there)
+        if wrong or not there.exists():
+            found.append(target)
+    return found
 
 
-def test_relative_links_point_to_files() -> None:
+def test_relative_links_point_to_files_and_headings() -> None:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
@@ -166,12 +194,25 @@ def test_each_way_past_the_gate_that_a_page_names_has_its_test() -> None:
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    (tmp_path / "there.md").touch()
+    (tmp_path / "there.md").write_text("# B\n")
     text = (
         "[a](there.md#b) [c](gone.md) `[d](e.md)` [f](https://g.h)\n```\n[i](j.md)\n```\n[k]: l.md"
     )
     (tmp_path / "x.md").write_text(text)
     assert broken_links(tmp_path / "x.md") == ["gone.md", "l.md"]
+
+
+def test_a_link_to_a_heading_that_is_not_there_is_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text(
+        "# The host's time: `a_b` (x)\n## Again\n## Again ##\n### [Led](on.md)\n"
+        '<a id="named"></a>\n```\n# code\n```\n'
+    )
+    right = ["the-hosts-time-a_b-x", "again", "again-1", "led", "named"]
+    wrong = ["the-host-s-time", "again-2", "code", "Again"]
+    links = [f"[a](there.md#{anchor})" for anchor in right + wrong]
+    (tmp_path / "x.md").write_text(" ".join(links) + "\n# Own\n[b](#own) [c](#other)\n")
+    expected = [*(f"there.md#{anchor}" for anchor in wrong), "#other"]
+    assert broken_links(tmp_path / "x.md") == expected
 
 
 def test_the_worked_example_is_right_as_it_stands(
