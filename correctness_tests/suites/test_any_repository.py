@@ -167,6 +167,19 @@ def test_a_suite_of_a_conftest_takes_one_op_by_its_name(repository: pytest.Pytes
         found.stderr.fnmatch_lines([f"ERROR: {message}"])
 
 
+def test_a_worker_that_refuses_says_so_by_a_test_that_fails(repository: pytest.Pytester) -> None:
+    """xdist shows an error of its worker's as one of its own."""
+    repository.makeconftest(
+        "pytest_plugins = ['tinyllama.harness.plugins.suite']\n"
+        "def pytest_configure(config): config.workerinput = {}\n"
+    )
+    Path("test_theirs.py").unlink()
+    repository.makepyfile(test_others="def test_one(): pass\n")
+    found = repository.runpytest_inprocess("--op=fourth", "--device=cpu")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(["ERROR: --op fourth: no collected test is about it"])
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

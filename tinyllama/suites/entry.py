@@ -90,18 +90,26 @@ def declared_modules(declared: dict[str, Any]) -> list[str]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Of the suites of a conftest, leave out what is about no op of ``--op``.
 
-    Raises pytest.UsageError for a file or an op that no test is about.
+    Raises pytest.UsageError for a file or an op that no test is about. A worker of xdist, whose
+    errors its controller does not show, has one test instead, which fails with that text.
     """
     if config.pluginmanager.has_plugin(PLUGINS[-1]) or _gated(config.option):
         return  # its tests are of the ops that are meant; or no test runs
     names, about = config.option.op, [_about(item) for item in items]
     for option, given in (("--ops", config.option.ops), ("--op", names)):
         for one in given:
-            if not any(one in each for each in about):
-                raise pytest.UsageError(f"{option} {one}: no collected test is about it")
+            if any(one in each for each in about):
+                continue
+            text = f"{option} {one}: no collected test is about it"
+            if not hasattr(config, "workerinput"):
+                raise pytest.UsageError(text)
+            items[:] = [_Refused.from_parent(session, name=option, text=text)]
+            return
     if names:
         compared = bool(getattr(config.option, "benchmark_compare", False))  # by whole groups
         others = [
@@ -111,6 +119,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ]
         items[:] = [item for item in items if item not in {*others}]
         config.hook.pytest_deselected(items=others)
+
+
+class _Refused(pytest.Item):
+    """A test that fails with a text."""
+
+    def __init__(self, text: str, **named: Any) -> None:
+        super().__init__(**named)
+        self._text = text
+
+    def runtest(self) -> None:
+        raise pytest.UsageError(self._text)
+
+    def repr_failure(self, excinfo: Any, style: Any = None) -> str:
+        return f"ERROR: {self._text}"
 
 
 def _about(item: pytest.Item) -> set[str]:
