@@ -81,9 +81,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
         **{"OVERHEAD_READINGS": 20, "OVERHEAD_SPIN": 1e-4, "LONGEST_SPIN": 0.25, "SHORTENED": 0.7},
     },
     "tinyllama.harness.measure.energy": {"SAMPLE_SECONDS": 0.02},
-    "tinyllama.harness.measure.op_contender": {
-        **{"KEPT_SHARE": 0.0625, "CHANGING_ROWS": 2.0, "IN_A_ROW": 20, "QUEUED_KERNELS": 512},
-    },
+    "tinyllama.harness.measure.op_contender": {"KEPT_SHARE": 0.0625, "CHANGING_ROWS": 2.0},
+    "tinyllama.harness.measure.calls_in_a_row": {"IN_A_ROW": 20, "QUEUED_KERNELS": 512},
     "tinyllama.harness.measure.rounds": {"FEWEST_ROUNDS": 8},
     "tinyllama.harness.plugins.gpu_benchmark": {"ROUNDS": 30, "MARGIN": 4.0},
     "tinyllama.harness.records.history": {

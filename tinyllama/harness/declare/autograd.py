@@ -45,6 +45,7 @@ from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.calls import Calls, plain
 from tinyllama.harness.declare.checked import BySignature, Check, named
 from tinyllama.harness.declare.specs import DeclarationError, Signature, shape_of
+from tinyllama.harness.kernels.layout import memory_of
 from tinyllama.harness.kernels.precision import compute_dtype
 
 # What a backward takes and returns; gradients of several outputs are `SomeGrads`.
@@ -370,19 +371,15 @@ def apart(results: Sequence[torch.Tensor], args: Sequence[Any]) -> list[torch.Te
     """The results of an operator that the compiler sees: it reads them as contiguous ones, and none
     may share memory with another one or an argument. One that breaks either rule is
     copied. Uncompiled, such results stay views."""
-    taken = {_memory(arg) for arg in args if isinstance(arg, torch.Tensor)}
+    taken = {memory_of(arg) for arg in args if isinstance(arg, torch.Tensor)}
     found = []
     for result in results:
         own = result.contiguous()
-        if _memory(own) in taken:
+        if memory_of(own) in taken:
             own = own.clone()
-        taken.add(_memory(own))
+        taken.add(memory_of(own))
         found.append(own)
     return found
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _bare(results: Sequence[torch.Tensor]) -> Any:

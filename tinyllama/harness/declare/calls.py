@@ -10,6 +10,7 @@ import torch
 
 from tinyllama.harness.declare.checked import BySignature
 from tinyllama.harness.declare.specs import Signature
+from tinyllama.harness.kernels.layout import memory_of
 from tinyllama.harness.kernels.plans import Repeated
 
 MOST_LAYOUTS = 64  # of gradients and saved tensors, in backward passes of one signature
@@ -26,13 +27,12 @@ def plain(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 def _no_view(result: torch.Tensor, inputs: tuple[Any, ...]) -> torch.Tensor:
     """A result that callers may change in place: torch refuses that for a view that the forward
     pass of an autograd function returns. One of an input stays what it is."""
-    if not result._is_view() or any(_memory(result) == _memory(x) for x in inputs):
+    if not result._is_view():
+        return result
+    given = {memory_of(x) for x in inputs if isinstance(x, torch.Tensor)}
+    if memory_of(result) in given:
         return result
     return torch.ops.aten._unsafe_view(result, result.shape)
-
-
-def _memory(x: Any) -> int:
-    return int(x.untyped_storage()._cdata) if isinstance(x, torch.Tensor) else 0
 
 
 class Passes(Protocol):

@@ -100,7 +100,7 @@ def same_tree(rev: str, repo: Path) -> bool:
         if _git(top, "diff", *plainly, "--", fails=(1,), GIT_INDEX_FILE=own)[0]:
             return False
         names = _git(top, "ls-files", "-z", GIT_INDEX_FILE=own)[1]
-    records = {path for path in (top / RESULTS).rglob("*.json")}
+    records = set((top / RESULTS).rglob("*.json"))
     return names == _git(top, "ls-files", "-z")[1] and records.issuperset(untracked_code(top))
 
 

@@ -111,3 +111,8 @@ def even_rows(x: torch.Tensor) -> torch.Tensor:
     axes = [axis for axis in zip(x.shape[:-1], x.stride()[:-1], strict=True) if axis[0] != 1]
     even = all(a[1] == b[0] * b[1] for a, b in itertools.pairwise(axes))
     return dense_rows(x) if even else contiguous(x)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """What names a tensor's storage: equal for tensors, such as views, that share it."""
+    return int(tensor.untyped_storage()._cdata)

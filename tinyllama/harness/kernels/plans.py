@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.kernels import descriptors, known, layout
+from tinyllama.harness.kernels.layout import memory_of
 from tinyllama.harness.kernels.precision import autocast_kind
 from tinyllama.harness.machine.modes import DispatchMode
 
@@ -146,11 +147,11 @@ class _Watch(DispatchMode):
         self._reason = self._reason or reason
 
     def _know(self, name: str, tensor: torch.Tensor) -> None:
-        if _memory(tensor) in self._first:
+        if memory_of(tensor) in self._first:
             self.refuse("tensors share memory")
         if tensor.data_ptr() % 16:
             self.refuse(f"{name} does not begin at a multiple of 16 bytes")
-        self._first[_memory(tensor)] = name, tensor
+        self._first[memory_of(tensor)] = name, tensor
 
     # -- what is seen ---------------------------------------------------------------------------
 
@@ -159,15 +160,15 @@ class _Watch(DispatchMode):
         result = func(*args, **kwargs)
         if not isinstance(result, torch.Tensor):
             given = any(isinstance(one, torch.Tensor) for one in (*args, *kwargs.values()))
-            parts = func.is_view and all(_memory(part) in self._first for part in result)
+            parts = func.is_view and all(memory_of(part) in self._first for part in result)
             if given and not parts:  # else it is of types alone, or gives views
                 self.refuse(f"{func} gives no tensor")
         elif func._schema.is_mutable:
             self._written(func, args, kwargs, result)
-        elif _memory(result) not in self._first:
+        elif memory_of(result) not in self._first:
             self._made(func, args, kwargs, result)
         elif not func.is_view and func not in _SAME_MEMORY:
-            self.refuse(f"{func} gives the memory of {self._first[_memory(result)][0]}")
+            self.refuse(f"{func} gives the memory of {self._first[memory_of(result)][0]}")
         return result
 
     def _made(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> None:
@@ -230,9 +231,9 @@ class _Watch(DispatchMode):
 
     def _of(self, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
         """The name of a tensor's memory, and the tensor that has it."""
-        if _memory(tensor) not in self._first:
+        if memory_of(tensor) not in self._first:
             self.refuse("a tensor that is neither given nor made")
-        return self._first.get(_memory(tensor), ("", tensor))
+        return self._first.get(memory_of(tensor), ("", tensor))
 
     def _address(self, value: Any) -> str:
         """An argument of a launch."""
@@ -262,7 +263,7 @@ class _Watch(DispatchMode):
         dense = value.is_contiguous() and first.is_contiguous() and value.numel() == first.numel()
         if line is not None and dense:  # allocated as it is first asked for
             self._lines[line] = self._allocation(name, value)
-            self._first[_memory(first)] = name, value
+            self._first[memory_of(first)] = name, value
             return name
         if _same_form(value, first):
             return name
@@ -353,10 +354,6 @@ def _freed(lines: list[str], kept: str) -> list[str]:
         line if i not in after else f"{line}; del {', '.join(after[i])}"
         for i, line in enumerate(lines)
     ]
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _same_form(one: torch.Tensor, other: torch.Tensor) -> bool:
