@@ -12,7 +12,7 @@ WORKERS := -n $(shell expr $$(nproc) + 1) --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test test-all quick test-slow test-checks test-tools test-processes soak bench bench-full mutants sanitize counters lint floor clean bootstrap
+.PHONY: help test test-all quick test-slow test-checks test-tools test-processes soak bench bench-full mutants corpus sanitize counters lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -56,6 +56,9 @@ bench bench-full: bootstrap
 
 mutants: bootstrap ## changed kernels: does a check fail? (hours; make mutants ONLY=rope,adamw)
 	$(RUN) tools.mutants --only "$(ONLY)" --sample 100 --json results/mutants.json
+
+corpus: bootstrap ## every check on every variant of the corpus, and its table (hours)
+	$(RUN) correctness_tests.corpus.matrix --jobs $$(nproc) --record
 
 sanitize: bootstrap ## the kernels under compute-sanitizer (needs a GPU and the CUDA toolkit)
 	$(RUN) tools.sanitize

@@ -49,13 +49,3 @@ def log_probabilities(spread: float = 1.0) -> Values:
     """The logarithms of such rows."""
     draw = normal(spread).sample
     return Values(f"log_probabilities({spread:g})", lambda *given: draw(*given).log_softmax(-1))
-
-
-def unlikely_first(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Log-probabilities, of which the first class's is near -200: 0 in float32."""
-    logits = normal().sample(shape, generator)
-    logits[..., 0] = -200.0
-    return logits.log_softmax(-1)
-
-
-UNLIKELY = Values("unlikely", unlikely_first)
