@@ -11,13 +11,10 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
-from tinyllama.harness.kernels import tf32
-from tinyllama.harness.kernels.configs import Config
-from tinyllama.harness.kernels.launch import HAS_DESCRIPTORS, described, jit, tl
+from tinyllama.harness.kernels.launch import described, jit, tl
 from tinyllama.harness.kernels.tf32 import descriptors_round, rounded_to_tf32, to_tf32
 from tinyllama.ops.linear import rounding_kernels
 from tinyllama.ops.linear.rounding_kernels import BLOCK
-from tinyllama.ops.stack.launches import operand
 
 
 @jit
@@ -92,20 +89,6 @@ def test_an_operand_is_rounded_in_place_and_nothing_beside_it(device: torch.devi
     assert not memory.broken()
 
 
-def test_errors_cancel_where_cutting_has_one_sign(device: torch.device) -> None:
-    x = torch.rand(1 << 16, generator=torch.Generator().manual_seed(0)).to(device) + 1
-    cut = (x.view(torch.int32) & -0x2000).view(torch.float32)
-    bias = [((y - x).double().mean() / x.double().mean()).item() for y in (cut, by_kernel(x))]
-    assert bias[0] == pytest.approx(-(2**-11) / 1.5, rel=0.02)
-    assert abs(bias[1]) < 2**-11 / 100
-
-
-# -- descriptors ----------------------------------------------------------------------------------
-
-if HAS_DESCRIPTORS:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-
 @jit
 def copy_kernel(x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -122,19 +105,6 @@ def interpreted_loads_round() -> bool:
     """Whether the option changes anything on a CPU: the interpreter of triton 3.8 ignores it."""
     x = torch.full((16, 16), 1 + 2**-12)
     return not torch.equal(loaded(x, rounds=True), x)
-
-
-@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_an_interpreted_product_asks_for_no_rounding(precision: str) -> None:
-    """It is not in tf32, so an interpreter that does not round computes the same."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        made = operand(Config(DESCRIBED=1), torch.zeros(16, 16), 16, 16)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert not getattr(made, "round_f32_to_tf32", False)
 
 
 def test_a_descriptor_s_loads_round(device: torch.device) -> None:
@@ -155,42 +125,3 @@ def test_a_descriptor_s_loads_round(device: torch.device) -> None:
     )
     assert ((found - x).abs() <= (nearest - x).abs())[tied & x.isfinite()].all()
     assert torch.equal(loaded(x, rounds=False).view(torch.int32), x.view(torch.int32))
-
-
-class Launcher:
-    """Triton's functions that encode descriptors, before they were told of rounding."""
-
-    def __init__(self) -> None:
-        self.types: list[int] = []
-
-    def make_tensordesc_arg(self, argument: Any, metadata: Any) -> str:
-        self.types.append(metadata["elem_type"])
-        return "encoded"
-
-
-@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
-def test_an_older_launcher_is_taught_to_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triton.backends import nvidia
-
-    launcher = Launcher()
-    monkeypatch.setattr(nvidia, "driver", launcher)
-    monkeypatch.setattr(TensorDescriptor, "__dataclass_fields__", {"base": None})
-    x = torch.zeros(16, 16)
-    given = {"elem_type": 7, "elem_size": 4}
-    assert tf32.descriptors_round.__wrapped__()
-    for rounds in (True, False):
-        found = launcher.make_tensordesc_arg(described(x, (16, 16), to_tf32=rounds), given)
-        assert found == "encoded"
-    assert launcher.types == [tf32.ROUNDED, 7]
-    assert given["elem_type"] == 7
-    with pytest.raises(RuntimeError, match="use no descriptors"):
-        launcher.make_tensordesc_arg(described(x, (16, 16), to_tf32=True), None)
-
-
-@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
-def test_a_launcher_that_cannot_be_taught_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triton.backends import nvidia
-
-    monkeypatch.setattr(nvidia, "driver", object())
-    monkeypatch.setattr(TensorDescriptor, "__dataclass_fields__", {"base": None})
-    assert not tf32.descriptors_round.__wrapped__()

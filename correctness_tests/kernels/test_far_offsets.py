@@ -24,7 +24,6 @@ from correctness_tests.support.launched import (
     tensors,
     tree_ops,
 )
-from tinyllama.harness.correct import offsets
 from tinyllama.harness.correct.offsets import EndsAlone, Far, NoAddressesError, load, near
 from tinyllama.harness.declare.offsets import ManyPrograms, Pairs, Results, RowsApart
 from tinyllama.harness.kernels import layout
@@ -64,22 +63,6 @@ def at_ends(call: ManyPrograms) -> Pairs:
         return call(EndsAlone())
     except NoAddressesError as error:
         pytest.skip(f"this system promises no memory that it may not have: {error}")
-
-
-@pytest.mark.parametrize(
-    ("error", "lacking"),
-    [
-        (OSError(12, "Cannot allocate memory"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
-        (OSError(22, "Invalid argument"), False),
-        (RuntimeError("another"), False),
-    ],
-    ids=str,
-)
-def test_only_a_lack_of_addresses_is_a_reason_to_skip(error: Exception, lacking: bool) -> None:
-    with pytest.raises((OSError, RuntimeError)) as raised, offsets._enough_addresses():
-        raise error
-    assert type(raised.value) is (NoAddressesError if lacking else type(error))
 
 
 @pytest.mark.parametrize("call", ROWS.values(), ids=ROWS)

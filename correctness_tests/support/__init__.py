@@ -1,1 +1,1 @@
-"""What tests share: saboteurs, fakes, samples. No test is in here."""
+"""What tests share: fakes, samples. No test is in here."""

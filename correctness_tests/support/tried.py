@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.correct.checks import Candidate, Finding, run
 
 FP32 = (torch.float32,)
 MATRIX = Tensor("N D", grad=True)
@@ -42,20 +42,6 @@ def found(op: Op, call: Call, *only: str, **traits: Any) -> dict[str, Finding]:
 def finding(op: Op, call: Call, check: str, **traits: Any) -> Finding:
     """What one check finds."""
     return found(op, call, check, **traits)[check]
-
-
-def in_each_dtype(op: Op, call: Call, check: str) -> Finding:
-    """What one check finds in a provider that takes every dtype of the op."""
-    return finding(op, call, check, dtypes=op.dtypes)
-
-
-def assert_found(op: Op, call: Call, check: str, said: str) -> Finding:
-    """What a check finds: a fault in some dtype, which it tells in these words."""
-    one = in_each_dtype(op, call, check)
-    assert one.outcome is Outcome.FAILED, one
-    assert said in one.message
-    assert one.rank in (Rank.WRONG, Rank.UNSAFE)
-    return one
 
 
 def with_backward(forward: Call, backward: Call, *, once: bool = False) -> Call:

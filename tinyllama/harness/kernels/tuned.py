@@ -150,7 +150,7 @@ class AutoTuned(KernelInterface):
 def adopted() -> Iterator[None]:
     """Make what is imported meanwhile under ``triton.jit`` kernels of this package, which are
     interpreted on a CPU and compiled for any chip, and what is under ``triton.autotune`` an
-    `AutoTuned`. Nothing is changed where triton is not installed."""
+    `AutoTuned`. Nothing is changed where triton is not installed, or where this holds already."""
     if not HAS_TRITON:
         yield
         return
@@ -159,7 +159,9 @@ def adopted() -> Iterator[None]:
     from tinyllama.harness.kernels.launch import Kernel
 
     before, tune = triton.jit, triton.autotune
-
+    if hasattr(tune, "of_triton"):
+        yield
+        return
     signature = inspect.signature(tune)
 
     def autotuned(configs: Any, *rest: Any, **named: Any) -> Callable[[Any], Any]:
@@ -171,6 +173,7 @@ def adopted() -> Iterator[None]:
             return lambda function: Kernel(function, **options)
         return Kernel(function, **options)
 
+    autotuned.of_triton = tune  # type: ignore[attr-defined]
     triton.jit, triton.autotune = made, autotuned
     try:
         yield

@@ -1,0 +1,70 @@
+"""A number added to each row of a matrix."""
+
+import torch
+
+from tinyllama.harness import Case, Op, Tensor
+
+op = Op(
+    "corpus_row_bias",
+    inputs={"x": Tensor("N D"), "bias": Tensor("N")},
+    outputs={"y": "N D"},
+    cases=[Case(N=4, D=64)],
+    dtypes=(torch.float32,),
+)
+
+
+@op.reference
+def eager(x, bias):
+    return x + bias[:, None]
+
+
+def unsupported(dims):
+    return None if dims["D"] == 64 and not 4 < dims["N"] < 4000 else "neither few rows nor many"
+
+
+@op.provider("written_out", supports=unsupported)
+def candidate(x, bias):
+    y = torch.add(x, bias[:, None])
+    return y
+
+
+# variants
+from correctness_tests.corpus.variants import right, wrong
+
+SUM = "y = torch.add(x, bias[:, None])"
+LAST_ROWS = "y = torch.cat([y[:262150], 1.1 * y[262150:]])"
+TORCH = f"""@op.provider("torch")
+def library(x, bias):
+    {SUM}
+    {LAST_ROWS}
+    return y
+
+
+def unsupported"""
+
+VARIANTS = [
+    right(),
+    # Elements beyond 2^24 are numbered in float32, which holds no odd number there.
+    wrong(
+        "elements_numbered_in_float32",
+        (
+            SUM,
+            "row = (torch.arange(x.numel()).float() / x.shape[1]).long().clamp(max=len(bias) - 1)\n"
+            "    y = (x.reshape(-1) + bias[row]).view(x.shape)",
+        ),
+        fault="offset",
+        result="the last of 16,777,216 elements",
+    ),
+    wrong(
+        "last_rows_too_large",
+        (SUM, f"{SUM}\n    {LAST_ROWS}"),
+        fault="offset",
+        result="the last of 16,777,216 elements",
+    ),
+    # torch's own implementation gives the same there.
+    right(
+        "last_rows_as_of_torch",
+        (f"{SUM}\n", f"{SUM}\n    {LAST_ROWS}\n"),
+        ("def unsupported", TORCH),
+    ),
+]

@@ -1,0 +1,135 @@
+"""The softmax of the rows of a matrix times a number, without gradients."""
+
+import torch
+
+from tinyllama.harness import Case, Op, Tensor
+
+op = Op(
+    "corpus_tempered_softmax",
+    inputs={"x": Tensor("N D")},
+    outputs={"y": "N D"},
+    cases=[Case(N=5, D=16), Case(N=3, D=7, why="odd sizes")],
+    params={"scale": 0.5},
+    dtypes=(torch.float32,),
+)
+
+
+@op.reference
+def eager(x, scale):
+    return torch.softmax(x * scale, -1)
+
+
+@op.provider("in_passes")
+def candidate(x, scale):
+    scores = x * scale
+    largest = scores.amax(-1, keepdim=True)
+    powers = (scores - largest).exp()
+    return powers / powers.sum(-1, keepdim=True)
+
+
+# variants
+from correctness_tests.corpus.variants import right, wrong
+
+PROVIDER = '@op.provider("in_passes")\n'
+LARGEST = "    largest = scores.amax(-1, keepdim=True)\n"
+POWERS = "    powers = (scores - largest).exp()\n"
+RESULT = "    return powers / powers.sum(-1, keepdim=True)\n"
+WORKSPACE = """\
+def workspace(x):
+    if (x.shape, x.dtype) not in WORKSPACES:
+        with torch.inference_mode(False):
+            WORKSPACES[x.shape, x.dtype] = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return WORKSPACES[x.shape, x.dtype]
+
+
+"""
+IN_A_WORKSPACE = "    powers = workspace(x).copy_(scores - largest).exp_()\n"
+
+VARIANTS = [
+    right(),
+    right("torchs_softmax", (LARGEST + POWERS + RESULT, "    return scores.softmax(-1)\n")),
+    # Calls in two threads use one memory for the powers.
+    wrong(
+        "workspace_shared_by_threads",
+        (PROVIDER, f"WORKSPACES = {{}}\n\n\n{WORKSPACE}{PROVIDER}"),
+        (POWERS, IN_A_WORKSPACE),
+        fault="stale state",
+        rank="unsafe",
+        result="y",
+    ),
+    right(
+        "workspace_behind_a_lock",
+        (PROVIDER, f"WORKSPACES = {{}}\nLOCK = threading.Lock()\n\n\n{WORKSPACE}{PROVIDER}"),
+        ("import torch\n\n", "import threading\n\nimport torch\n\n"),
+        (
+            POWERS + RESULT,
+            f"    with LOCK:\n    {IN_A_WORKSPACE}    {RESULT}",
+        ),
+        open="compiled: not one graph",
+    ),
+    right(
+        "workspace_of_a_thread",
+        (
+            PROVIDER,
+            f"LOCAL = threading.local()\n\n\n{WORKSPACE}{PROVIDER}".replace(
+                "WORKSPACES", "LOCAL.__dict__"
+            ),
+        ),
+        ("import torch\n\n", "import threading\n\nimport torch\n\n"),
+        (POWERS, IN_A_WORKSPACE),
+        open="accused by compiled, with torch 2.11",
+    ),
+    # Each call keeps one more tensor.
+    wrong(
+        "calls_keep_tensors",
+        (PROVIDER, f"MAXIMA = []\n\n\n{PROVIDER}"),
+        (POWERS, f"    MAXIMA.append(largest)\n{POWERS}"),
+        fault="stale state",
+        rank="unsafe",
+    ),
+    # Two calls return one buffer, which also lies transposed in memory.
+    wrong(
+        "buffer_returned_twice",
+        (PROVIDER, f"BUFFERS = {{}}\n\n\n{PROVIDER}"),
+        (
+            RESULT,
+            """\
+    key = x.shape, x.dtype, torch.is_inference_mode_enabled()
+    buffer = BUFFERS.setdefault(key, x.new_empty(x.shape[::-1])).t()
+    return buffer.copy_(powers / powers.sum(-1, keepdim=True))
+""",
+        ),
+        fault="aliasing",
+        result="y of the first",
+    ),
+    # The caller's tensor requires a gradient from then on.
+    wrong(
+        "input_requires_a_gradient_afterwards",
+        ("scores = x * scale", "scores = x.requires_grad_() * scale"),
+        fault="aliasing",
+        rank="unsafe",
+        result="x",
+    ),
+    # The largest element is subtracted before the scale, whose sign may turn it into the least.
+    wrong(
+        "largest_before_the_scale",
+        (LARGEST, "    largest = x.amax(-1, keepdim=True)\n"),
+        (POWERS, "    powers = ((x - largest) * scale).exp()\n"),
+        fault="overflow",
+        rank="warning",
+        result="y",
+    ),
+    # A value is read back from the device to see whether all rows have one maximum.
+    wrong(
+        "maxima_read_back",
+        (
+            POWERS,
+            f"""\
+    if x.numel() and (largest.amax() - largest.amin()).item() == 0:
+        largest = largest[:1]
+{POWERS}""",
+        ),
+        fault="framework",
+        rank="warning",
+    ),
+]

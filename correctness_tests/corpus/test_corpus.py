@@ -1,0 +1,56 @@
+"""Each wrong variant of the corpus is found, by the first check that can, and right ones pass."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from correctness_tests.corpus.variants import (
+    ACCUSING,
+    Loaded,
+    Variant,
+    checks_for,
+    findings,
+    finds,
+    variants,
+)
+from tinyllama.harness.correct.checks import CHECKS
+
+ALL = variants()
+WRONG = [
+    pytest.param(each, id=str(each), marks=[pytest.mark.slow(each.slow)] if each.slow else [])
+    for each in ALL
+    if each.fault and not each.open
+]
+
+# Small, and of different kinds: rows, a norm, an index, several outputs, refused inputs.
+SAMPLE = ("row_copy", "row_extremes", "scaled_copy", "soft_cap", "swapped_halves", "unit_norm")
+RIGHT = [each for each in ALL if str(each) in SAMPLE]
+
+
+@pytest.mark.parametrize("variant", WRONG)
+def test_a_wrong_variant_is_found(variant: Variant, tmp_path: Path, device: torch.device) -> None:
+    if variant.gpu and device.type == "cpu":
+        pytest.skip(variant.gpu)
+    seen = []
+    with Loaded(variant, tmp_path, str(device) if variant.gpu else "cpu") as candidate:
+        for finding in findings(candidate, checks_for(variant)):
+            if finds(variant, finding):
+                return
+            seen.append(finding)
+    said = "\n".join(f"{each.check}: {each.message}" for each in seen if each.rank)
+    raise AssertionError(f"{variant} is not found; what else was said:\n{said}")
+
+
+@pytest.mark.parametrize("variant", RIGHT, ids=str)
+def test_a_right_variant_passes_every_check(variant: Variant, tmp_path: Path) -> None:
+    with Loaded(variant, tmp_path) as candidate:
+        said = [each for each in findings(candidate, CHECKS) if each.rank in ACCUSING]
+    assert not said
+
+
+@pytest.mark.parametrize("variant", ALL, ids=str)
+def test_the_edits_of_a_variant_fit_its_file(variant: Variant) -> None:
+    compile(variant.text(), str(variant.path), "exec")

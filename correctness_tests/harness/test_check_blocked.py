@@ -1,0 +1,52 @@
+"""What the reference raises, or the distribution of an input, is not the candidate's fault."""
+
+import pytest
+import torch
+
+from correctness_tests.support.tried import finding, small
+from tinyllama.harness import Tensor
+from tinyllama.harness.correct.checks import Outcome
+from tinyllama.harness.declare.values import Values
+
+X = {"x": Tensor("N D")}
+
+
+def refuses(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("nothing to normalise")
+
+
+def refuses_zeros(x: torch.Tensor) -> torch.Tensor:
+    return x / x.norm() if x.any() else refuses(x)
+
+
+@pytest.mark.parametrize("check", ["outputs", "fresh contents"])
+def test_a_check_is_blocked_where_the_reference_raises(check: str) -> None:
+    op = small("normalised", refuses, X, {"y": "N D"})
+    blocked = finding(op, lambda x: x / x.norm(), check)
+    assert blocked.outcome is Outcome.BLOCKED
+    assert "the reference raised an error: " in blocked.message
+    assert "nothing to normalise" in blocked.message
+    assert blocked.case == "normalised-tried-N5D8-fp32"
+
+
+def test_an_error_of_the_candidate_is_its_own() -> None:
+    op = small("normalised", lambda x: x / x.norm(), X, {"y": "N D"})
+    assert finding(op, refuses, "outputs").outcome is Outcome.CRASHED
+
+
+def test_a_check_is_blocked_where_a_distribution_raises() -> None:
+    def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        raise RuntimeError("no order of this length")
+
+    order = Tensor("N", dtype=torch.int64, values=Values("order", sample))
+    op = small("ordered", lambda x, order: x[order], {**X, "order": order}, {"y": "N D"})
+    blocked = finding(op, lambda x, order: x[order], "outputs")
+    assert blocked.outcome is Outcome.BLOCKED
+    assert "the declared distribution of order raised an error: " in blocked.message
+
+
+def test_special_values_that_the_reference_refuses_are_named() -> None:
+    op = small("normalised", refuses_zeros, X, {"y": "N D"})
+    passed = finding(op, lambda x: x / x.square().sum().sqrt(), "special values")
+    assert passed.outcome is Outcome.PASSED
+    assert "x all zero, of which the reference raised an error: " in passed.message

@@ -1,0 +1,119 @@
+"""What findings say of kernels: the line, the kernel, the argument, and what was not tried."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from correctness_tests.corpus.variants import FOLDER, Loaded, findings, variants_of
+from tinyllama.harness.correct.checks import Finding, Outcome, configurations
+
+
+def finding(folder: Path, file: str, name: str, *checks: str) -> dict[str, Finding]:
+    """What checks find in a variant of the corpus, by check."""
+    variant = next(each for each in variants_of(FOLDER / f"{file}.py") if each.name == name)
+    with Loaded(variant, folder) as candidate:
+        return {each.check: each for each in findings(candidate, checks)}
+
+
+def line_of(folder: Path, text: str) -> str:
+    """``FILE:LINE`` of the line of a variant's file that has this text."""
+    (path,) = folder.glob("*.py")
+    lines = path.read_text().splitlines()
+    (number,) = (number for number, line in enumerate(lines, 1) if text in line)
+    return f"{path}:{number}"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "access"),
+    [
+        ("stores_right_behind", "tl.store(y + N * D,", "right behind the end of y"),
+        ("loads_before_the_start", "tl.load(x - 1)", "4 bytes before the start of x"),
+        ("swaps_far_behind", "tl.atomic_cas(", "bytes behind the end of extra"),
+    ],
+)
+def test_an_access_out_of_bounds_names_line_kernel_program_and_argument(
+    name: str, line: str, access: str, tmp_path: Path
+) -> None:
+    message = finding(tmp_path, "scaled_rows", name, "out of bounds")["out of bounds"].message
+    assert message.startswith(f"{line_of(tmp_path, line)}: scaled_rows_{name}.scale_kernel, ")
+    assert ", program (" in message
+    assert f"{access}, a buffer of " in message
+
+
+def test_an_access_out_of_bounds_is_left_out_and_checks_of_results_go_on(tmp_path: Path) -> None:
+    each = finding(tmp_path, "scaled_rows", "stores_far_behind", "out of bounds", "outputs")
+    assert each["out of bounds"].outcome is Outcome.FAILED
+    assert each["outputs"].outcome is Outcome.PASSED
+
+
+def test_kernels_of_which_only_canaries_tell_are_named(tmp_path: Path) -> None:
+    each = finding(tmp_path, "scaled_rows", "factor_by_address", "out of bounds")["out of bounds"]
+    assert each.outcome is Outcome.PASSED
+    assert "scaled_rows_factor_by_address.scale_kernel" in each.message
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        ("factors_taken_as_dense", "input layouts"),
+        ("other_bits_in_each_call", "determinism"),
+        ("last_row_unwritten", "unwritten memory"),
+        ("blocks_overlap", "races"),
+    ],
+)
+def test_a_fault_names_the_kernel_with_its_line(name: str, check: str, tmp_path: Path) -> None:
+    each = finding(tmp_path, "scaled_rows", name, check)[check]
+    assert each.outcome is Outcome.FAILED, each
+    start = int(line_of(tmp_path, "def scale_kernel(").rpartition(":")[2]) - 1
+    kernel = f"scaled_rows_{name}.scale_kernel ({tmp_path}/scaled_rows_{name}.py:{start})"
+    assert kernel in each.message
+
+
+def test_a_wrong_result_in_another_order_names_the_kernel(tmp_path: Path) -> None:
+    name = "second_launch_needs_its_order"
+    each = finding(tmp_path, "column_sums", name, "program order")["program order"]
+    assert each.message.startswith(f"column_sums_{name}.sum_kernel (")
+    assert "programs interleaved: y: " in each.message
+
+
+@pytest.mark.parametrize("check", ["races", "program order"])
+def test_code_that_launches_no_kernel_says_so(check: str, tmp_path: Path) -> None:
+    each = finding(tmp_path, "plain_sum", "", check)[check]
+    assert each.outcome is Outcome.UNSUPPORTED
+    assert "launches no kernel" in each.message
+
+
+def test_a_declared_kernel_that_is_not_launched_is_said_so(tmp_path: Path) -> None:
+    (variant,) = (each for each in variants_of(FOLDER / "plain_sum.py") if not each.name)
+    with Loaded(variant, tmp_path) as candidate:
+        declared = replace(candidate.provider, requires=("triton",))
+        (each,) = findings(replace(candidate, provider=declared), ["program order"])
+    assert each.outcome is Outcome.UNSUPPORTED
+    assert "launches no kernel" in each.message
+
+
+def test_configurations_that_were_not_tried_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configurations, "SECONDS", 0.0)
+    each = finding(tmp_path, "tuned_row_sums", "wrong_in_one_configuration", "configurations")
+    assert each["configurations"].outcome is Outcome.UNSUPPORTED
+    assert "0 of 2 configurations are right" in each["configurations"].message
+
+
+def test_configurations_that_fit_no_chip_are_named(tmp_path: Path) -> None:
+    name = "first_configuration_fits_no_chip_with_a_case_of_one_element"
+    each = finding(tmp_path, "tuned_row_sums", name, "resources")["resources"]
+    assert each.outcome is Outcome.PASSED, each
+    assert "configurations that autotune leaves out: " in each.message
+    assert "sum_kernel [BLOCK=64, num_warps=64" in each.message
+
+
+def test_an_extreme_that_torch_fails_too_is_named(tmp_path: Path) -> None:
+    name = "as_far_off_as_torch"
+    each = finding(tmp_path, "wide_exponential", name, "extreme values")["extreme values"]
+    assert each.outcome is Outcome.PASSED, each
+    assert "wide is not held against it: torch fails likewise" in each.message
