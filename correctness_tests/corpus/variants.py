@@ -171,7 +171,8 @@ class Loaded:
                 Registry(),
                 {id(p) for op in OPS.values() for p in op.providers.values()},
             )
-            registry._ops.update(OPS)
+            for op in OPS.values():
+                registry.add(op, op.module)
             stack.enter_context(foreign())
             load_file(self.variant.write(self.folder), registry)
             declared = [

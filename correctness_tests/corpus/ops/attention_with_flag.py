@@ -58,7 +58,7 @@ def candidate(q, k, v, causal):
 from correctness_tests.corpus.variants import right, wrong
 
 VARIANTS = [
-    right(open="accused by autocast"),
+    right(),
     wrong(
         "backward_always_causal",
         ("weights(q, k, ctx.causal)", "weights(q, k, True)"),

@@ -91,6 +91,7 @@ VARIANTS = [
         ("tl.store(parts + row * D + column", "tl.atomic_add(parts + column"),
         ("parts = torch.empty(N, D,", "parts = torch.zeros(1, D,"),
         fault="order",
-        rank="warning",
+        rank="unsafe",
+        open="advice where programs are interpreted: their order changes bits alone",
     ),
 ]

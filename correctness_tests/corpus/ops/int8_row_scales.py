@@ -56,11 +56,11 @@ def candidate(x):
 from correctness_tests.corpus.variants import right, wrong
 
 VARIANTS = [
-    right(open="accused by sizes"),
+    right(open="sizes: one element in bfloat16, rounded the other way by the reciprocal at a tie"),
     right(
         "ties_may_round_either_way",
         ('"q": Tensor("N D", dtype=torch.int8)', '"q": Tensor("N D", dtype=torch.int8, off_by=1)'),
-        open="accused by sizes",
+        open="sizes: one element in bfloat16 is off by no more than off_by, but 0 of them allowed",
     ),
     # The compiler is promised that the number of a program is above zero, which the first one's is not.
     wrong(

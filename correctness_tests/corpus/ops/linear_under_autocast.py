@@ -76,12 +76,18 @@ def candidate(x, w):
 from correctness_tests.corpus.variants import right, wrong
 
 VARIANTS = [
-    right(open="accused by resources"),
+    right(open="resources: a crash: torch has no autocast for x.device.type of a meta tensor"),
+    right(
+        "autocast_of_a_gpu_or_the_cpu",
+        ("device, narrow_x, narrow_w = x.device.type, x, w", "narrow_x, narrow_w = x, w"),
+        ("        if torch", '        device = "cuda" if x.is_cuda else "cpu"\n        if torch'),
+    ),
     # Backward multiplies a bfloat16 gradient with the float32 weight, which fails.
     wrong(
         "weight_saved_in_its_dtype",
         ("ctx.save_for_backward(narrow_x, narrow_w)", "ctx.save_for_backward(narrow_x, w)"),
         fault="framework",
         rank="refused",
+        result="dtype",
     ),
 ]
