@@ -22,8 +22,7 @@ from tinyllama.harness.records.results import Record, current_commit, now, versi
 from tinyllama.model.config import WORKLOADS
 from tinyllama.ops import OPS
 from tools import model_tables
-from tools.result_tables import newest
-from tools.tested import ROOT
+from tools.result_tables import ROOT, newest
 
 RECORD = ROOT / "results/occupancy.json"
 CHIPS = ("gfx942", "sm_90")

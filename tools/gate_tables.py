@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from tinyllama.harness.gate.certificates import load, provenance
@@ -12,20 +11,10 @@ from tools import try_gate
 from tools.result_tables import tracked
 
 
-def bars() -> str:
-    """For each device its bars, in short."""
-    return _each(lambda data: _bars(data, lambda text: text.partition(";")[0]))
-
-
 def certificate() -> str:
-    """For each device its bars; folded, each figure: spread between blocks, slowdowns found."""
-    fold = "<details><summary>Each benchmark: spread between blocks, slowdowns found</summary>"
-    return _each(lambda data: f"{_bars(data)}\n\n{fold}\n\n{_figures(data)}\n\n</details>")
-
-
-def _each(table: Callable[[dict[str, Any]], str]) -> str:
+    """For each device what its A/A blocks say of the gate's errors, a bar a row."""
     found = [load(path) for path in sorted(tracked("results/*/gate/certificate.json"))]
-    shown = [f"{_source(data)}:\n\n{table(data)}\n\n{provenance(data)}." for data in found]
+    shown = [f"{_source(data)}:\n\n{_bars(data)}\n\n{provenance(data)}." for data in found]
     return "\n\n".join(shown) or "No device is certified yet."
 
 
@@ -34,19 +23,11 @@ def _source(data: dict[str, Any]) -> str:
     return f"{data['device']}, from {blocks}"
 
 
-def _bars(data: dict[str, Any], shown: Callable[[str], str] = str) -> str:
+def _bars(data: dict[str, Any]) -> str:
     rows = [["bar", "measured", ""]]
     for bar in data["bars"]:
-        rows.append([bar["text"], shown(bar["measured"]), "" if bar["held"] else "**missed**"])
-    return markdown_table(rows)
-
-
-def _figures(data: dict[str, Any]) -> str:
-    rows = [["benchmark", "metric", "spread", "1%", "2%", "5%", "10%", "finds"]]
-    for one in data["found"]:
-        shares = (f"{share:.1%}" for share in one["detected"].values())
-        smallest = "none" if one["smallest"] is None else f"{one['smallest']:.1%}"
-        rows.append([one["benchmark"], one["metric"], f"{one['spread']:.2%}", *shares, smallest])
+        measured = bar["measured"].partition(";")[0]
+        rows.append([bar["text"], measured, "" if bar["held"] else "**missed**"])
     return markdown_table(rows)
 
 

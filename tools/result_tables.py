@@ -4,7 +4,7 @@ Only records that git tracks count: what a reader measures must not make the doc
 """
 
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tinyllama.bench.targets import OF_OPS, OF_STEPS
@@ -13,7 +13,6 @@ from tinyllama.harness.records.entries import (
     FlopsEntry,
     LongestEntry,
     OpEntry,
-    PartEntry,
     ScalingEntry,
     StepEntry,
     Timed,
@@ -23,7 +22,6 @@ from tinyllama.harness.records.report import (
     latest,
     markdown_table,
     ops_markdown,
-    parts_markdown,
     source,
 )
 from tinyllama.harness.records.results import Record, load
@@ -43,11 +41,6 @@ def ops() -> str:
     return "\n\n".join(ops_markdown(records) for records in newest(OpEntry))
 
 
-def parts() -> str:
-    """The newest timings of V2 with each of its parts switched off."""
-    return "\n\n".join(parts_markdown(records) for records in newest(PartEntry))
-
-
 def longest() -> str:
     """The longest sequence that each contender trains on one card, by the newest records."""
     head = ("workload", "contender", "tokens", "ms", "of the product's speed", "peak GiB")
@@ -58,8 +51,12 @@ def longest() -> str:
 def scaling() -> str:
     """Training steps on several GPUs beside those on one, by the newest records."""
     head = ("workload", "step", "GPUs", "batch", "ms", "efficiency", "collectives hidden", "plan")
-    records = [record for group in newest(ScalingEntry) for record in group]
-    return _tables((r, [head, *map(_scaled, r.of(ScalingEntry))]) for r in records)
+    rows = []
+    for record in (record for group in newest(ScalingEntry) for record in group):
+        # Sums of gradients by copies between GPUs were a way that training had.
+        entries = [entry for entry in record.of(ScalingEntry) if entry.sharing != "copies"]
+        rows.append((record, [head, *map(_scaled, entries)]))
+    return _tables(rows)
 
 
 def _scaled(entry: ScalingEntry) -> tuple[str, ...]:
@@ -98,20 +95,21 @@ def counted() -> str:
 
 
 def step_bars() -> str:
-    """The bars of training steps in targets.toml, workload by workload."""
-    return _bars(OF_STEPS, StepEntry, "-")
+    """The bars of training steps in targets.toml: a row for each bar, a column for each workload,
+    precision and device."""
+    return _bars(OF_STEPS, StepEntry, row_for_each_call=False)
 
 
 def op_bars() -> str:
-    """The bars of single ops, case by case."""
-    return _bars(OF_OPS, OpEntry, ", ")
+    """The bars of single ops: a row for each case and bar, a column for each device."""
+    return _bars(OF_OPS, OpEntry, row_for_each_call=True)
 
 
-def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
-    """Whether each bar holds. One about a contender without an entry has no row, and one about a
+def _bars(targets: Sequence[Kind], kind: type[Timed], row_for_each_call: bool) -> str:
+    """Whether each bar holds. One about a contender without an entry has no cell, and one about a
     field that is newer than the record is not measured: nothing is known of them yet."""
     every = [
-        (between.join(call), target, target.measured(entries), record)
+        (call, target, target.measured(entries), record)
         for record in (record for group in newest(kind) for record in group)
         for target, call, entries in covered(targets, record.of(kind))
         if (own := entries.get(target.contender)) and own.ran and target.concerns(record.device)
@@ -119,22 +117,22 @@ def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
     if not every:
         return "Nothing is recorded yet."
     held = [target.met(found) for _, target, found, _ in every if found is not None]
-    rows = [["of", "device", "bar", "measured", ""]]
-    for where, target, found, record in every:
-        by_median = ", by the median" if target.judged_by == "median" else ""
-        verdict = "not measured"
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for call, target, found, record in every:
+        cell = "not measured"
         if found is not None:
-            bar = judged(target, found, record.device)
-            verdict = "holds" if bar.standing is Standing.MET else "**missed**"
-            if bar.standing is Standing.KNOWN_MISS:
-                verdict += f", held to {target.direction} {target.held_to(record.device):g}"
-        rows.append([where, record.device, f"{target}{by_median}", shown(found), verdict])
+            missed = judged(target, found, record.device).standing is not Standing.MET
+            cell = f"{shown(found)} **missed**" if missed else shown(found)
+        row = (", ".join(call), str(target)) if row_for_each_call else (str(target),)
+        column = record.device if row_for_each_call else f"{'-'.join(call)}, {record.device}"
+        rows.setdefault(row, {})[column] = cell
+    table = _grid(["of", "bar"] if row_for_each_call else ["bar"], rows)
     sources = dict.fromkeys(
         f"{record.group}: {record.device}, commit {record.short_commit}, {record.date[:10]}"
         for *_, record in every
     )
     unknown = f" {len(every) - len(held)} are not measured yet." if len(held) < len(every) else ""
-    text = f"{sum(held)} of {len(held)} hold.{unknown}\n\n{markdown_table(rows)}"
+    text = f"{sum(held)} of {len(held)} hold.{unknown}\n\n{markdown_table(table)}"
     return f"{text}\n\nRecords: {'; '.join(sources)}."
 
 
@@ -156,4 +154,14 @@ def tracked(pattern: str) -> list[Path]:
         text=True,
         check=False,
     ).stdout.split("\n")[:-1]
-    return [ROOT / name for name in listed] or list(ROOT.glob(pattern))
+    files = [ROOT / name for name in listed] or list(ROOT.glob(pattern))
+    return [path for path in files if path.exists()]  # one may be deleted, and not committed yet
+
+
+def _grid(head: list[str], rows: Mapping[tuple[str, ...], Mapping[str, str]]) -> list[list[str]]:
+    """A row for each key, a column for each name of a cell. head: of the key."""
+    columns = sorted({name for cells in rows.values() for name in cells})
+    table = [[*head, *columns]]
+    for words, cells in sorted(rows.items()):
+        table.append([*words, *(cells.get(name, "") for name in columns)])
+    return table

@@ -1,11 +1,9 @@
 """Branches whose worth is known: that they still are what they say, and what is made of the gate's
 words."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +12,8 @@ from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from correctness_tests.support.gate_samples import run, told
 from tinyllama.bench.gated import REGISTERED
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
-from tinyllama.harness.gate.noise import noise_path
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.machine.device import device_name
 from tools import try_gate
 from tools.try_gate import BRANCHES, Edit, EditError, branched, copied
 
@@ -141,88 +137,15 @@ def test_what_is_not_slower_is_to_be_green() -> None:
     assert BRANCHES["slower-host"].wrong(run(0, same))[0] == "status 0"
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where there is one; the gate answers from a script, and no tree is copied."""
-    monkeypatch.setattr(try_gate, "cannot", lambda need, device: None)
-    monkeypatch.setattr(try_gate, "default_device", lambda: CPU)
-    monkeypatch.setattr(try_gate, "copied", lambda root, copy: copy.mkdir())
-    monkeypatch.setattr(try_gate, "branched", lambda copy, name: None)
-
-
-def answering(monkeypatch: pytest.MonkeyPatch, *answers: tuple[int, Any]) -> list[list[str]]:
-    """The commands that are run, each of which gives the next answer."""
-    asked: list[list[str]] = []
-    waiting = list(answers)
-
-    def answer(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
-        assert options["env"]["PYTHONPATH"].startswith(str(options["cwd"]))
-        assert "TINYLLAMA_COMMIT" not in options["env"]
-        status, content = waiting.pop(0)
-        if content is not None:
-            Path(command[command.index("--gate-json") + 1]).write_text(json.dumps(content))
-        return subprocess.CompletedProcess(command, status, "the last word\n", "")
-
-    monkeypatch.setattr(try_gate.subprocess, "run", answer)
-    monkeypatch.setattr(try_gate, "current_commit", lambda: "c0ffee")
-    return asked
-
-
-@pytest.mark.usefixtures("gpu")
-def test_runs_add_up_in_the_record(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--only", "nope"], "'nope' is not a branch: use some of comments"),
+        (["--times", "0"], "--times is 0: use 1 or more"),
+    ],
+)
+def test_a_bad_value_is_status_2(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = noise_path(tmp_path, device_name(CPU)).with_name(try_gate.FILE)
-    right = told("host_seconds")
-    asked = answering(monkeypatch, (10, right), (10, right), (10, told()))
-    arguments = ["--only", "slower-host", "--record", "--results-dir", str(tmp_path)]
-    arguments += ["--seconds", "90"]
-    assert try_gate.main([*arguments, "--times", "2"]) == 0
-    assert "slower-host: status 10 in 0 s: 1 SLOWER, 2 SAME" in capsys.readouterr().out
-    assert try_gate.main(arguments) == 1
-    assert "WRONG: host_seconds of rms_norm-triton-* is not named" in capsys.readouterr().out
-    runs = try_gate.load(path)
-    assert [(one["branch"], one["status"]) for one in runs] == [("slower-host", 10)] * 3
-    assert runs[0]["outcomes"] == {"SLOWER": 1, "SAME": 2}
-    assert runs[0]["slower"][0]["metrics"] == ["host_seconds"]
-    assert runs[0]["stages"] == {"time": 8.0}
-    assert [bool(try_gate.wrong(one)) for one in runs] == [False, False, True]
-    for command in asked:
-        assert command[command.index("--against") + 1] == try_gate.BASE
-        assert command[command.index("--results-dir") + 1] == str(tmp_path)
-        assert command[command.index("--time-limit") + 1] == "90"
-
-
-@pytest.mark.usefixtures("gpu")
-def test_what_cannot_be_tried_is_said_and_nothing_is_stored(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = answering(monkeypatch, (4, None))
-    arguments = ["--only", "comments", "--record", "--results-dir", str(tmp_path)]
-    assert try_gate.main(arguments) == 2
-    assert "the gate wrote nothing: the last word" in capsys.readouterr().err
-    path = noise_path(tmp_path, device_name(CPU)).with_name(try_gate.FILE)
-    assert not path.exists()
-    path.parent.mkdir(parents=True)
-    for content in ("{", "{}", "[1]"):
-        path.write_text(content)
-        assert try_gate.main(arguments) == 2
-        assert f"{path} holds no runs" in capsys.readouterr().err
-    assert try_gate.main(["--only", "nope"]) == 2
-    assert "'nope' is not a branch: use some of comments" in capsys.readouterr().err
-    assert try_gate.main(["--times", "0"]) == 2
-    assert len(asked) == 1
-    (tmp_path / "file").write_text("")
-    assert try_gate.main(["--record", "--results-dir", str(tmp_path / "file")]) == 2
-    assert "name a folder that can be written" in capsys.readouterr().err
-
-    def no_checkout(root: Path, copy: Path) -> None:
-        raise subprocess.CalledProcessError(128, ["git", "ls-files"])
-
-    monkeypatch.setattr(try_gate, "copied", no_checkout)
-    assert try_gate.main([]) == 2
-    assert "git ls-files: status 128: this needs a git checkout" in capsys.readouterr().err
-    monkeypatch.setattr(try_gate, "cannot", lambda need, device: "no GPU here")
-    assert try_gate.main([]) == 2
-    assert "no GPU here" in capsys.readouterr().err
+    assert try_gate.main(options) == 2
+    assert said in capsys.readouterr().err
