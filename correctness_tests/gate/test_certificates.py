@@ -22,6 +22,7 @@ PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
 needs_plots = pytest.mark.skipif(not PLOTS, reason="needs the extra 'report'")
 
 
+@pytest.mark.long
 @needs_plots
 def test_the_page_shows_what_the_gate_holds_on_each_device() -> None:
     text = render(sample_records(), certificates=[certificate(SECOND)])

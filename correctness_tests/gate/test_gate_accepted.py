@@ -38,21 +38,6 @@ def test_an_amount_of_one_metric_of_one_benchmark(path: Path) -> None:
     assert found.entries[0].reason == "sums are compensated now"
 
 
-@pytest.mark.parametrize(
-    ("metric", "amount", "more", "share"),
-    [
-        *((metric, 2, 2, 0.0) for metric in accepted.COUNTED),
-        *((metric, 0.25, 0, 0.25) for metric in accepted.COUNTED),
-        *((metric, 1, 0, 1) for metric in METRICS if metric not in accepted.COUNTED),
-    ],
-)
-def test_a_whole_number_of_what_is_counted_is_so_many_more(
-    metric: str, amount: float, more: int, share: float
-) -> None:
-    entry = accepted.Entry("norm", "why", "0.3.0", metric, amount)
-    assert (entry.more, entry.share) == (more, share)
-
-
 @pytest.mark.parametrize("text", [None, "", "# nothing\n", "accepted = []\n"])
 def test_without_an_entry_nothing_is_accepted(path: Path, text: str | None) -> None:
     if text is not None:
@@ -64,56 +49,35 @@ def test_without_an_entry_nothing_is_accepted(path: Path, text: str | None) -> N
 
 
 WRONG = {
-    "an unknown key": (
-        NORM + 'until = "now"\n',
-        "unknown key 'until': use benchmark, device, metric,",
-    ),
+    "an unknown key": (NORM + 'until = "now"\n', "unknown key 'until'"),
     "no benchmark": (NORM.replace("benchmark", "#"), "lacks 'benchmark': add it"),
     "no reason": (NORM.replace("reason", "#"), "lacks 'reason'"),
     "no release": (NORM.replace("release", "#"), "lacks 'release'"),
     "no amount": (NORM.replace("amount", "#"), "give either amount or removed"),
     "amount and removed": (NORM + "removed = true\n", "give either amount or removed"),
     "removed = 1": (GONE.replace("true", "1"), "removed is 1: use true"),
-    "removed = false": (GONE.replace("true", "false"), "removed is False: use true, or an amount"),
-    "removed in one metric": (
-        GONE + 'metric = "kernels"\n',
-        "what is removed has no metric any more: remove metric",
-    ),
     "an unknown device": (NORM + 'device = "tpu"\n', "device is 'tpu': use cpu or gpu"),
     "a count that is no number of them": (
         NORM.replace("0.03", "1.5") + 'metric = "kernels"\n',
         "amount is 1.5: use a share",
     ),
-    "a whole number of seconds": (NORM.replace("0.03", "2"), "amount is 2: use a share"),
+    "an empty reason": (NORM.replace("sums are compensated now", " \\t"), r"reason is ' \\t'"),
+    "a word as a release": (NORM.replace("0.3.0", "never"), "release is 'never': use numbers"),
+    "a number as a release": (NORM.replace('"0.3.0"', "0.3"), "release is 0.3: use a text"),
+    "an unknown metric": (NORM + 'metric = "speed"\n', "unknown metric 'speed': use device_"),
+    "the same twice": (NORM + NORM, "two such entries: delete one"),
     "the same twice, on both devices and one": (
         NORM + NORM + 'device = "cpu"\n',
         "two such entries",
     ),
-    "an empty reason": (NORM.replace("sums are compensated now", " \\t"), r"reason is ' \\t'"),
-    "a benchmark of no name": (NORM.replace('"norm"', '""'), "benchmark is ''"),
-    "a number as a name": (NORM.replace('"norm"', "3"), "benchmark is 3: use a text"),
-    "a number as a release": (NORM.replace('"0.3.0"', "0.3"), "release is 0.3: use a text"),
-    "a word as a release": (NORM.replace("0.3.0", "never"), "release is 'never': use numbers"),
-    "a huge release": (NORM.replace("0.3.0", "9" * 5000), "use numbers, as in '0.3.0'"),
-    "a candidate as release": (NORM.replace("0.3.0", "0.3rc1"), "release is '0.3rc1'"),
-    "an unknown metric": (NORM + 'metric = "speed"\n', "unknown metric 'speed': use device_"),
-    "several metrics": (NORM + 'metric = ["kernels"]\n', r"unknown metric \['kernels'\]"),
-    "the same twice": (NORM + NORM, "two such entries: delete one"),
-    "the default named": (NORM + NORM + 'metric = "device_seconds"\n', "two such entries"),
     "removed and slower": (
         GONE + NORM.replace("norm", "rope") + 'metric = "kernels"\n',
         "two such entries",
     ),
-    "slower and removed": (
-        NORM.replace("norm", "rope") + 'metric = "kernels"\n' + GONE,
-        "two such entries",
-    ),
-    "removed twice": (GONE + GONE, "two such entries"),
     **{
         f"amount = {amount}": (NORM.replace("0.03", amount), f"amount is {amount}: use a share")
-        for amount in ("0", "-0.1", "1.001", "3", "nan", "inf", "'3%'")
+        for amount in ("0", "-0.1", "1.001", "nan", "inf", "'3%'")
     },
-    "amount = true": (NORM.replace("0.03", "true"), "amount is True: use a share"),
 }
 
 
@@ -123,13 +87,9 @@ def test_an_entry_that_is_wrong_is_named_with_the_fix(path: Path, name: str) -> 
     path.write_text(text)
     number = text.count("[[")
     with pytest.raises(
-        ValueError, match=rf"accepted_slowdowns\.toml, accepted {number} .*"
-    ) as told:
+        ValueError, match=rf"accepted_slowdowns\.toml, accepted {number} .*{message}"
+    ):
         load(path, "0.2.0")
-    assert told.match(message)
-    assert "\n" not in str(told.value)
-    with pytest.raises(ValueError, match=message):
-        load(path.with_name("none.toml"), "0.2.0", path)
 
 
 NO_LISTS = ["[accepted]\n", "accepted = 3\n", "accepted = [3]\n", "[[excepted]]\n"]
@@ -164,21 +124,12 @@ def test_an_entry_of_a_benchmark_that_is_gone_is_an_error(path: Path, text: str)
     ("version", "release", "holds"),
     [
         ("0.2.0", "0.3.0", True),
-        ("0.2.9", "0.3", True),
         ("0.9", "0.10", True),
-        ("0.3.0", "0.3.0.1", True),
         ("0.3.0.dev4", "0.3.0", True),
-        ("0.3.0rc1", "0.3", True),
-        ("0.3a1+local", "0.3.0", True),
-        ("0.2.0.post1", "0.3.0", True),
         ("0.3.0", "0.3.0", False),
-        ("0.3", "0.3.0", False),
         ("0.3.0", "0.3", False),
-        ("0.3.0+local", "0.3.0", False),
         ("0.3.0.post1", "0.3.0", False),
-        ("0.3.1.dev1", "0.3.0", False),
         ("0.10.0", "0.9.0", False),
-        ("1", "0.9.0", False),
     ],
 )
 @pytest.mark.parametrize("entry", [NORM, GONE])
@@ -191,13 +142,6 @@ def test_an_entry_ends_with_its_release(
         return
     said = re.escape(f"until {release}, and this is {version}: delete")
     with pytest.raises(ValueError, match=rf"accepted 1 .*{said}"):
-        load(path, version)
-
-
-@pytest.mark.parametrize("version", ["", "unknown", "v1"])
-def test_a_version_that_is_none_accepts_nothing(path: Path, version: str) -> None:
-    path.write_text(NORM)
-    with pytest.raises(ValueError, match=f"the version is {version!r}"):
         load(path, version)
 
 
@@ -216,20 +160,6 @@ def test_what_the_base_accepted_is_in_its_figures_already(path: Path) -> None:
     path.unlink()
     assert load(path, "0.2.0", base).amount("norm", "device_seconds") == 0
     assert load(base, "0.2.0", path).amount("norm", "device_seconds") == pytest.approx(0.03)
-
-
-def test_a_benchmark_is_new_without_an_entry_and_a_base_may_still_have_one(path: Path) -> None:
-    base = path.with_name("base.toml")
-    base.write_text(NORM + GONE.replace("removed", "new"))
-    assert len(load(path, "0.2.0", base).of_base) == 1
-    with pytest.raises(ValueError, match="that the base lacks is NEW: delete the entry"):
-        load(base, "0.2.0")
-
-
-def test_a_base_of_before_the_release_may_have_what_expired_since(path: Path) -> None:
-    base = path.with_name("base.toml")
-    base.write_text(NORM)
-    assert load(path, "0.3.0", base).amount("norm", "device_seconds") == 0
 
 
 def test_what_only_one_device_has_is_no_error_on_the_other(path: Path) -> None:
@@ -271,12 +201,6 @@ def test_what_is_removed_may_be_unknown_once_the_base_says_so_too(path: Path) ->
     assert not merged.is_removed("rope")
 
 
-def test_an_entry_of_one_benchmark_says_nothing_of_another(path: Path) -> None:
-    path.write_text(NORM + GONE)
-    found = load(path, "0.2.0")
-    assert [found.is_removed(name) for name in ("rope", "norm", "other")] == [True, False, False]
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -296,12 +220,4 @@ def test_a_change_of_what_judges_has_three_texts(path: Path, table: str, message
     filled = table if "more" not in table else whole + table
     path.write_text(right + "[[judge]]\n" + filled)
     with pytest.raises(ValueError, match=f"^{re.escape(f'{path}, judge 2{message}')}$"):
-        load(path, "0.2.0")
-
-
-@pytest.mark.parametrize("text", ["judge = 3\n", "judge = [3]\n", "[judge]\n"])
-def test_a_judge_that_is_no_list_of_tables_is_an_error(path: Path, text: str) -> None:
-    path.write_text(text)
-    message = re.escape(f"{path}: use [[accepted]] and [[judge]] tables and nothing else")
-    with pytest.raises(ValueError, match=f"^{message}$"):
         load(path, "0.2.0")

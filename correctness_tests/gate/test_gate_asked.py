@@ -4,7 +4,6 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ import pytest
 from correctness_tests.support.gated_suite import git, plain_git
 from tinyllama.cli import main
 from tinyllama.harness.gate import judge
-from tinyllama.harness.gate.asked import _strings
-from tinyllama.harness.plugins import gate as plugin
 
 OP = 'from tinyllama.harness import Op\n\n{0} = Op("{0}", inputs={{"x": "N D"}})\n'
 HARNESS = "tinyllama/harness/gate/x.py"  # which a tree of one's own lacks
@@ -143,53 +140,3 @@ def test_an_earlier_report_does_not_outlive_a_refusal(
     report.touch()
     assert main(["gate", "--against=nosuch", f"--gate-json={report}"]) == 2
     assert not report.exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ({"op": ["nosuch"]}, "'nosuch' is no op"),
-        ({"keyword": "one"}, "-k: the gate times every benchmark"),
-        ({"numprocesses": 2}, "remove -n"),
-        ({"benchmark_skip": True}, "measures nothing"),
-        ({"xmlpath": "tracked.txt"}, "git tracks that file"),
-    ],
-    ids=str,
-)
-def test_pytest_refuses_before_a_judge_is_started_too(
-    option: dict[str, Any],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    judged: list[Any],
-) -> None:
-    repository(tmp_path, {**FILES, HARNESS: ""}, monkeypatch)
-    usual = {"against": ["main"], "against_env": [], "tree": None, "judge": None}
-    config: Any = SimpleNamespace(
-        option=SimpleNamespace(**{**usual, "gate_json": None, **option}),
-        rootpath=tmp_path,
-        args=[],
-        ArgsSource=pytest.Config.ArgsSource,
-        args_source=pytest.Config.ArgsSource.TESTPATHS,
-        invocation_params=SimpleNamespace(args=(), dir=tmp_path),
-    )
-    with pytest.raises(pytest.UsageError, match=said):
-        plugin.pytest_cmdline_main(config)
-    assert judged == []
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ('x = Op("a")\ny = harness.Op(name="b", inputs={})', {"a", "b"}),
-        ('Op("a")\nOp("a")', {"a"}),
-        ('make = lambda name: Op(name)\nmake("a")', None),
-        ('Op("a")\nOp(f"{kind}_b")', None),
-        ("Op()", None),
-        ("Op(", None),
-        ('Other("a")  # no Op(', set()),
-        ("plain = 1", set()),
-    ],
-)
-def test_names_of_ops_are_known_where_none_is_computed(text: str, names: set[str] | None) -> None:
-    assert _strings(text)[0] == names

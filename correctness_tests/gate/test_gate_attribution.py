@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinyllama.harness.gate.attribution import MOST, PROFILES, moved
+from tinyllama.harness.gate.attribution import PROFILES, moved
 
 Kernels = dict[str, tuple[int, float]]
 
@@ -51,11 +51,6 @@ def test_kernels_that_moved_are_named(before: Kernels, after: Kernels, said: lis
     assert lines(before, after) == said
 
 
-def test_no_more_are_named_than_are_read() -> None:
-    before = {f"k{n}": (1, 1e-6) for n in range(20)}
-    assert len(lines(before, {name: (1, 2e-6) for name in before})) <= MOST
-
-
 @pytest.mark.parametrize("odd", [9e-3, 1e-9])
 def test_one_profile_that_was_disturbed_changes_nothing(odd: float) -> None:
     base = [profile({"a": (1, seconds)}) for seconds in (odd, *[1e-6] * (PROFILES - 1))]
@@ -63,6 +58,7 @@ def test_one_profile_that_was_disturbed_changes_nothing(odd: float) -> None:
     assert moved(base, candidate, timed=True) == ["a: 1.0 us in 1 -> 2.0 us in 1"]
 
 
+@pytest.mark.long
 def test_a_kernel_whose_times_only_scatter_is_not_named() -> None:
     """One is 3% slower; of a hundred times each of ten others may be named once."""
     rng, named = np.random.default_rng(0), 0
@@ -87,50 +83,8 @@ def test_where_only_the_host_is_slower_a_kernel_is_named_for_its_launches_alone(
     assert moved(before, more, timed=False) == ["b: 1.0 us in 1 -> 2.0 us in 2"]
 
 
-def test_a_kernel_that_one_profile_lacks_is_no_error() -> None:
-    base = [profile({"a": (1, 1e-6), "b": (1, 1e-6)}), profile({"a": (1, 1e-6)})]
-    assert moved(base, base[::-1], timed=True) == [
-        "no kernel takes longer in a profile: the time is between them"
-    ]
-
-
 def test_what_kernels_take_is_said_where_it_changed() -> None:
     kernels = {"a": (1, 1e-6)}
     base = [profile(kernels, a={"registers": 32, "warps": 4}, gone={"registers": 1})]
     candidate = [profile(kernels, a={"registers": 40, "warps": 4}, new={"registers": 1})]
     assert moved(base, candidate, timed=True) == ["a: registers 32 -> 40"]
-
-
-def test_each_field_of_each_kernel_that_both_sides_launch_is_compared() -> None:
-    kernels = {"a": (1, 1e-6)}
-    before = {"a": {"registers": 32, "shared": 1}, "b": {"warps": 4}, "c": {"warps": 4}}
-    after = {"a": {"registers": 32, "spilled": 8}, "b": {"warps": 4}, "c": {"warps": 8}}
-    sides = [[profile(kernels), profile(kernels, **one)] for one in (before, after)]
-    assert moved(sides[0], sides[1], timed=True) == [
-        "a: shared 1 -> None, spilled None -> 8",
-        "c: warps 4 -> 8",
-    ]
-    gone = [profile(kernels, a={"registers": 32}, c={"warps": 4})]
-    new = [profile(kernels, a={"registers": 32}, b={"warps": 4})]
-    nothing = ["no kernel takes longer in a profile: the time is between them"]
-    assert moved(gone, new, timed=True) == nothing
-
-
-def test_a_kernel_is_named_from_a_tenth_of_the_change_on() -> None:
-    """1.6 of 15.6 us are; and at most so many are named, the largest changes first."""
-    before = {name: (1, 1e-6) for name in "abc"}
-    for last, named in ((2.6e-6, ["a", "c", "b"]), (2.5e-6, ["a", "c"])):
-        after = {"a": (1, 11e-6), "b": (1, last), "c": (1, 5e-6)}
-        assert [line[0] for line in lines(before, after)] == named
-    many = {f"k{n}": (1, (2 + n) * 1e-6) for n in range(MOST + 2)}
-    found = lines({name: (1, 1e-6) for name in many}, many)
-    assert [line.partition(":")[0] for line in found] == [f"k{n}" for n in range(6, 1, -1)]
-
-
-def test_of_launches_the_most_count() -> None:
-    base = [profile({"a": (n, 1e-6)}) for n in (1, 2, 1)]
-    assert moved(base, [profile({"a": (2, 1e-6)})] * 3, timed=False) == [
-        "kernels are launched as often as before"
-    ]
-    more = moved(base, [profile({"a": (3, 5e-6)})] * 3, timed=False)
-    assert more == ["a: 1.0 us in 2 -> 5.0 us in 3"]

@@ -17,6 +17,7 @@ SIDE = "tinyllama/harness/gate/side.py"
 BEFORE_THE_MOVE = ["tinyllama/harness/op.py", "tinyllama/harness/kernels.py"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "since"),
     [
@@ -46,6 +47,7 @@ def test_a_base_without_what_the_instrument_imports_is_none(
     assert gated.script.launches == 0
 
 
+@pytest.mark.long
 def test_a_base_need_not_have_what_no_worker_imports(gated: GatedSuite) -> None:
     session = gated.judge / "tinyllama/harness/gate/session.py"
     gated.write(str(session), "import tinyllama.harness.machine.new\n")
@@ -54,6 +56,7 @@ def test_a_base_need_not_have_what_no_worker_imports(gated: GatedSuite) -> None:
     assert gated.run(against="main").ret == 0
 
 
+@pytest.mark.long
 def test_a_base_without_an_op_that_the_instrument_imports_is_older(gated: GatedSuite) -> None:
     for tree in (gated.path, gated.judge):
         gated.write(str(tree / "tinyllama/ops/norm/__init__.py"), "x = 1\n")
@@ -63,6 +66,7 @@ def test_a_base_without_an_op_that_the_instrument_imports_is_older(gated: GatedS
     assert "it is from before that file was added" in str(cases["main main"])
 
 
+@pytest.mark.long
 def test_a_base_whose_ops_are_files_is_compared_with_folders(gated: GatedSuite) -> None:
     gated.write("tinyllama/ops/norm.py", "x = 1\n")
     gated.commit("the base")
@@ -75,6 +79,7 @@ def test_a_base_whose_ops_are_files_is_compared_with_folders(gated: GatedSuite) 
     assert gated.run(against="main").ret == 0
 
 
+@pytest.mark.long
 def test_a_candidate_without_what_the_instrument_imports_is_judge_changed(
     gated: GatedSuite,
 ) -> None:

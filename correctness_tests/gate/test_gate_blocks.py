@@ -2,11 +2,9 @@
 
 import itertools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -14,17 +12,12 @@ import numpy as np
 import pytest
 
 from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script, died, history, outcomes
-from tinyllama.harness.gate import blocks, run, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, SideError, Tree
-from tinyllama.harness.gate.preparing import _groups
-from tinyllama.harness.gate.session import Session
-from tinyllama.harness.gate.setting import BenchmarkState
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.worker import WorkerError
-from tinyllama.harness.measure.op_contender import Timed
-from tinyllama.harness.records.verdict import Figure, Outcome, Verdict
+from tinyllama.harness.records.verdict import Outcome, Verdict
 
 
 def noisy(script: Script, name: str, spread: float = 0.05) -> None:
@@ -42,6 +35,7 @@ def noisy(script: Script, name: str, spread: float = 0.05) -> None:
 # -- once one is SLOWER ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_once_one_is_slower_what_is_undecided_is_not_decided() -> None:
     script = Script("a", "b", "c")
     script.slower("a", device_seconds=1.05)
@@ -56,6 +50,7 @@ def test_once_one_is_slower_what_is_undecided_is_not_decided() -> None:
     assert script.launches == 1 + LOOKS[1] + CONFIRM_BLOCKS + 1
 
 
+@pytest.mark.long
 def test_all_verdicts_are_found_where_that_is_asked_for() -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
@@ -67,6 +62,7 @@ def test_all_verdicts_are_found_where_that_is_asked_for() -> None:
     assert found["a"].text.count("confirmed by") == 1, "and said once"
 
 
+@pytest.mark.long
 def test_a_slowdown_that_is_not_confirmed_decides_nothing() -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
@@ -90,17 +86,6 @@ def test_other_times_of_what_is_slower_take_no_more_blocks() -> None:
     assert verdict.outcome is Outcome.SLOWER
     assert f"in {LOOKS[1]} blocks, neither certainly" in verdict.text, "of the host"
     assert script.launches == 1 + LOOKS[1] + CONFIRM_BLOCKS + 1
-
-
-@pytest.mark.parametrize(
-    ("other", "found"),
-    [("SAME", "SLOWER"), ("INCONCLUSIVE", "SLOWER"), ("MISSING", "MISSING")],
-)
-def test_slower_hides_what_is_inconclusive_and_nothing_worse(other: str, found: str) -> None:
-    figures = [Figure(name, Outcome[name], name) for name in ("SLOWER", other)]
-    one: Any = SimpleNamespace(figures=figures, series={})
-    blocks._conclude(settling := Mock(), one)
-    assert settling.settle.call_args.args[1] is Outcome[found]
 
 
 # -- the ops whose own files differ come first ----------------------------------------------------
@@ -149,6 +134,7 @@ def test_an_op_whose_own_file_differs_decides_a_merge_before_others_are_prepared
     assert asked_of(script, "begin") == asked_of(script, "turn") == ["a"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_others_are_prepared_where_the_nearest_decide_nothing(
     trees: Callable[..., dict[str, Verdict]], at_once: int
@@ -176,6 +162,7 @@ def test_others_are_prepared_where_the_nearest_decide_nothing(
         assert all(len(series.statistics) == most for series in one.series.values())
 
 
+@pytest.mark.long
 def test_what_the_nearest_leave_undecided_waits_for_the_others(
     trees: Callable[..., dict[str, Verdict]],
 ) -> None:
@@ -202,6 +189,7 @@ def test_everything_is_prepared_at_once_where_all_verdicts_are_asked_for(
     assert asked_of(script, "turn")[0] == "b"
 
 
+@pytest.mark.long
 def test_further_cases_are_compared_where_an_own_file_of_the_op_differs(
     trees: Callable[..., dict[str, Verdict]],
 ) -> None:
@@ -253,24 +241,6 @@ def test_a_look_is_one_wave_of_as_many_pairs_as_may_work_at_once(
         assert set(turns) == {"a", "b", "c"}, "each pair gives a block of every benchmark"
 
 
-def test_blocks_of_one_wave_have_its_name_and_others_have_another() -> None:
-    script = Script("a", noise=2e-4)
-    session = Session(script.setting(at_once=4, measure_all=True))
-    names = [wave for wave, _ in session.blocks(8)]
-    assert names == [names[0]] * 4 + [names[4]] * 4
-    assert names[0] != names[4]
-
-
-def test_the_sides_lead_by_turns_in_a_wave() -> None:
-    script = Script("a", noise=2e-4)
-    script.run(at_once=4)
-    first: dict[int, str] = {}
-    for launch, side, method, _ in script.asked:
-        if method == "turn":
-            first.setdefault(launch, side)
-    assert list(first.values()) in ([BASE, CANDIDATE] * 2, [CANDIDATE, BASE] * 2)
-
-
 def test_what_fails_in_one_block_of_a_wave_is_not_timed_in_the_others() -> None:
     script = Script("a", "b")
     script.on(BASE, "turn", died(), "a", launch=5)
@@ -282,86 +252,7 @@ def test_what_fails_in_one_block_of_a_wave_is_not_timed_in_the_others() -> None:
     assert "a" not in [name for _, name in ran[ran.index((5, "a")) + 1 :]]
 
 
-def test_a_wave_looks_for_other_work_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = {}
-    monkeypatch.setattr(run, "bytes_of", lambda device: math.inf)
-    for seconds in (0.0, 60.0):
-        monkeypatch.setattr(waves, "LOOKED", seconds)
-        script = Script("a", "b", "c", noise=2e-4)
-        script.run(at_once=4)
-        looks[seconds] = len(script.watch.pids)
-    assert looks == {0.0: 4, 60.0: 1}, "after each, and at the end"
-
-
-# -- what is prepared by one pair -----------------------------------------------------------------
-
-
-def state(op: str, provider: str, case: int = 0, layout: str = "", factory: str = "") -> Any:
-    timed = Timed(op, provider, case, "bf16", layout or "contiguous")
-    name = f"{op}-{provider}-{case}{layout}"
-    bars = {"strided": 2.0} if layout else {}
-    return BenchmarkState(Benchmark(name, timed, "m", {}, factory, layouts=bars))
-
-
-def test_cases_and_layouts_of_a_provider_are_prepared_by_one_pair_and_steps_first() -> None:
-    each = [
-        *(state("x", "torch", case) for case in (0, 1)),
-        *(state("x", "own", case) for case in (0, 1)),
-        state("x", "own", 1, "-strided"),
-        state("step", "v3", factory="m:Step"),
-        state("step", "v4", factory="m:Step"),
-        *(state("long", "own", case) for case in (0, 1)),
-        state("long", "own", 0, "-strided"),
-    ]
-    found = [[one.name for one in group] for group in _groups(each, lambda one: len(one.timed.op))]
-    assert found == [
-        ["step-v3-0"],
-        ["step-v4-0"],
-        ["long-own-0", "long-own-1", "long-own-0-strided"],
-        ["x-own-0", "x-own-1", "x-own-1-strided"],
-        ["x-torch-0", "x-torch-1"],
-    ]
-
-
 # -- the judge's clock ----------------------------------------------------------------------------
-
-
-def sleeping(*seconds: float) -> Callable[[str], float]:
-    left = list(seconds)
-
-    def paced(_: str) -> float:
-        took = left.pop(0) if left else 0.0
-        time.sleep(took)
-        return took
-
-    return paced
-
-
-def test_the_second_reading_of_the_judges_clock_is_long_enough() -> None:
-    script = Script("a")
-    script.on(BASE, "paced", sleeping(0.005, 0.3))
-    script.on(CANDIDATE, "paced", sleeping(0.3, 0.3))
-    script.run()
-    calls = {
-        side: [args[1] for _, s, method, args in script.asked if (s, method) == (side, "paced")]
-        for side in SIDES
-    }
-    assert calls[CANDIDATE] == [2, 8], "one interruption does not decide"
-    assert len(calls[BASE]) == 2
-    assert 20 < calls[BASE][1] <= 100, "0.25 s at 2.5 ms for a call, and the asking"
-
-
-def test_steps_are_made_ready_by_all_pairs_at_once() -> None:
-    script = Script("a", "b", "step", noise=2e-4)
-    script.factories.add("step")
-    script.run(at_once=4)
-    expected = [
-        (at, args[0]) for at, side, m, args in script.asked if (side, m) == (BASE, "expect")
-    ]
-    assert [name for _, name in expected[-4:]] == ["step"] * 4
-    assert len({at for at, _ in expected[-4:]}) == 4
-    compared = next(n for n, one in enumerate(script.asked) if one[2] == "hold")
-    assert sum(one[2] == "turn" for one in script.asked[:compared]) > 4, "all were timed before"
 
 
 def test_what_no_process_answered_after_all_were_ended_is_no_verdict() -> None:

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from correctness_tests.support.gate_samples import CARD, DEVICE, HOST, VERSIONS, block
-from tinyllama.harness.gate import certify as module
 from tinyllama.harness.gate import decision
 from tinyllama.harness.gate.certify import (
     Bar,
@@ -20,7 +19,7 @@ from tinyllama.harness.gate.certify import (
     common_share,
     critical,
 )
-from tinyllama.harness.gate.decision import LOOKS, Floats, Rule, Spread
+from tinyllama.harness.gate.decision import LOOKS, Call, Floats, Rule, Spread, decide
 from tinyllama.harness.gate.noise import Noise
 
 RULES: Rules = {DEVICE: (0.005, 0.02)}
@@ -89,22 +88,33 @@ def test_the_smallest_slowdown_is_the_first_of_which_99_of_100_are_found() -> No
     assert found.smallest is None
 
 
-@pytest.mark.parametrize("smallest", [*module.GRID, None])
-def test_the_smallest_slowdown_may_be_any_that_is_tried(smallest: float | None) -> None:
-    """The first and the last of the grid as well as the others, or none."""
-    rule = Rule(1, 0.005, 0.02)
-    values = normal(0.01, blocks=30)[:, 0]
-    tried = module._slowdowns(rule)
-    enough = [smallest is not None and one >= smallest for one in tried]
-    judged = values, rule, Spread.of(values[:, None])
-    found = module._found(("b0", DEVICE), judged, np.where(enough, 1.0, module.ENOUGH - 1e-3))
-    assert found.smallest == smallest
-    assert list(found.detected) == list(module.SLOWDOWNS)
+@pytest.mark.parametrize("history", [Spread(), Spread(0.004, 9)], ids=["no history", "history"])
+def test_a_slowdown_that_is_critical_decides_as_the_gate_does(history: Spread) -> None:
+    """What is SLOWER, or green, before and after each critical slowdown."""
+    random = np.random.default_rng(3)
+    statistics = random.normal(0, 0.004, (6, LOOKS[-1]))
+    rule = Rule(2, 0.006, 0.03)
+
+    def decided(merge: int, slowdown: float) -> Call:
+        for blocks in LOOKS:
+            call = decide(statistics[merge, :blocks] + slowdown, rule, history)
+            if call is not Call.MORE:
+                return call
+        return Call.MORE
+
+    slower_above, green_below = critical(statistics, rule, history)
+    for merge, (slower, green) in enumerate(zip(slower_above, green_below, strict=True)):
+        assert decided(merge, slower + 1e-9) is Call.SLOWER
+        assert decided(merge, slower - 1e-9) is not Call.SLOWER
+        for slowdown in np.linspace(green - 0.01, slower - 1e-9, 5):
+            found = decided(merge, slowdown)
+            assert (found in (Call.SAME, Call.FASTER)) == (slowdown < green)
 
 
 # -- merges ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_a_launch_has_in_common_stays_in_common() -> None:
     """Ten benchmarks that all show the same are green together as often as one is."""
     one = certified(normal(0.02)).all_green
@@ -116,17 +126,7 @@ def test_what_a_launch_has_in_common_stays_in_common() -> None:
     assert apart < one - 0.3
 
 
-@pytest.mark.parametrize("place", [0, 1, 28, 29, None])
-def test_any_block_may_be_drawn(place: int | None) -> None:
-    """The first one and the last one, too; here a merge with the only slow one is not green."""
-    values = np.zeros(30)
-    if place is not None:
-        values[place] = 1.0
-    judged = [(values, Rule(1, 0.005, 0.02), Spread.of(normal(0.001, blocks=30)))]
-    _, green, _ = module._simulate(judged, 100, np.random.default_rng(0))
-    assert (green < 100) is (place is not None)
-
-
+@pytest.mark.long
 def test_what_states_metrics_is_decided_on_those_alone() -> None:
     rows = [{"b0": {DEVICE: x}, "b1": {HOST: 5 * x}, "b2": {DEVICE: x, HOST: x}} for x in SMALL]
     noise = Noise(CARD, [block(n, statistics=row) for n, row in enumerate(rows)])
@@ -141,6 +141,7 @@ def test_what_states_metrics_is_decided_on_those_alone() -> None:
         certify(noise, VERSIONS, rules, claims, merges=MERGES)
 
 
+@pytest.mark.long
 def test_a_seed_is_a_certificate_and_all_of_it_is_json() -> None:
     table = normal(0.6)
     drawn = certified(table, seed=1)
@@ -155,6 +156,7 @@ def test_a_seed_is_a_certificate_and_all_of_it_is_json() -> None:
     assert list(detected) == [0.01, 0.02, 0.05, 0.1]
 
 
+@pytest.mark.long
 def test_a_figure_is_decided_by_the_tolerance_it_states_and_all_share_alpha() -> None:
     table = columns(2, 0.02)
     stated = certified(table, claims={"b1": {DEVICE: 0.05}})
@@ -228,6 +230,7 @@ def test_a_quiet_device_holds_every_bar() -> None:
     assert [bar.measured for bar in found[2:]] == ["2 of 2"] * 4
 
 
+@pytest.mark.long
 def test_a_rule_that_alarms_falsely_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rule, "slower_level", lambda rule, look: 0.2)
     assert ALARMS not in missed(normal(0.004))  # the margin is far from such noise
@@ -241,6 +244,7 @@ def test_a_rule_that_alarms_falsely_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     assert ALARMS not in missed(table)
 
 
+@pytest.mark.long
 def test_a_side_that_is_always_slower_is_seen() -> None:
     """The signs, exchanged at random, hide it from all other bars."""
     assert not missed(np.hstack([normal(0.003), normal(0.003, seed=1) + 0.00125]))
@@ -285,23 +289,3 @@ def test_the_share_that_blocks_of_a_wave_have_in_common_is_found(share: float, l
     blocks = [replace(one, wave=f"wave {n // 4}") for n, one in enumerate(noise_of(table).blocks)]
     found = common_share(blocks[: len(blocks) - 4 + last])
     assert found == pytest.approx(share, abs=0.05)
-
-
-@pytest.mark.parametrize("place", [4, 9, 15])
-def test_a_figure_that_one_block_of_any_wave_lacks_has_no_share(place: int) -> None:
-    """place: of that block, in the second wave, in the third, or last of all."""
-    random = np.random.default_rng(7)
-    table = np.hstack([np.repeat(random.normal(size=4), 4)[:, None], random.normal(size=(16, 1))])
-    blocks = [replace(one, wave=f"wave {n // 4}") for n, one in enumerate(noise_of(table).blocks)]
-    apart = common_share([replace(one, statistics={"b1": one.statistics["b1"]}) for one in blocks])
-    both = common_share(blocks)
-    assert both is not None
-    assert apart is not None
-    assert both > apart + 0.1
-    blocks[place] = replace(blocks[place], statistics={"b1": blocks[place].statistics["b1"]})
-    assert common_share(blocks) == apart
-
-
-def test_every_slowdown_that_is_certified_is_one_that_is_tried() -> None:
-    assert set(module.SLOWDOWNS) <= set(module.GRID)
-    assert list(module.GRID) == sorted(set(module.GRID))

@@ -14,13 +14,12 @@ import pytest
 
 from correctness_tests.support.gate_fakes import CPU, Script, died, wrong
 from tinyllama.cli import certifying, main
-from tinyllama.cli.certifying import ROOT, SLOWDOWNS, _shares
+from tinyllama.cli.certifying import ROOT
 from tinyllama.harness.gate import pool
 from tinyllama.harness.gate.certificates import load
 from tinyllama.harness.gate.noise import Noise, noise_path
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import Watch, device_lock
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.records.results import versions
@@ -88,33 +87,7 @@ def test_blocks_that_are_prepared_at_once_are_one_wave(
     assert [waves.count(one) for one in waves] == [3] * 6
 
 
-def test_the_last_wave_takes_no_more_blocks_than_are_asked_for(
-    certify: Certify, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(certifying, "pairs_at_once", lambda device: 3)
-    assert certify.run("--blocks=4") == USAGE
-    assert len(certify.blocks()) == 4
-    turns = [args for *_, method, args in certify.script.asked if method == "expect"]
-    assert len(turns) == 4 * 2 * 2, "blocks, sides, benchmarks"
-
-
-def test_a_file_that_breaks_meanwhile_is_one_error_that_names_it(
-    certify: Certify, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert certify.run("--blocks=1") == USAGE
-    path = certify.file("noise.json")
-
-    def spoil(*_: Any) -> float:
-        path.write_text("{")
-        return 1.0
-
-    certify.script.on(BASE, "begin", spoil)
-    capsys.readouterr()
-    assert certify.run("--blocks=1") == USAGE
-    assert str(path) in capsys.readouterr().err
-    assert path.read_text() == "{", "nothing is written over it"
-
-
+@pytest.mark.long
 def test_twenty_blocks_of_a_quiet_device_are_a_certificate(
     certify: Certify, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +136,7 @@ def test_what_all_fail_is_said_and_no_empty_block_is_kept(
     assert "not certified: WORKER DIED b" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_further_cases_are_not_certified(certify: Certify) -> None:
     certify.script.further = {"b"}
     assert certify.run("--blocks=20", "--merges=1000") == 1, "1000 merges bound no 0.1%"
@@ -171,6 +145,7 @@ def test_further_cases_are_not_certified(certify: Certify) -> None:
     assert {one["benchmark"] for one in content["found"]} == {"a"}
 
 
+@pytest.mark.long
 def test_what_is_wrong_now_is_not_certified_by_what_it_gave_before(certify: Certify) -> None:
     assert certify.run("--blocks=20", "--merges=1000") in (0, 1)
     path = certify.file("certificate.json")
@@ -178,11 +153,6 @@ def test_what_is_wrong_now_is_not_certified_by_what_it_gave_before(certify: Cert
     certify.script.on(CANDIDATE, "verify", wrong())
     assert certify.run("--blocks=1", "--merges=1000") == 1
     assert path.read_bytes() == before
-
-
-def test_no_block_is_begun_that_would_take_too_long(certify: Certify) -> None:
-    certify.run("--blocks=20", "--seconds=1e-9")
-    assert len(certify.blocks()) == 1
 
 
 def test_only_what_is_named_is_timed(certify: Certify) -> None:
@@ -213,19 +183,6 @@ def test_what_cannot_be_asked_for_is_an_error_that_names_it(
     assert certify.blocks() == [], "nothing was measured"
 
 
-def test_results_in_a_file_or_blocks_in_a_folder_are_one_error(
-    certify: Certify, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, folder = certify.folder / "file", certify.file("noise.json")
-    file.touch()
-    folder.mkdir(parents=True)
-    for bad, option in ((file, f"--results-dir={file}"), (folder, "--merges=1000")):
-        assert certify.run("--blocks=0", option) == USAGE
-        (line,) = capsys.readouterr().err.splitlines()
-        assert str(bad) in line
-    assert file.read_bytes() == b""
-
-
 def test_a_device_that_is_not_there_is_an_error(certify: Certify) -> None:
     assert certify.run("--device=cuda:77") == USAGE
 
@@ -241,6 +198,7 @@ def test_a_device_that_is_held_or_disturbed_is_14(
     assert certify.blocks() == []
 
 
+@pytest.mark.long
 def test_blocks_of_other_versions_stay_and_do_not_count(certify: Certify) -> None:
     for identity in certify.script.identity.values():
         identity["versions"] = {"torch": "1.0"}
@@ -250,6 +208,7 @@ def test_blocks_of_other_versions_stay_and_do_not_count(certify: Certify) -> Non
     assert not certify.file("certificate.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow("it starts a process, and a side of the gate")
 def test_it_may_be_asked_from_any_folder(tmp_path: Path) -> None:
     """As the installed script asks, whose path holds this tree's package and not its folder."""
@@ -265,6 +224,7 @@ def test_it_may_be_asked_from_any_folder(tmp_path: Path) -> None:
     assert done.returncode == USAGE
 
 
+@pytest.mark.long
 def test_a_validation_adds_work_to_some_and_writes_what_was_found(certify: Certify) -> None:
     certify.script.names = {BASE: list("abcdef"), CANDIDATE: list("abcdef")}
     seen: dict[str, Any] = {}
@@ -288,6 +248,7 @@ def test_a_validation_adds_work_to_some_and_writes_what_was_found(certify: Certi
     assert certify.blocks() == [], "they are no equal sides"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("times", "answer", "wrong"),
     [
@@ -312,14 +273,3 @@ def test_a_validation_whose_verdicts_are_not_what_was_added_fails(
     assert certify.run("--validate") == 1
     content = json.loads(certify.file("validation.json").read_text())
     assert content["wrong"] == [wrong]
-
-
-def test_each_metric_has_every_slowdown_added() -> None:
-    """Though benchmarks of device and host time alternate."""
-    metrics = [(DEVICE,), (HOST,)] * len(SLOWDOWNS) + [(HOST, DEVICE)]
-    found = _shares(
-        Benchmark(f"{n}", None, "", dict.fromkeys(given, 0.1)) for n, given in enumerate(metrics)
-    )
-    shares = list(found.values())
-    assert shares[0:-1:2] == shares[1:-1:2] == list(SLOWDOWNS)
-    assert shares[-1] == SLOWDOWNS[0], "of the device, where both are timed"

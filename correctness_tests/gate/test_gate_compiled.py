@@ -5,14 +5,13 @@ import importlib.util
 import itertools
 import re
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from tinyllama.harness.gate.compiled import code, code_of, fingerprint
-from tinyllama.harness.gate.compiled import resources as taken
+from tinyllama.harness.gate.compiled import code_of, fingerprint
 from tinyllama.harness.kernels import resources
 from tinyllama.harness.kernels.launch import Launched, recorded, target_of
 
@@ -91,6 +90,7 @@ def usual(chip: str, folder: Path) -> Launched:
 # -- what triton compiles ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ALIKE)
 def test_what_moves_lines_moves_no_code(
     usual: Launched, chip: str, folder: Path, change: str
@@ -98,6 +98,16 @@ def test_what_moves_lines_moves_no_code(
     assert ALIKE[change] != KERNEL
     other = compiled(ALIKE[change], chip, folder)
     assert fingerprint([other]) == fingerprint([usual])
+
+
+def test_another_kernel_option_or_grid_is_seen(usual: Launched, chip: str, folder: Path) -> None:
+    others = [
+        compiled(KERNEL.replace("* 2.0", "* 3.0"), chip, folder),
+        compiled(KERNEL, chip, folder, num_warps=8),
+        Launched(usual.kernel, (5,)),
+    ]
+    every = [[usual], [usual, usual], *([other] for other in others)]
+    assert len({str(fingerprint(launches)) for launches in every}) == len(every)
 
 
 def test_no_instruction_is_stripped(usual: Launched, chip: str) -> None:
@@ -108,100 +118,3 @@ def test_no_instruction_is_stripped(usual: Launched, chip: str) -> None:
     assert len([line for line in kept if INSTRUCTION[chip].match(line)]) == len(raw)
     assert len(kept) < len(text.splitlines()), "and some lines are"
     assert not re.search(r"scales\.py|\.loc\b|\.debug_", "\n".join(kept))
-
-
-# -- what is read of it -----------------------------------------------------------------------
-
-TOLD = {
-    "num_warps": 4,
-    "num_ctas": 1,
-    "shared": 0,
-    "cluster_dims": (1, 1, 1),
-    "launch_cooperative_grid": False,
-    "launch_pdl": False,
-}
-OTHERWISE: dict[str, Any] = {
-    "num_warps": 8,
-    "num_ctas": 2,
-    "shared": 1024,
-    "cluster_dims": (2, 1, 1),
-    "launch_cooperative_grid": True,
-    "launch_pdl": True,
-}
-
-
-def launch(grid: tuple[int, ...] = (4,), text: str = "ret;", **told: Any) -> Launched:
-    metadata = SimpleNamespace(**{**TOLD, "name": "a_kernel", "num_stages": 3, **told})
-    kernel = SimpleNamespace(asm={"ptx": text}, metadata=metadata, n_regs=32, n_spills=0)
-    return Launched(kernel, grid)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        launch((5,)),
-        launch((4, 2)),
-        launch(text="ret; ret;"),
-        *(launch(**{name: value}) for name, value in OTHERWISE.items()),
-    ],
-    ids=lambda other: f"{other.grid}{other.kernel.asm}{other.kernel.metadata}"[:60],
-)
-def test_what_the_runtime_is_told_is_part_of_a_launch(other: Launched) -> None:
-    assert fingerprint([launch()]) == fingerprint([launch(name="b", num_stages=4)])
-    assert fingerprint([other]) != fingerprint([launch()])
-
-
-def test_the_order_and_the_number_of_launches_count() -> None:
-    one, other = launch(), launch((5,))
-    found = [fingerprint(each) for each in ([one, other], [other, one], [one], [one, other, other])]
-    assert all(first != second for first, second in itertools.combinations(found, 2))
-    assert fingerprint([]) == []
-
-
-@pytest.mark.parametrize(
-    ("stage", "text", "kept"),
-    [
-        ("ptx", "\tadd.s32 a, b, c; mov.b32 d, e; // why", "\tadd.s32 a, b, c; mov.b32 d, e;"),
-        ("ptx", "\t.loc 1 2 3\n\tret;\n", "\tret;"),
-        ("ptx", "$L__tmp3:\n$L__BB0_2:\n\tret;", "$L__BB0_2:\n\tret;"),
-        (
-            "ptx",
-            "ret;\n\t.section\t.debug_str\n{\n.b8 1\n}\n\t.section .x\nmore",
-            "\t.section .x\nmore",
-        ),
-        ("amdgcn", "\tv_add v0, v1 ; why\n.Ltmp3:\n.LBB0_1:\n", "\tv_add v0, v1\n.LBB0_1:"),
-        (
-            "amdgcn",
-            '\t.section\t.debug_info,"",@progbits\n\t.byte 1\n\t.text\n\ts_endpgm',
-            "s_endpgm",
-        ),
-        ("amdgcn", '\t.cfi_startproc\n\t.file 1 "a.py"\n\ts_endpgm', "\ts_endpgm"),
-    ],
-)
-def test_lines_of_debug_information_go_and_code_stays(stage: str, text: str, kept: str) -> None:
-    assert code(text, stage).endswith(kept)
-    assert "debug" not in code(text, stage)
-    assert "why" not in code(text, stage)
-
-
-def test_a_backend_without_text_is_an_error() -> None:
-    with pytest.raises(LookupError, match="no instructions in the stages ttir, bin"):
-        code_of({"ttir": "", "bin": b""})
-
-
-def test_what_a_kernel_takes_is_of_its_last_launch() -> None:
-    found = taken([launch((4,)), launch((2, 3), shared=8), launch(name="b_kernel")])
-    assert found.keys() == {"a_kernel", "b_kernel"}
-    wanted = {"registers": 32, "spills": 0, "shared": 8, "warps": 4, "stages": 3, "programs": 6}
-    assert found["a_kernel"] == wanted
-
-
-@pytest.mark.parametrize("told", [{}, None, 0], ids=["not told", "None", "0"])
-def test_what_a_backend_does_not_tell_is_zero(told: Any) -> None:
-    of_kernel = dict.fromkeys(("n_regs", "n_spills"), told) if told != {} else {}
-    names = ("shared", "num_warps", "num_stages")
-    of_launch = dict.fromkeys(names, told) if told != {} else {}
-    kernel = SimpleNamespace(metadata=SimpleNamespace(name="a_kernel", **of_launch), **of_kernel)
-    found = taken([Launched(kernel, (4,))])["a_kernel"]
-    assert found.pop("programs") == 4
-    assert found == dict.fromkeys(("registers", "spills", "shared", "warps", "stages"), 0)

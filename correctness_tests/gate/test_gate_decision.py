@@ -93,6 +93,7 @@ def decided(blocks: Floats, rule: Rule, history: Spread) -> tuple[Any, Any]:
 # -- the error rates ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_no_false_alarm_and_no_slowdown_missed(model: Model) -> None:
     """40 benchmarks a change: 1500 changes of equal sides, 400 slower ones of 2% and of 5%."""
@@ -143,6 +144,7 @@ def test_false_alarms_are_within_alpha(history: Spread) -> None:
     assert 0.02 < share_slower(Rule(**FREQUENT), history) <= 0.05
 
 
+@pytest.mark.long
 def test_slowdowns_of_the_tolerance_are_called_same_no_more_than_allowed() -> None:
     rule = Rule(tests=BENCHMARKS, miss=0.05)
     blocks = np.random.default_rng(6).normal(np.log1p(rule.tolerance), 0.01, (20_000, LAST))

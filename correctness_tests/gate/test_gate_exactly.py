@@ -18,7 +18,6 @@ from correctness_tests.support.gate_fakes import (
 )
 from tinyllama.harness.gate.accepted import Entry
 from tinyllama.harness.gate.decision import LOOKS
-from tinyllama.harness.gate.exact import _count
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.records.verdict import Outcome
@@ -113,6 +112,7 @@ def test_what_is_no_time_to_compile_is_missing(side: str, seconds: float) -> Non
 # -- accepted slowdowns -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("metric", [DEVICE, HOST])
 def test_an_accepted_amount_is_allowed_to_its_benchmark_and_metric(metric: str) -> None:
     script = Script("all", "some", "none")
@@ -144,28 +144,6 @@ def test_counts_are_accepted_by_number_where_there_were_none(copies: int, outcom
     figure = script.session.found["a"].settled("copies")
     assert figure is not None
     assert figure.text == f"copies 0 -> {copies}, 2 more accepted"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "share", "more", "outcome", "said"),
-    [
-        (4, 4, 0.5, 0, Outcome.SAME, ""),
-        (4, 6, 0.5, 0, Outcome.SAME, ", 50.0% accepted"),
-        (4, 7, 0.5, 0, Outcome.SLOWER, ", 50.0% accepted"),
-        (4, 6, 0.0, 2, Outcome.SAME, ", 2 more accepted"),
-        (4, 7, 0.0, 2, Outcome.SLOWER, ", 2 more accepted"),
-        (4, 3, 0.5, 0, Outcome.FASTER, ""),
-        (4, 5, 0.0, 0, Outcome.SLOWER, ""),
-        (0, 0, 0.0, 1, Outcome.SAME, ""),
-    ],
-)
-def test_a_count_has_its_ratio_and_says_what_is_accepted_where_it_grew(
-    before: int, after: int, share: float, more: int, outcome: Outcome, said: str
-) -> None:
-    found = _count("copies", before, after, share, more)
-    assert (found.outcome, found.text) == (outcome, f"copies {before} -> {after}{said}")
-    assert (found.before, found.after) == (before, after)
-    assert found.ratio == (after / before if before else None)
 
 
 # -- missing and new --------------------------------------------------------------------------
@@ -290,6 +268,7 @@ def test_a_tolerance_under_the_margin_is_of_one_benchmark_and_not_green() -> Non
 # -- the device's own noise -------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_blocks_are_pooled_with_the_history_of_the_device() -> None:
     """What takes 8 blocks where nothing is known of the device, since 4 have 3 degrees of freedom,
     takes 4 where its spread is known."""
@@ -301,6 +280,7 @@ def test_blocks_are_pooled_with_the_history_of_the_device() -> None:
     assert taken(script) == LOOKS[0]
 
 
+@pytest.mark.long
 def test_alpha_is_shared_among_all_figures_of_the_merge() -> None:
     alone, among = Script(), Script(*(f"b{number}" for number in range(39)), "a")
     for script in (alone, among):

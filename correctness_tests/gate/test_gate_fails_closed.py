@@ -178,6 +178,14 @@ def test_a_turn_without_every_metric_and_no_other_is_missing(
     script.ends(Outcome.MISSING, f"a turn of the {side} gave")
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_a_side_that_works_while_the_other_is_timed_gives_no_time(side: str) -> None:
+    """In a thread: it makes the other one slower, or does what its own calls had left."""
+    script = Script("a")
+    script.at_work.add(side)
+    script.ends(Outcome.MISSING, f"the {side} worked for")
+
+
 # -- the device -------------------------------------------------------------------------------
 
 

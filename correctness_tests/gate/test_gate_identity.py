@@ -7,28 +7,25 @@ import py_compile
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from correctness_tests.support.commands import ROOT, python
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.two_trees import judged, op_file, pair, write
 from tinyllama.harness.gate import identity
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.sources import Sources
-from tinyllama.harness.measure.op_contender import Timed
 from tinyllama.harness.records.verdict import Outcome
 
+BY_PATH = """spec = importlib.util.spec_from_file_location('x', HERE / 'elsewhere/x.py')
+MODULE = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(MODULE)"""
 AT_IMPORT = {
     "json": "TABLE = json.loads((HERE / 'elsewhere/x.json').read_text())",
     "runpy": "FOUND = runpy.run_path(str(HERE / 'elsewhere/x.py'))",
-    "importlib": "spec = importlib.util.spec_from_file_location('x', HERE / 'elsewhere/x.py')\n"
-    "spec.loader.exec_module(importlib.util.module_from_spec(spec))",
+    "importlib": BY_PATH,
     "os": "os.close(os.open(HERE / 'elsewhere/x.json', os.O_RDONLY))",
     "torch": "torch.load(HERE / 'elsewhere/x.pt', weights_only=True)",
 }
@@ -116,6 +113,7 @@ PATCHES = {
 }
 
 
+@pytest.mark.long
 def test_a_file_that_an_op_opens_anywhere_in_the_tree_is_its_own(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
@@ -138,6 +136,7 @@ def test_a_file_that_an_op_opens_anywhere_in_the_tree_is_its_own(
     assert judged(tmp_path, list(named), seen) == {}
 
 
+@pytest.mark.long
 def test_what_is_read_as_a_text_counts_with_comments_docstrings_and_spaces(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
@@ -151,9 +150,9 @@ def test_what_is_read_as_a_text_counts_with_comments_docstrings_and_spaces(
         "of_function": ("def f():\n    '{doc}'\nN = len(f.__doc__)", "a", "b"),
         "comments": ("# {doc}\nN = len(open(__file__).read())", "a", "b"),
         "lines": ("\n" * 3 + "{doc}N = sys._getframe().f_lineno", "", "\n\n"),
-        "scripted": (f"@torch.jit.script\ndef {made}", "", " + 0"),
-        "handed_on": (f"def {made}\nsecond = torch.jit.script(made)", "", " + 0"),
-        "compiled": (f"{exec_}@again\ndef {made}", "", " + 0"),
+        "scripted": (f"@torch.jit.script\ndef {made}", "", "  # more"),
+        "handed_on": (f"def {made}\nsecond = torch.jit.script(made)", "", "  # more"),
+        "compiled": (f"{exec_}@again\ndef {made}", "", "  # more"),
         "of_json": ("N = len((HERE / 'elsewhere/x.json').read_text())", "", ""),
         "alone": ("# {doc}\nN = json.loads('1')", "a", "b"),
     }
@@ -177,17 +176,7 @@ def test_what_is_read_as_a_text_counts_with_comments_docstrings_and_spaces(
     }
 
 
-@pytest.mark.parametrize("asking", [(), (BASE,), (CANDIDATE,), SIDES])
-def test_one_side_whose_code_asks_for_texts_is_enough(asking: Sequence[str]) -> None:
-    def side(name: str) -> Any:
-        sources = Mock(asks_for_text=lambda path: name in asking, text=str)
-        return Mock(root=Path(name), sources=sources, of=lambda *_: [], named=lambda files: set())
-
-    sides = [side(name) for name in SIDES]
-    reason = identity._text_differs(sides, (), ["a.py", "a.json"], every=True)
-    assert reason == ("it reads the text of a.py, which differs" if asking else "")
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("to", ["one", "two", "no link"])
 def test_a_link_that_leads_elsewhere_unidentifies_every_op(
     to: str, tmp_path: Path, seen: Callable[..., list[Seen]]
@@ -204,6 +193,7 @@ def test_a_link_that_leads_elsewhere_unidentifies_every_op(
     assert judged(tmp_path, ["a"], seen) == ({} if to == "one" else {"a-sum": reason})
 
 
+@pytest.mark.long
 def test_a_file_that_only_one_side_has_is_a_difference(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
@@ -218,6 +208,7 @@ def test_a_file_that_only_one_side_has_is_a_difference(
     }
 
 
+@pytest.mark.long
 def test_the_names_in_a_folder_that_is_listed_are_of_what_lists_it(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
@@ -235,19 +226,7 @@ def test_the_names_in_a_folder_that_is_listed_are_of_what_lists_it(
     assert found == {f"{name}-sum": reason for name in lines if name != "alone"}
 
 
-@pytest.mark.parametrize("where", ["import", "call"])
-def test_what_stops_the_profile_may_have_run_anything(
-    tmp_path: Path, seen: Callable[..., list[Seen]], where: str
-) -> None:
-    stop = "(__import__('sys').setprofile(None), x + x)[1]"
-    line = "import sys; sys.setprofile(None)" if where == "import" else ""
-    pair(tmp_path, {"kernels/one.py": op_file("one", line, "x + x" if line else stop)}, {})
-    tree = Tree(BASE, tmp_path / BASE, sys.executable, "main", tmp_path)
-    (one,) = seen(tree, [Group(("kernels/one.py",), (("one", "sum"),))])
-    assert ("profile function" in one.changed) is (where == "import")
-    assert ("one-sum" in one.reached) is (where == "import")
-
-
+@pytest.mark.long
 def test_what_files_cannot_tell_is_unidentified(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
@@ -267,6 +246,7 @@ def test_what_files_cannot_tell_is_unidentified(
     assert "imports zz_hidden without source" in found["sourceless-sum"]
 
 
+@pytest.mark.long
 def test_what_an_import_changes_for_every_op_is_seen_by_its_name(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
@@ -279,6 +259,7 @@ def test_what_an_import_changes_for_every_op_is_seen_by_its_name(
     assert set(PATCHES.values()) <= set(patches.changed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["candidate", "both", "both, differently"])
 def test_a_patch_unidentifies_every_op_and_is_named(
     tmp_path: Path, seen: Callable[..., list[Seen]], where: str
@@ -299,6 +280,7 @@ def test_a_patch_unidentifies_every_op_and_is_named(
     )
 
 
+@pytest.mark.long
 def test_a_file_without_benchmarks_may_patch_too(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
@@ -307,96 +289,84 @@ def test_a_file_without_benchmarks_may_patch_too(
     assert "kernels/new.py of the candidate" in judged(tmp_path, ["alone"], seen)["alone-sum"]
 
 
-def test_files_of_an_environment_and_of_elsewhere_are_not_of_the_tree(tmp_path: Path) -> None:
-    """Git may track a file that is named as that of an environment: it hides nothing."""
-    names = ("a/b.py", "env/lib/c.py", "named/c.py", "inside/c.py")
-    environments = {f"{name}/pyvenv.cfg": "" for name in ("env", "named", "inside")}
-    write(tmp_path, {**dict.fromkeys(names, ""), **environments, "inside/bin/python": ""})
-    (tmp_path / "env/bin").mkdir()
-    (tmp_path / "env/bin/python").symlink_to(sys.executable)
-    seen = Seen([str(tmp_path / n) for n in (*names, "../d.py")])
-    tree = Tree(BASE, tmp_path, sys.executable, "main", tmp_path)
-    side = identity._Side(tree, Sources(tmp_path), {Group(("a",)): seen})
-    assert side.files(["a"], every=False) == {*names} - {"env/lib/c.py"}
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
-@pytest.mark.parametrize("twin", ["same", "other", "none"])
-def test_what_is_said_of_changes_for_every_op(count: int, twin: str, tmp_path: Path) -> None:
-    """Three by name, and how many more; once for both sides if both change the same."""
-    changed = {f"torch.f{number}": "x" * 70 for number in range(count)}
-    others = {"same": changed, "other": {}, "none": None}
-    sides = []
-    for side, own in ((BASE, changed), (CANDIDATE, others[twin])):
-        seen = {} if own is None else {Group(("one", "two")): Seen(changed=own)}
-        tree = Tree(side, tmp_path, sys.executable, "main", tmp_path)
-        sides.append(identity._Side(tree, Sources(tmp_path), seen))
-    named = [f"torch.f{number} ({'x' * 60})" for number in range(min(count, 3))]
-    more = {4: ["1 more"], 7: ["4 more"]}.get(count, [])
-    text = f"one and two of the base changes for every op: {', '.join([*named, *more])}"
-    assert list(identity._global(sides)) == ([text] if count and twin != "same" else [])
-
-
-FUNCTIONS = "def a():\n    return 1\n\n\ndef b():\n    return %d\n"
-BODY, OUTSIDE = 6, 2  # lines of the functions that differ, and do not
-RUN = "op-provider"
-
-
-@pytest.mark.parametrize("of", [BASE, CANDIDATE])
-@pytest.mark.parametrize(
-    ("changed", "apart"),
-    [
-        ({}, True),
-        ({"reached": {RUN: [("x.py", OUTSIDE), ("y.py", BODY)]}}, True),
-        ({"reached": {RUN: [("x.py", OUTSIDE), ("x.py", BODY)]}}, False),
-        ({"reached": {"op-other": [("x.py", BODY)], RUN: []}}, True),
-        ({"reached": {"op-other": []}}, False),  # whose calls may run anything
-        ({"imported": [("x.py", BODY)]}, False),
-        ({"imported": [("x.py", OUTSIDE)]}, True),
-        ({"files": []}, False),  # it was loaded before
-        ({"launched": [RUN]}, True),
-        ({"launched": [RUN], "name": "tinyllama/harness/x.py"}, False),
-        ({"launched": ["op-other"], "name": "tinyllama/harness/x.py"}, True),
-        ({"text": FUNCTIONS % 2 + "c = 1\n"}, False),
-        ({"name": "x.json"}, True),
-        ({"name": "x.json", "opens": {RUN: ["x.json"]}}, False),
-        ({"name": "x.json", "opens": {RUN: [], "op-other": ["x.json"]}}, True),
-        ({"name": "x.json", "at_import": ["x.json"]}, False),
-        ({"name": "x.json", "opens": {}}, False),
-        ({"name": "tuned/x.json"}, True),
-        ({"name": "tuned/x.json", "launched": [RUN]}, False),
-        ({"name": "tuned/x.json", "launched": [RUN], "tables": False}, True),
-        ({"name": "tuned/x.txt", "launched": [RUN]}, True),
-        ({"factory": "m:Step"}, False),
-        ({"timed": None}, False),
-    ],
-    ids=str,
-)
-def test_what_differs_in_a_file_does_not_count_where_neither_side_may_run_it(
-    changed: dict[str, Any], apart: bool, of: str, tmp_path: Path
+def test_files_of_an_environment_are_not_of_the_tree(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
-    """The change is of one side; what it names is in the tree's file, and the rest is right."""
-    given = {"name": "x.py", "text": FUNCTIONS % 2, "tables": True, "factory": "", **changed}
-    name, sides = given["name"], []
-    for side in (BASE, CANDIDATE):
-        root = tmp_path / side
-        write(root, {name: FUNCTIONS % 1 if side == BASE else given["text"], "y.py": ""})
-        own = changed if side == of else {}
-        of_op = {RUN: [("x.py", OUTSIDE)]}
-        seen = {"files": [name], "reached": of_op, "opens": {RUN: ["y.py"]}, **own}
-        fields = {key: value for key, value in seen.items() if key in Seen.__dataclass_fields__}
-        for key in ("files", "at_import"):
-            fields[key] = [str(root / one) for one in fields.get(key, [])]
-        for key in ("opens",):
-            fields[key] = {n: [str(root / one) for one in each] for n, each in fields[key].items()}
-        places = {n: [(str(root / file), at) for file, at in p] for n, p in seen["reached"].items()}
-        ran = [(str(root / file), at) for file, at in seen.get("imported", [])]
-        fields |= {"reached": places, "imported": ran}
-        tree = Tree(side, root, sys.executable, "main", tmp_path)
-        sides.append(identity._Side(tree, Sources(root), {Group(("m",)): Seen(**fields)}))
-    timed = given.get("timed", Timed("op", "provider", 0, "fp32"))
-    benchmark = Benchmark("n", timed, "m", factory=given["factory"])
-    assert identity._apart(sides, benchmark, name, tables=given["tables"]) is apart
+    """Git may track a file that is named as that of an environment: it hides nothing."""
+    read = "TABLE = (HERE / '{}/x.json').read_text()"
+    places = ("env", "named")
+    files = {f"kernels/{name}.py": op_file(name, read.format(name)) for name in places}
+    files |= {f"{name}/pyvenv.cfg": "" for name in places} | {"named/bin/python": ""}
+    before, after = ({f"{name}/x.json": text for name in places} for text in ("1", "2"))
+    pair(tmp_path, {**files, **before}, after)
+    for side in SIDES:
+        (tmp_path / side / "env/bin").mkdir()
+        (tmp_path / side / "env/bin/python").symlink_to(sys.executable)
+    assert judged(tmp_path, places, seen) == {"named-sum": "it opens named/x.json, which differs"}
+
+
+def observed(tree: Tree, groups: Sequence[Group]) -> list[Seen]:
+    """By a process of each tree, in its folder."""
+    return identity.observed(tree, groups, device=torch.device("cpu"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+def test_any_difference_in_a_file_that_an_op_imports_counts(tmp_path: Path) -> None:
+    """Also in a function that its calls do not run."""
+    shared = "def used(x):\n    return x + x\n\n\ndef unused(x):\n    return {}\n"
+    files = {
+        "kernels/imports.py": op_file("imports", "from shared import used", "used(x)"),
+        "kernels/late.py": op_file("late", "", "__import__('shared').used(x)"),
+        "kernels/by_path.py": op_file("by_path", BY_PATH, "MODULE.call(x)"),
+        "elsewhere/x.py": "def call(x):\n    if x.numel() > 2**30:\n        import shared\n"
+        "    return x + x\n",
+        "kernels/alone.py": op_file("alone"),
+        "shared.py": shared.format(1),
+    }
+    pair(tmp_path, files, {"shared.py": shared.format(2)})
+    names = ("imports", "late", "by_path")
+    found = judged(tmp_path, [*names, "alone"], observed)
+    assert found == {f"{name}-sum": "it opens shared.py, which differs" for name in names}
+
+
+def test_a_table_of_a_chip_counts_for_the_ops_beside_it(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    files = {f"{name}/op.py": op_file(name) for name in ("kernels", "other")}
+    pair(tmp_path, {**files, "kernels/tuned/sm_90.json": "1"}, {"kernels/tuned/sm_90.json": "2"})
+    found = judged(tmp_path, ["kernels"], seen, "op")
+    assert found == {"kernels-sum": "it opens kernels/tuned/sm_90.json, which differs"}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("differs", [True, False])
+def test_a_function_that_an_import_adds_to_a_library_counts_for_every_op(
+    differs: bool, tmp_path: Path
+) -> None:
+    """A call of another op may find it there, though its file imports nothing of the tree."""
+    puts = "def zz_method(x):\n    return x + x{}\n\n\ntorch.Tensor.zz_method = zz_method"
+    asks = op_file("asks", "", "x.zz_method() if hasattr(x, 'zz_method') else x + x")
+    before, after = (op_file("puts", puts.format(more)) for more in ("", " + 0" * differs))
+    pair(
+        tmp_path,
+        {"kernels/puts.py": before, "kernels/asks.py": asks},
+        {"kernels/puts.py": after},
+    )
+    found = judged(tmp_path, ["asks", "puts"], observed)
+    said = "kernels/puts.py of the base changes for every op: torch.Tensor.zz_method (zz_method)"
+    assert found == (dict.fromkeys(("asks-sum", "puts-sum"), said) if differs else {})
+
+
+@pytest.mark.long
+def test_a_module_in_the_place_of_one_that_the_harness_loads_counts_for_every_op(
+    tmp_path: Path,
+) -> None:
+    """What its import changed is there before an op is observed."""
+    pair(tmp_path, {"kernels/alone.py": op_file("alone")}, {"sympy.py": ""})
+    found = judged(tmp_path, ["alone"], observed)
+    assert "changes for every op: module sympy" in found["alone-sum"]
 
 
 # -- what a comparison makes of it --------------------------------------------------------------
@@ -426,16 +396,3 @@ def test_nothing_is_observed_where_it_could_not_matter() -> None:
     for side in SIDES:
         script.on(side, "benchmarks", [step])
     assert set(script.run(differs=lambda *_: pytest.fail("it was asked"))) == {"a"}
-
-
-def test_a_group_with_a_kernel_is_observed_once() -> None:
-    program = (
-        "from tinyllama.harness.gate.opened import Group, Observer\n"
-        "observer = Observer('cpu')\n"
-        "each, times = observer._each, []\n"
-        "observer._each = lambda groups: (times.append(len(groups)), each(groups))[1]\n"
-        "group = Group(('tinyllama.ops.silu_mul',), (('silu_mul', 'triton'),))\n"
-        "(seen,) = observer.seen([group])\n"
-        "print(times, seen.changed, seen.unidentified, bool(seen.reached))\n"
-    )
-    assert python("-c", program, cwd=ROOT).stdout.strip() == "[1] {}  True"

@@ -38,6 +38,9 @@ JUDGING = {
     "kernels/pyproject.toml": '[tool.tinyllama]\ngroups = ["one"]\n',
     "one/pyproject.toml": '[tool.tinyllama.lanes]\nnightly = ["one"]\n',
     ".github/workflows/gate.yml": "jobs: {}\n",
+    ".ci/run": "pytest\n",
+    "setup.cfg": "[tool:pytest]\n",
+    "tinyllama/suites/a.py": "x = 1\n",
 }
 
 
@@ -187,6 +190,7 @@ def test_a_harness_that_the_candidate_adds_to_another_repository_does_not_judge(
         assert not by.own
 
 
+@pytest.mark.long
 def test_what_judges_itself_is_never_green(
     gated: GatedSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

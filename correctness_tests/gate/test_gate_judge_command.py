@@ -8,17 +8,15 @@ import signal
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
 from correctness_tests.support.gate_fakes import SIDES, Script
 from correctness_tests.support.gated_suite import git
 from correctness_tests.support.judged import tree
-from tinyllama.harness.gate import judge
+from tinyllama.harness.gate import comparison, judge
 from tinyllama.harness.gate.judged import changed_files, shadowing
-from tinyllama.harness.gate.pair import Tree
+from tinyllama.harness.gate.pair import BASE, Tree
 from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.records.verdict import Outcome
 
@@ -66,32 +64,6 @@ def test_a_judge_that_is_given_no_folder_reads_its_own_conftests(
     monkeypatch.chdir(root)
     judge._ended(judge.Judge("a judge", judges, own=False), root, ["-pno:cacheprovider"], [], root)
     assert sorted(path.name for path in tmp_path.glob("* read")) == ["judge read"]
-
-
-@pytest.mark.parametrize("installed", [False, True])
-@pytest.mark.parametrize("own", [False, True])
-def test_a_judge_is_run_with_its_own_settings_and_without_the_tree_that_it_judges(
-    own: bool, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """own: the tree has no harness, so pytest reads none of its settings either."""
-    begin = Mock(return_value=SimpleNamespace(wait=lambda: 7))
-    monkeypatch.setattr(judge.subprocess, "Popen", begin)
-    root, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([f"{root}/inside", str(elsewhere)]))
-    folder = judge.HARNESS if installed else tmp_path / "judge"
-    by = judge.Judge("a judge", folder, own=own)
-    assert judge._ended(by, root, ["--last"], ["perf", "more"], tmp_path) == 7
-    begin.assert_called_once()
-    (words,), env = begin.call_args.args, begin.call_args.kwargs["env"]
-    settings = tmp_path if own else folder
-    where = ["--noconftest", str(tmp_path)] if own else [f"{folder}/perf", f"{folder}/more"]
-    assert words[3:] == [
-        *(str(folder), str(root), "-c", f"{settings}/pytest.ini"),
-        *(f"--rootdir={settings}", f"--tree={root}", "--judge=a judge", *where, "--last"),
-    ]
-    assert (tmp_path / "pytest.ini").exists() is own
-    paths = [str(elsewhere)] if own and installed else [str(folder), str(elsewhere)]
-    assert env["PYTHONPATH"].split(os.pathsep) == paths
 
 
 @pytest.mark.parametrize(
@@ -144,17 +116,18 @@ def test_a_tree_that_is_written_to_is_tampered_with(side: str, launch: int) -> N
     assert len(asked) >= 4
 
 
-def test_options_are_left_out_with_their_values() -> None:
-    given = ["-k", "one", "--gate-json", "x", "-x", "--junitxml=y", "--gate-json=z", "--junitxml2"]
-    kept = judge._without(given, ("--gate-json", "--junitxml"))
-    assert kept == ["-k", "one", "-x", "--junitxml2"]
-
-
-def test_what_is_inside_a_tree(tmp_path: Path) -> None:
-    assert judge._inside(tmp_path, tmp_path)
-    assert judge._inside(tmp_path / "a" / ".." / "b", tmp_path)
-    assert not judge._inside(tmp_path.parent, tmp_path)
-    assert not judge._inside(tmp_path / ".." / "other", tmp_path)
+def test_the_state_of_a_tree_is_of_every_file_and_of_bytecode(tmp_path: Path) -> None:
+    files = tree(tmp_path / "base", {"a.py": "x = 1\n", "__pycache__/a.pyc": "1", "b.so": "1"})
+    one = Tree(BASE, tmp_path / "base", "python", "main", tmp_path / "caches")
+    before = comparison.state(one, tmp_path)
+    assert comparison.state(one, tmp_path) == before
+    for path in files.values():
+        text = path.read_text()
+        path.write_text("other")
+        assert comparison.state(one, tmp_path) != before
+        path.write_text(text)
+    tree(tmp_path / "base", {"new.json": "{}"})
+    assert comparison.state(one, tmp_path) != before
 
 
 # -- what could speak in the place of a judge ---------------------------------------------------
@@ -203,18 +176,6 @@ def test_a_plugin_of_pytest_that_the_tree_has_is_not_loaded_by_its_judge(
     monkeypatch.setattr(judge, "_ended", ended)
     judge.run(repository, [], [], ["new"], None, tmp_path / "out.json")
     assert given == ["-pno:says-0"]
-
-
-def test_variables_of_python_that_lose_a_status_are_not_a_judges(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("PYTHONINSPECT", "PYTHONOPTIMIZE", "PYTHONUTF8"):
-        monkeypatch.setenv(name, "1")
-    assert {n for n in judge._environment() if n.startswith("PYTHON")} & {
-        "PYTHONINSPECT",
-        "PYTHONOPTIMIZE",
-        "PYTHONUTF8",
-    } == {"PYTHONUTF8"}
 
 
 def test_a_folder_of_the_tree_that_is_judged_is_no_judge(repository: Path) -> None:

@@ -17,7 +17,7 @@ from correctness_tests.support.tried import derived
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.gate import side as side_file
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.gate.side import ON_CPU, Benchmark, Side, declared
+from tinyllama.harness.gate.side import Benchmark, Side, declared
 from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.measure.op_contender import WrongResultError, ops_of
 from tinyllama.harness.records.entries import Ratio
@@ -115,25 +115,6 @@ def test_a_side_times_calls_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> No
     assert {key[1] for key in side.subjects[STRIDED].masters} == {"strided"}
 
 
-@pytest.mark.usefixtures("weigh")
-def test_a_side_compiles_for_layouts_before_these_are_timed() -> None:
-    side = Side("cpu", PACKAGE, FILES)
-    side.begin(STRIDED)
-    subject = side.subjects[STRIDED]
-    called: list[str] = []
-    run = subject._run
-
-    def noted() -> None:
-        called.append(subject.layout)
-        run()
-
-    subject._run = noted
-    side.compile_layouts(STRIDED, ("transposed",))
-    assert called == ["contiguous", "transposed"]
-    assert subject.layout == "strided"
-    assert {key[1] for key in subject.masters} <= {"strided"}
-
-
 def copies_what_is_strided(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A copy that takes as long as that of a large tensor."""
     if not x.is_contiguous():
@@ -213,12 +194,6 @@ def test_a_bar_that_the_base_misses_by_as_much_stops_no_change(
     assert asked == ("a", ("strided",)), "of the base what the candidate misses alone"
 
 
-def test_of_a_base_nothing_is_asked_where_all_bars_are_met() -> None:
-    script = scripted(FAST)
-    script.run()
-    assert not [0 for _, side, what, _ in script.asked if (side, what) == (BASE, "layouts")]
-
-
 def test_what_is_the_same_code_is_not_measured_again() -> None:
     script = scripted(SLOW)
     script.alike("a")
@@ -257,7 +232,3 @@ def test_a_new_benchmark_is_held_to_its_bars_too(
     script = scripted(times)
     script.names[BASE].remove("a")
     assert script.run()["a"].outcome is outcome
-
-
-def test_on_a_cpu_its_tolerance_is_the_usual_one(weigh: Op) -> None:
-    assert listed()[STRIDED].slowdowns == ON_CPU

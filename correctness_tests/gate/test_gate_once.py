@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from tinyllama.harness.gate.once import OnlyOnce, _kernel
+from tinyllama.harness.gate.once import OnlyOnce
 from tinyllama.harness.machine.worker import TRITON_CACHE
 
 
@@ -79,40 +76,3 @@ def test_what_failed_to_compile_is_tried_by_the_next(tmp_path: Path) -> None:
         one.compiled("x", fails)
     candidate = OnlyOnce(tmp_path / "candidate", tmp_path / "base")
     assert candidate.compiled("x", compiler.of("x")) == "candidate/x"
-
-
-def test_other_options_and_other_source_are_other_kernels() -> None:
-    class Source:
-        def __init__(self, text: str) -> None:
-            self.hash = lambda: text
-
-    each = [
-        _kernel(Source("a"), "sm_90", {"num_warps": 4, "num_stages": 2}),
-        _kernel(Source("a"), "sm_90", {"num_warps": 8, "num_stages": 2}),
-        _kernel(Source("b"), "sm_90", {"num_warps": 4, "num_stages": 2}),
-        _kernel(Source("a"), "sm_80", {"num_warps": 4, "num_stages": 2}),
-    ]
-    assert len(set(each)) == 4
-    assert each[0] == _kernel(Source("a"), "sm_90", {"num_stages": 2, "num_warps": 4})
-
-
-def test_each_function_that_compiles_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backends = pytest.importorskip("triton.backends").backends
-    compiler = pytest.importorskip("triton.compiler")
-    modules = [compiler, *(sys.modules[one.driver.__module__] for one in backends.values())]
-    places: list[tuple[Any, str]] = []
-    for place in modules:
-        name = "compile" if place is compiler else "compile_module_from_src"
-        if hasattr(place, name):
-            monkeypatch.setattr(place, name, lambda *args, **options: (args, options))
-            places.append((place, name))
-    made = OnlyOnce(tmp_path / "own")
-    only = Mock(side_effect=lambda name, compile: compile())
-    monkeypatch.setattr(made, "compiled", only)
-    made.install()
-    for place, name in places:
-        assert getattr(place, name)("source", options=None) == (("source",), {"options": None})
-    names = ["source None None", *[" source"] * (len(places) - 1)]
-    assert [one.args[0] for one in only.call_args_list] == names

@@ -3,9 +3,6 @@
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import Mock
 
 import pytest
 
@@ -14,13 +11,14 @@ from correctness_tests.support.gated_suite import GatedSuite, git
 from correctness_tests.support.timed_suite import lines
 from tinyllama.harness.gate import comparison
 from tinyllama.harness.gate.pair import BASE
-from tinyllama.harness.plugins import gate as plugin
+
+pytestmark = pytest.mark.long
 
 pytest_plugins = ["pytester"]
 
 USAGE = pytest.ExitCode.USAGE_ERROR
 REFUSED = [
-    (["-n", "2"], "remove -n"),
+    (["-n", "2"], "-n: "),
     (["-n", "2", "--dist", "no"], ""),
     (["--benchmark-disable"], "measures nothing"),
     (["--benchmark-skip"], "measures nothing"),
@@ -43,10 +41,10 @@ REFUSED = [
     (["--deselect", "test_timed.py::test_one"], "--deselect: the gate times every benchmark"),
     (["--groups", "steps"], "--groups: the gate times every benchmark"),
     (["--record"], "--record: the gate times every benchmark"),
-    (["--resume"], ""),
     (["--benchmark-compare-fail=mean:5%"], "thresholds are declared by the benchmarks"),
     (["--ops", "test_timed.py"], "--ops: the gate times the benchmarks of this"),
     (["test_timed.py::test_one"], "tests are named one by one"),
+    (["--tree="], "--tree is empty"),  # as of a variable that is not set
 ]
 
 
@@ -59,16 +57,6 @@ def test_what_would_leave_something_out_is_refused(
     assert found.ret == USAGE
     assert text in found.stdout.str() + found.stderr.str()
     assert gated.script.launches == 0
-
-
-@pytest.mark.parametrize("name", plugin.TEXTS)
-def test_an_empty_text_is_not_taken_for_an_option_that_is_not_given(name: str) -> None:
-    """As of a variable that is not set: ``--tree "$TREE"`` would gate another tree."""
-    lists = ("against", "against_env", "op", "ops")
-    option = {"against": ["main"], "against_env": [], name: [""] if name in lists else ""}
-    config: Any = SimpleNamespace(option=SimpleNamespace(**option))
-    with pytest.raises(pytest.UsageError, match=f"--{name.replace('_', '-')} is empty"):
-        plugin.pytest_cmdline_main(config)
 
 
 def test_no_stored_run_is_compared_with(gated: GatedSuite) -> None:
@@ -253,73 +241,3 @@ def test_the_instrument_is_all_that_measures() -> None:
     known |= {f"records/{name}" for name in ("__init__", "entries", "results")}
     known |= {f"correct/{name}" for name in ("__init__", "cases", "compare", "evaluate", "poison")}
     assert timing - found <= {f"tinyllama/harness/{name}.py" for name in known}
-
-
-class Posed:
-    """A session's configuration as the gate asks it. given: before the gate sees it."""
-
-    ArgsSource = pytest.Config.ArgsSource
-
-    def __init__(self, root: Path, *args: str, named: bool, **option: Any) -> None:
-        names = [arg for arg in args if not arg.startswith("-")]
-        usual = {"against": ["main"], "against_env": [], "tree": None, "gate_json": None}
-        self.option = SimpleNamespace(**{**usual, "judge": "theirs", **option})
-        self.rootpath = root
-        self.args = names if named else ["by a setting"]
-        self.args_source = self.ArgsSource.ARGS if named else self.ArgsSource.TESTPATHS
-        self.invocation_params = SimpleNamespace(args=args, dir=root)
-        own = [SimpleNamespace(__name__=f"tinyllama.{one}") for one in ("z", "a")]
-        others = [SimpleNamespace(__name__="tinyllamas"), object()]
-        self.pluginmanager = SimpleNamespace(get_plugins=lambda: [*own, *others])
-
-
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("report", [None, "out.json"])
-def test_a_judge_is_asked_with_what_the_session_was(
-    named: bool, report: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugin, "tree_of", lambda root: root)
-    monkeypatch.setattr(plugin, "asked_of", Mock())
-
-    def run(*given: Any) -> int:
-        asked.append(given)
-        return 7
-
-    monkeypatch.setattr(plugin.judge, "run", run)
-    config: Any = Posed(tmp_path, "-q", "a/b", "--against", named=named, gate_json=report)
-    assert plugin.pytest_cmdline_main(config) == 7
-    args, paths = (["-q", "--against"], ["a/b"]) if named else (["-q", "a/b", "--against"], [])
-    to = tmp_path / "out.json" if report else None
-    assert asked == [
-        (tmp_path, args, paths, ["main"], "theirs", to, ["tinyllama.a", "tinyllama.z"])
-    ]
-    (tmp_path / "inside").mkdir()
-    monkeypatch.setattr(plugin, "tree_of", lambda root: tmp_path)
-    options: list[tuple[dict[str, Any], int | None]] = [
-        ({"against": []}, None),
-        ({"against": [], "against_env": ["python"]}, 7),
-        ({"tree": "here"}, None),
-        ({"markers": False}, 7),
-    ]
-    for option, status in options:
-        posed: Any = Posed(tmp_path, named=True, **option)
-        assert plugin.pytest_cmdline_main(posed) == status
-    wrong: list[tuple[dict[str, Any], Path, str]] = [
-        ({}, tmp_path / "inside", f"add --rootdir {tmp_path}$"),
-        ({"tree": "here", "markers": True}, tmp_path, "^--markers: nothing would be compared"),
-    ]
-    for option, root, said in wrong:
-        with pytest.raises(pytest.UsageError, match=said):
-            plugin.pytest_cmdline_main(cast(Any, Posed(root, named=True, **option)))
-
-
-def test_a_file_that_was_opened_for_a_refused_option_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plugin, "check_measuring", lambda config: None)
-    option = Mock(**{**dict.fromkeys(plugin.REFUSED), "benchmark_json": (tmp_path / "a").open("w")})
-    with pytest.raises(pytest.UsageError, match="--benchmark-json"):
-        plugin.pytest_configure(Mock(stash={}, option=option))
-    assert option.benchmark_json.closed

@@ -29,7 +29,6 @@ from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure import op_contender
-from tinyllama.harness.plugins.gating import Gating
 from tinyllama.suites.entry import expanded
 
 PACKAGE = "tinyllama.ops"
@@ -56,6 +55,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_benchmarks_are_those_of_the_files_of_a_tree(tree: Path) -> None:
     side = Side("cpu", PACKAGE, own=Own((PATTERN,)))
     assert side.identity()["root"] == str(tree)
@@ -94,6 +94,7 @@ def test_the_gate_takes_the_files_that_pytest_takes(tmp_path: Path) -> None:
     assert expanded("ops", patterns, root) == paths
 
 
+@pytest.mark.long
 def test_a_side_that_runs_code_from_elsewhere_says_which(
     tree: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +172,7 @@ def prepared(tree: Path, commit: str, files: str, monkeypatch: pytest.MonkeyPatc
         yield setting
 
 
+@pytest.mark.long
 def test_both_sides_are_what_git_holds_without_bytecode(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,15 +385,3 @@ def test_a_table_elsewhere_that_changed_is_named_and_its_op_is_measured(
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
     assert " IDENTICAL," not in done.stdout, done.stdout + done.stderr
     assert "not IDENTICAL: 2 benchmarks: it opens t/x.json, which differs" in done.stdout
-
-
-@pytest.mark.parametrize("names", [(), ("once", "twice")])
-def test_a_comparison_of_some_ops_says_that_there_are_no_others(names: tuple[str, ...]) -> None:
-    gating: Any = SimpleNamespace(
-        **{"verdicts": [], "reports": [], "unreadable": None, "ended": True, "judge": "it"},
-        ops=names,
-        team=SimpleNamespace(lines=list),
-        counted=str,
-    )
-    said = [line for line in Gating.lines(gating) if line.startswith("--op")]
-    assert said == (["--op: no other ops than once, twice were compared"] if names else [])

@@ -5,9 +5,7 @@ import argparse
 import re
 import signal
 import time
-from collections import Counter
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -22,9 +20,7 @@ from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import device_lock
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.plugins import gate
 from tinyllama.harness.plugins import gating as plugin
-from tinyllama.harness.plugins.suite import LEFT_OUT
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 pytest_plugins = ["pytester"]
@@ -35,6 +31,7 @@ SLOWER = {"device_seconds": 1.5}
 # -- verdicts ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_summary_names_what_is_not_identical_and_the_status(gated: GatedSuite) -> None:
     gated.script.slower("a", **SLOWER)
     gated.script.alike("b")
@@ -49,6 +46,7 @@ def test_the_summary_names_what_is_not_identical_and_the_status(gated: GatedSuit
     assert "IDENTICAL b" not in found.stdout.str()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outcome", list(Outcome), ids=lambda outcome: outcome.name)
 def test_every_outcome_is_a_case_that_passes_where_it_is_green(
     gated: GatedSuite, outcome: Outcome
@@ -61,22 +59,13 @@ def test_every_outcome_is_a_case_that_passes_where_it_is_green(
     assert cases["main~1 b"] is None
 
 
+@pytest.mark.long
 def test_no_test_is_run_and_all_are_said_to_be_left_out(gated: GatedSuite) -> None:
     found = gated.run()
     lines(found, "2  the gate times both sides itself")
-    assert "a gate runs no test" not in found.stdout.str()
-    items: list[Any] = [object(), object()]
-    config = Mock(stash={gate.GATING: object(), LEFT_OUT: Counter()})
-    for given in (list(items), []):
-        gate.pytest_collection_modifyitems(config, given)
-        assert given == []
-    config.hook.pytest_deselected.assert_called_once_with(items=items)
-    assert config.stash[LEFT_OUT].total() == len(items)
-    config.stash[gate.GATING] = None
-    gate.pytest_collection_modifyitems(config, given := list(items))
-    assert given == items
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bad", ["main~1", "other"])
 def test_of_two_bases_the_worse_is_the_status_whichever_comes_first(
     gated: GatedSuite, bad: str
@@ -91,6 +80,7 @@ def test_of_two_bases_the_worse_is_the_status_whichever_comes_first(
     assert [name for name, message in cases.items() if message] == [f"{bad} a"]
 
 
+@pytest.mark.long
 def test_verdicts_go_on_after_the_first_that_fails(gated: GatedSuite) -> None:
     gated.script.slower("a", **SLOWER)
     gated.script.slower("b", **SLOWER)
@@ -103,6 +93,7 @@ def test_verdicts_go_on_after_the_first_that_fails(gated: GatedSuite) -> None:
 # -- ends -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_session_without_verdicts_is_15(gated: GatedSuite) -> None:
     gated.monkeypatch.setattr(Session, "run", lambda self: [])
     status, cases = gated.cases()
@@ -110,6 +101,7 @@ def test_a_session_without_verdicts_is_15(gated: GatedSuite) -> None:
     assert "nothing was compared" in str(cases["gate gate"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt(), 2), (KeyError("a bug of the gate"), 3)]
 )
@@ -127,6 +119,7 @@ def test_a_run_that_does_not_come_to_its_end_is_not_green(
     assert comparison["benchmarks"]["a"]["blocks"][DEVICE], "what was measured is there"
 
 
+@pytest.mark.long
 def test_an_interrupt_in_the_second_comparison_keeps_what_the_first_found(
     gated: GatedSuite,
 ) -> None:
@@ -149,6 +142,7 @@ def test_a_time_limit_is_seconds_within_limits(text: str) -> None:
     assert [time_limit(one) for one in ("1", "187.5", "1e6")] == [1.0, 187.5, 1e6]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["Ctrl-C", "SIGTERM", "the time limit of 600 s"])
 def test_what_was_settled_before_an_interruption_is_in_the_report(
     gated: GatedSuite, way: str
@@ -180,6 +174,7 @@ def test_what_was_settled_before_an_interruption_is_in_the_report(
     assert gated.run().ret in (0, 2), "the next gate starts processes again"
 
 
+@pytest.mark.long
 def test_a_signal_while_an_interrupted_gate_reports_is_ignored(gated: GatedSuite) -> None:
     gated.script.on(CANDIDATE, "turn", lambda name: signal.raise_signal(signal.SIGINT), "a")
     plain = plugin.Gating._write
@@ -193,6 +188,7 @@ def test_a_signal_while_an_interrupted_gate_reports_is_ignored(gated: GatedSuite
     assert gated.report()["status"] == 2
 
 
+@pytest.mark.long
 def test_a_slowdown_that_was_not_confirmed_before_an_interruption_is_not_decided(
     gated: GatedSuite,
 ) -> None:
@@ -204,6 +200,7 @@ def test_a_slowdown_that_was_not_confirmed_before_an_interruption_is_not_decided
     assert "which was not confirmed" in str(cases["main~1 a"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("args", [[], ["--continue-on-collection-errors"]], ids=" ".join)
 def test_tests_that_cannot_be_collected_are_no_0(gated: GatedSuite, args: list[str]) -> None:
     gated.write("test_broken.py", "import nothing_of_that_name")
@@ -215,6 +212,7 @@ def test_tests_that_cannot_be_collected_are_no_0(gated: GatedSuite, args: list[s
 # -- sides and the device ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_device_that_is_held_is_busy(gated: GatedSuite) -> None:
     with device_lock(CPU, 0):
         status, cases = gated.cases()
@@ -223,6 +221,7 @@ def test_a_device_that_is_held_is_busy(gated: GatedSuite) -> None:
     assert gated.run().ret == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str) -> None:
     gated.monkeypatch.setattr(plugin.Watch, f"{when}_reason", "other processes compute")
@@ -232,6 +231,7 @@ def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str) -> None:
     assert (gated.script.launches > 0) is (when == "after")
 
 
+@pytest.mark.long
 def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(gated: GatedSuite) -> None:
     gated.monkeypatch.setattr(plugin.Watch, "unseen", "no sensor (pip install it)")
     status, cases = gated.cases()
@@ -245,6 +245,7 @@ def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(gated: 
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["py", "json", "toml"])
 def test_a_candidate_that_is_edited_meanwhile_is_none(gated: GatedSuite, suffix: str) -> None:
     """Code, tables of configurations, and lists such as that of what is accepted."""
@@ -265,6 +266,7 @@ def test_a_candidate_that_is_edited_meanwhile_is_none(gated: GatedSuite, suffix:
 ENTRY = '[[accepted]]\nbenchmark = "{}"\namount = 0.9\nreason = "so"\nrelease = "{}"\n'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("content", "status", "text"),
     [
@@ -286,6 +288,7 @@ def test_what_is_accepted_is_read_from_the_candidates_file(
     assert text is None or text in " ".join(filter(None, cases.values()))
 
 
+@pytest.mark.long
 def test_what_the_base_accepts_already_is_not_accepted_again(gated: GatedSuite) -> None:
     gated.script.slower("a", **SLOWER)
     gated.write("accepted_slowdowns.toml", ENTRY.format("a", "99.0"))
@@ -298,6 +301,7 @@ def test_what_the_base_accepts_already_is_not_accepted_again(gated: GatedSuite) 
 # -- the report -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_report_has_the_status_the_verdicts_and_all_figures(gated: GatedSuite) -> None:
     gated.script.slower("a", **SLOWER)
     assert gated.run("--gate-json", "out.json").ret == 10
@@ -312,6 +316,7 @@ def test_the_report_has_the_status_the_verdicts_and_all_figures(gated: GatedSuit
     assert compared["benchmarks"].keys() == {"a", "b"}
 
 
+@pytest.mark.long
 def test_the_summary_says_what_was_not_timed_and_where_the_time_went(gated: GatedSuite) -> None:
     gated.script.on(CANDIDATE, "left_out", {"triton is not installed": 14})
     said = gated.run("--gate-json", "out.json")
@@ -325,10 +330,12 @@ def test_the_summary_says_what_was_not_timed_and_where_the_time_went(gated: Gate
     assert compared["left_out"] == {"triton is not installed": 14}
 
 
+@pytest.mark.long
 def test_a_log_says_how_far_it_is(gated: GatedSuite) -> None:
     lines(gated.run(), r"^\d\d:\d\d:\d\d 2 undecided: blocks up to 4 of 20$")
 
 
+@pytest.mark.long
 def test_a_report_that_cannot_be_written_is_15(gated: GatedSuite) -> None:
     def full(*args: Any) -> None:
         raise OSError("no space left")
@@ -339,6 +346,7 @@ def test_a_report_that_cannot_be_written_is_15(gated: GatedSuite) -> None:
     lines(found, "out.json could not be written: no space left")
 
 
+@pytest.mark.long
 def test_a_report_of_an_earlier_run_does_not_stay(gated: GatedSuite) -> None:
     assert gated.run("--gate-json", "out.json").ret == 0
     gated.script.on(BASE, "make", died())
@@ -350,13 +358,7 @@ def test_a_report_of_an_earlier_run_does_not_stay(gated: GatedSuite) -> None:
     assert not (gated.path / "out.json").exists()
 
 
-def test_each_change_of_what_judges_is_named() -> None:
-    report = {"judge_changed": [{"name": name, "digest": f"0{name}"} for name in "abc"]}
-    assert plugin._changed(report) == [
-        f"changed, and the base's judged: {name} (0{name})" for name in "abc"
-    ]
-
-
+@pytest.mark.long
 def test_an_interruption_in_pinned_turns_is_not_hidden_by_processes_that_were_ended(
     gated: GatedSuite,
 ) -> None:

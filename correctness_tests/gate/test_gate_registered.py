@@ -1,7 +1,6 @@
 """The gate learns of benchmarks by registration; the harness names nothing that lies above it."""
 
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from correctness_tests.support.commands import ROOT
 from correctness_tests.support.gated_suite import CONFTEST, GatedSuite
 from correctness_tests.support.timed_suite import lines
-from tinyllama.harness.gate import comparison
 from tinyllama.harness.gate.registered import Registered
 
 pytest_plugins = ["pytester"]
@@ -40,6 +38,7 @@ def test_a_function_that_workers_cannot_import_is_refused() -> None:
         Registered(ModuleType("ops"), lambda device: [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("conftest", "number"),
     [(CONFTEST.replace("pytest_tinyllama_benchmarks", "nothing"), 0), (CONFTEST + SECOND, 2)],
@@ -53,17 +52,3 @@ def test_a_gate_takes_what_one_conftest_registers(
     assert found.ret == pytest.ExitCode.USAGE_ERROR
     lines(found, f"{number} conftests implement pytest_tinyllama_benchmarks")
     assert gated.script.launches == 0
-
-
-def test_each_file_that_workers_may_run_is_of_the_digest(tmp_path: Path) -> None:
-    timing = ModuleType("their_timing.steps")
-    registered = Registered(ModuleType("their_ops.all"), instrument=(timing,))
-    files = [tmp_path / f"{name}/x.py" for name in ("tinyllama", "their_ops", "their_timing")]
-    for file in files:
-        file.parent.mkdir()
-        file.touch()
-    found = [comparison.contents(tmp_path, registered)]
-    for file in files:
-        file.write_text("changed = True")
-        found.append(comparison.contents(tmp_path, registered))
-    assert len(set(found)) == 4

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from correctness_tests.support.two_trees import judged, op_file, pair
-from tinyllama.harness.gate import replaced
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import Tree
-from tinyllama.harness.gate.process_state import Code
-from tinyllama.ops.rms_norm import rms_norm
+
+pytestmark = pytest.mark.long
 
 THEIRS = "import sys\nfor m in [m for n, m in sys.modules.items() if n.endswith('_victim')]:\n    "
 PATCHES = {
@@ -46,22 +45,6 @@ def test_an_import_that_ends_the_process_hides_nothing(
     assert set(found) == {"victim-sum", "patch-sum"}
     assert "import of all files (ended the process" in found["victim-sum"]
     assert "ended the process" in found["patch-sum"]
-
-
-def test_each_function_of_a_provider_and_of_its_passes_is_noted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    replaced._note_op(code := Code(), rms_norm)
-    assert not code.changes()
-    noted = 0
-    for name, provider in rms_norm.providers.items():
-        for part in filter(None, (provider, provider.derived)):
-            for key in [key for key, value in vars(part).items() if callable(value)]:
-                with monkeypatch.context() as changed:
-                    changed.setitem(vars(part), key, abs)
-                    assert f"rms_norm-{name}: {key}" in code.changes()
-                noted += part is not provider
-    assert noted >= 2, "a forward pass and a backward pass"
 
 
 def test_each_way_to_change_another_op_is_seen(

@@ -349,6 +349,7 @@ def outer(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_submodule_is_unpacked_as_its_commit_says(outer: Path, tmp_path: Path) -> None:
     git(outer / "kernels", "checkout", "--quiet", "HEAD~1")
     commit(outer)

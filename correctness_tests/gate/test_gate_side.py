@@ -1,16 +1,12 @@
 """What a side says that it has, and what it does when it is asked."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-import tinyllama
 from correctness_tests.support.contenders import FILES, PACKAGE
 from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Case, Op
@@ -18,10 +14,8 @@ from tinyllama.harness.gate import side as module
 from tinyllama.harness.gate.pair import FACTORY, READY
 from tinyllama.harness.gate.side import FURTHER, ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
-from tinyllama.harness.kernels.configs import SPACES
-from tinyllama.harness.machine.worker import TRITON_CACHE, Worker, caches_in
-from tinyllama.harness.measure.op_contender import Timed, ops_of
-from tinyllama.harness.records.results import versions
+from tinyllama.harness.machine.worker import Worker
+from tinyllama.harness.measure.op_contender import ops_of
 from tinyllama.ops import OPS
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -109,26 +103,10 @@ def test_a_further_benchmark_has_no_smaller_tolerance_than_its_provider(weigh: O
     assert all(one.slowdowns == {DEVICE: 0.3} for one in further)
 
 
-@pytest.mark.usefixtures("as_with_a_gpu")
-def test_where_one_case_is_timed_both_times_are_of_that(weigh: Op) -> None:
-    weigh.timed = weigh.timed[:1]
-    weigh.providers = {"eager": weigh.providers["eager"]}
-    (one,) = (one for one in declared(GPU, PACKAGE, FILES) if one.timed.op == "weigh_rows")
-    assert one.slowdowns == ON_GPU
-
-
 def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> None:
     assert WEIGHED in names()
     assert len(set(names())) == len(names())
     assert all(one.module == OPS[one.timed.op].module for one in declared(CPU, PACKAGE))
-
-
-def test_what_no_benchmark_is_made_of_is_counted_with_its_reason(weigh: Op) -> None:
-    every = [p for op in ops_of(PACKAGE, FILES).values() for p in op.providers.values()]
-    before = left_out(CPU, PACKAGE, FILES)
-    interpreted = "on a CPU its kernels are interpreted, and no time counts"
-    assert before[interpreted] == sum("triton" in one.requires for one in every) > 0
-    assert Side("cpu", PACKAGE, FILES).left_out() == dict(before)
 
 
 @pytest.mark.usefixtures("as_with_a_gpu")
@@ -161,23 +139,6 @@ def test_what_does_not_cover_the_case_is_left_out(weigh: Op) -> None:
         WEIGHED,
         WEIGHED.replace("eager", "float32_only"),
     ]
-
-
-def test_an_op_without_timed_cases_has_no_benchmark(weigh: Op) -> None:
-    weigh.timed = ()
-    assert not any(name.startswith("weigh") for name in names())
-
-
-def test_choices_are_what_was_asked_of_the_tables_of_its_chip(side: Side) -> None:
-    space = SPACES["rms_norm.forward"]
-    default = space.choose(CPU, D=40, dtype="fp32")
-    space._chosen["sm_90", ("D", 40), ("dtype", "fp32")] = default.replace(ROWS=77)
-    try:
-        found = side.choices()
-    finally:
-        del space._chosen["sm_90", ("D", 40), ("dtype", "fp32")]
-    assert found["rms_norm.forward [('D', 40), ('dtype', 'fp32')]"] == str(default)
-    assert not any("ROWS=77" in config for config in found.values())
 
 
 # -- tolerances -------------------------------------------------------------------------------
@@ -234,13 +195,6 @@ def test_a_tolerance_of_nothing_known_or_that_is_none_is_an_error(
 # -- what it is asked -------------------------------------------------------------------------
 
 
-def test_a_side_says_which_code_it_is_by_what_on_what(side: Side) -> None:
-    said = side.identity()
-    assert said["root"] == str(Path(tinyllama.__file__).resolve().parents[1])
-    assert said["versions"] == versions()
-    assert said["device"]
-
-
 def test_a_benchmark_is_made_ready_verified_expected_and_timed(side: Side) -> None:
     assert 0 < side.begin(WEIGHED) < 60
     assert isinstance(side.inputs(WEIGHED), int)
@@ -258,21 +212,6 @@ def test_a_benchmark_is_made_ready_verified_expected_and_timed(side: Side) -> No
         side.turn(WEIGHED, 6)
 
 
-def test_a_benchmark_that_a_side_lacks_is_an_error(side: Side) -> None:
-    with pytest.raises(ValueError, match="there is no benchmark 'gone'"):
-        side.begin("gone")
-
-
-def test_a_side_times_its_own_case_of_that_name(
-    side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its place among the timed cases may not be that of the other side."""
-    here = Benchmark(WEIGHED, Timed("weigh_rows", "float32_only", 0, "fp32"), "", {})
-    monkeypatch.setattr(module, "declared", lambda *args: [here])
-    side.begin(WEIGHED)
-    assert side.subjects[WEIGHED].case.provider.name == "float32_only"
-
-
 @pytest.mark.gpu
 def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> None:
     name, worker = "linear-torch-N256D128F256-bf16/forward+backward", Worker("a side")
@@ -283,15 +222,6 @@ def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> Non
         assert worker.call("side", "counted", name, timeout=READY)["kept_bytes"] == 0
     finally:
         worker.close()
-
-
-def test_only_what_is_named_has_work_added() -> None:
-    side = Side("cpu", PACKAGE, FILES, slowed={WEIGHED: 0.5})
-    other = WEIGHED.replace("eager", "float32_only")
-    side.begin(WEIGHED)
-    side.begin(other)
-    assert side.subjects[WEIGHED].share == 0.5
-    assert side.subjects[other].share == 0
 
 
 def test_more_benchmarks_come_from_a_function_where_there_is_one(side: Side) -> None:
@@ -319,29 +249,3 @@ MORE = Benchmark("more", "anything", __name__, ON_CPU, f"{__name__}:Counter")
 
 def more(device: torch.device) -> list[Benchmark]:
     return [MORE]
-
-
-def test_a_provider_is_left_out_for_the_reason_of_its_first_case(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    every = [(None, None, ["small", "large"]), (None, None, ["small"]), (None, None, ["none", "x"])]
-    monkeypatch.setattr(module, "_every", lambda *given: every)
-    reason = {"none": None, "x": "x"}
-    monkeypatch.setattr(
-        module, "_left_out", lambda op, timed, device: reason.get(timed, f"{timed}")
-    )
-    assert left_out(CPU, PACKAGE) == {"small": 2}
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_caches_are_in_a_folder_but_kernels_where_all_pairs_share_them(
-    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment: dict[str, str] = {}
-    monkeypatch.setattr(os, "environ", environment)
-    made: Any = object.__new__(Side)
-    made.once = SimpleNamespace(own=tmp_path / "shared") if shared else None
-    made.use_caches(str(tmp_path / "own"))
-    own = caches_in(tmp_path / "own")
-    assert TRITON_CACHE in own
-    assert environment == {**own, **({TRITON_CACHE: f"{tmp_path}/shared"} if shared else {})}

@@ -4,7 +4,6 @@ that of the verified run."""
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -52,11 +51,6 @@ def started() -> StepSubject:
     return made
 
 
-def turns(made: StepSubject) -> None:
-    for _ in range(8):
-        made.gated_turn()
-
-
 def test_a_cpu_times_one_step_beside_the_ops() -> None:
     (one,) = benchmarks(CPU)
     assert (one.name, one.timed, one.slowdowns) == (NAME, TIMED, {}), "the usual ones"
@@ -64,6 +58,7 @@ def test_a_cpu_times_one_step_beside_the_ops() -> None:
     assert NAME in [each.name for each in side.benchmarks()]
 
 
+@pytest.mark.long
 def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(proven: Verified) -> None:
     assert len(proven.losses) == module.VERIFIED
     made = started()
@@ -75,6 +70,7 @@ def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(proven:
     )
 
 
+@pytest.mark.long
 def test_runs_begin_with_the_same_batches_and_the_same_model() -> None:
     made = started()
     assert made.input_digest() == started().input_digest()
@@ -91,6 +87,7 @@ def test_runs_begin_with_the_same_batches_and_the_same_model() -> None:
     assert made.input_digest() != smaller.input_digest()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", ["none", "one left out", "counted twice", "lr", *SETTINGS])
 def test_a_step_whose_update_is_not_adamw_is_no_proof(
     monkeypatch: pytest.MonkeyPatch, wrong: str
@@ -121,50 +118,7 @@ def test_a_step_whose_update_is_not_adamw_is_no_proof(
         made.verify()
 
 
-def test_a_gradient_that_is_gone_after_its_step_is_no_proof() -> None:
-    made = started()
-    forget = partial(setattr, made.step.parameters["embedding"], "grad", None)
-    following = made.step.next
-    made.step.next = lambda: (following(), forget())[0]  # type: ignore[method-assign]
-    with pytest.raises(WrongResultError, match="no gradient after its step"):
-        made._check_update()
-
-
-def test_work_that_is_added_takes_a_share_of_each_step(
-    proven: Verified, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = started()
-    added: list[float] = []
-    made.expect(proven)
-    monkeypatch.setattr(module, "keep_busy", added.append)
-    made.gated_turn()
-    assert not added
-    made.slow_down(0.5)
-    took = made.gated_turn()[DEVICE]
-    assert len(added) == module.CALLS
-    assert min(added) == pytest.approx(0.5 * took, rel=0.2)
-
-
-def test_warming_up_leaves_steps_to_be_timed(proven: Verified) -> None:
-    made = started()
-    made.expect(proven)
-    made.warm_up(60.0)
-    assert len(made.step.losses) == module.VERIFIED // 2
-
-
-def test_a_step_whose_gradients_are_wrong_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = started()
-
-    def wrong(allowed: object) -> None:
-        raise AssertionError("the gradient of embedding is off")
-
-    monkeypatch.setattr(made.step, "check_gradients", wrong)
-    with pytest.raises(WrongResultError, match="the gradient of embedding"):
-        made.verify()
-    with pytest.raises(WrongResultError, match="the gradient of embedding"):
-        made.expect(Verified({}, [1.0] * 100))
-
-
+@pytest.mark.long
 def test_a_wrong_gradient_is_found_by_what_the_verified_run_was_allowed(proven: Verified) -> None:
     assert len(proven.allowed) == len(started().step.parameters)
     for name in ("embedding", "layers.0.w_q"):
@@ -174,6 +128,7 @@ def test_a_wrong_gradient_is_found_by_what_the_verified_run_was_allowed(proven: 
             made.expect(proven)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "wrong"),
     list(zip(range(1 + module.CALLS), cycle([1.05, 0.95, math.nan]), strict=False)),
@@ -190,13 +145,7 @@ def test_every_step_of_a_turn_is_held_to_the_verified_run(
         made.gated_turn()
 
 
-def test_no_more_steps_are_timed_than_were_verified(proven: Verified) -> None:
-    made = started()
-    made.expect(replace(proven, losses=proven.losses[:4]))
-    with pytest.raises(WrongResultError, match="the verified run has 4"):
-        turns(made)
-
-
+@pytest.mark.long
 def test_a_turn_says_the_mean_of_its_steps_too(
     proven: Verified, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def stopped(excesses: Any) -> int:
     return next((n for n in LOOKS if turns.slower(list(excesses[:n]), TESTS)), 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("calls", "noise", "hiccups", "least"),
     [(1, 0.01, 0.0, 0.9), (1, 0.05, 0.0, 0.8), (6, 0.05, 0.02, 0.99), (6, 0.1, 0.02, 0.9)],
@@ -148,6 +149,18 @@ def test_in_each_block_calls_are_held_that_are_chosen_when_its_turns_are_over(al
         }
     chosen = {(args[1], args[2]) for _, _, m, args in script.asked if m == "hold"}
     assert len(chosen) > LOOKS[0], "others in each block"
+
+
+def test_calls_that_differ_between_sides_of_the_same_bits_are_compared_with_float64() -> None:
+    script = Script("a", noise=2e-4)
+    for side, last in ((BASE, 4), (CANDIDATE, 9)):
+        script.on(side, "verify", [{"y": Proof(1, (1.0,) * 8, 0.1, (1.0,) * 8)}])
+        script.on(side, "notes", [[1, 2], [3, last]])
+    script.run()
+    held = [(at, side, args[2:]) for at, side, m, args in script.asked if m == "hold"]
+    for launch in {at for at, *_ in held}:
+        both = [(side, how) for at, side, how in held if at == launch][3:]
+        assert both == [(BASE, (1, True)), (CANDIDATE, (1, True))], "the second call of its turn"
 
 
 @pytest.mark.parametrize("side", [BASE, CANDIDATE])
@@ -247,6 +260,7 @@ def test_what_is_remembered_is_found_though_it_is_right_where_it_is_verified(
         held(made)
 
 
+@pytest.mark.long
 def test_what_is_remembered_by_values_is_of_no_use(subject: Make) -> None:
     call = ByValues()
     made = ready(subject(lambda x, w: _with_gradients(call, x, w)))

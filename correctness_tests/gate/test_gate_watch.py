@@ -61,31 +61,6 @@ def test_devices_are_locked_apart_and_by_themselves_not_their_number(
             pytest.fail("the same GPU under another number")
 
 
-@pytest.mark.parametrize(
-    ("device", "told", "name"),
-    [
-        ("cpu", None, "cpu"),
-        ("cuda:1", {"uuid": "a/b", "pci_bus_id": 7}, "a-b"),
-        ("cuda:1", {"pci_bus_id": 7}, "bus-7"),
-        ("cuda:1", {}, "bus-1"),
-        ("cuda", {}, "bus-0"),
-    ],
-)
-def test_a_gpu_is_named_by_what_it_says_of_itself(
-    device: str, told: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its number, as the last resort, is 0 where none is given."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**told))
-    assert watch.identity(torch.device(device)) == name
-
-
-def test_a_lock_ends_with_the_error_of_who_holds_it(folder: Path) -> None:
-    with pytest.raises(KeyError), device_lock(CPU, 0):
-        raise KeyError
-    with device_lock(CPU, 0):
-        pass
-
-
 @pytest.fixture
 def holder(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that holds the CPU, until it is told to let go."""
@@ -127,40 +102,11 @@ def test_a_worker_that_outlives_its_gate_does_not_hold_the_lock(folder: Path) ->
         worker.communicate(b"\n")
 
 
-@pytest.mark.parametrize("noted", ["", "no number", str(ELSEWHERE), "0", "-1"])
-def test_a_holder_that_is_not_known_is_another_process(
-    holder: subprocess.Popen[bytes], folder: Path, noted: str
-) -> None:
-    """A process that is gone held the device before, and does not any more."""
-    (folder / "tinyllama-gate-cpu.pid").write_text(noted)
-    with pytest.raises(BusyError, match="held by another process"), device_lock(CPU, 0):
-        pytest.fail("held twice")
-
-
-def test_other_users_may_lock_the_device_too(folder: Path) -> None:
-    mask = os.umask(0o077)
-    try:
-        with device_lock(CPU, 0):
-            files = list(folder.iterdir())
-    finally:
-        os.umask(mask)
-    assert {path.suffix for path in files} == {".lock", ".pid"}
-    assert [path.stat().st_mode & 0o777 for path in files] == [0o666, 0o666]
-
-
 def test_a_device_that_cannot_be_locked_is_not_timed(folder: Path) -> None:
     (folder / "tinyllama-gate-cpu.lock").mkdir()
     said = r"cannot be locked.*let every user write .*cpu\.lock"
     with pytest.raises(BusyError, match=said), device_lock(CPU, 0):
         pytest.fail("it is not locked")
-
-
-def test_a_link_in_the_place_of_the_note_is_not_written_through(folder: Path) -> None:
-    (folder / "precious").write_text("mine")
-    (folder / "tinyllama-gate-cpu.pid").symlink_to("precious")
-    with device_lock(CPU, 0):
-        pass
-    assert (folder / "precious").read_text() == "mine"
 
 
 # -- what disturbs ----------------------------------------------------------------------------
@@ -246,6 +192,7 @@ def test_a_gpu_is_quiet_or_throttled_or_busy_where_nothing_of_ours_runs(
     assert Watch(GPU, gpu).unreadable is None
 
 
+@pytest.mark.long
 def test_workers_are_ours_and_a_stranger_is_not(
     gpu: Any, worker: int, neighbour: int, stranger: int
 ) -> None:
@@ -255,23 +202,6 @@ def test_workers_are_ours_and_a_stranger_is_not(
     gpu.pids.append(stranger)
     said = f"other processes compute on the GPU: {stranger}"
     assert looks(Watch(GPU, gpu), worker) == [said] * 3
-
-
-def test_a_worker_that_is_named_is_ours_wherever_it_comes_from(gpu: Any, stranger: int) -> None:
-    one = Watch(GPU, gpu)
-    gpu.pids = [stranger]
-    assert one.during([]) is not None
-    assert one.during([stranger]) is None
-
-
-def test_a_worker_that_ended_a_moment_ago_is_no_stranger(gpu: Any) -> None:
-    one = Watch(GPU, gpu)
-    with subprocess.Popen(SLEEP) as ended:
-        gpu.pids = [ended.pid]
-        assert one.during([ended.pid]) is None
-        ended.kill()
-    assert one.during([]) is None
-    assert Watch(GPU, gpu).during([]) is not None
 
 
 def test_of_processes_that_cannot_be_seen_no_more_are_there_than_of_ours(
@@ -315,16 +245,6 @@ def test_a_gpu_without_a_sensor_says_that_nothing_is_known(monkeypatch: pytest.M
     assert one.unreadable == "no sensor (pip install it)"
 
 
-def test_a_sensor_that_tells_nothing_is_none(gpu: Any) -> None:
-    def silent() -> None:
-        raise NotToldError("not supported")
-
-    gpu.processes = gpu.busy_share = silent
-    assert Watch(GPU, gpu).unreadable is None
-    gpu.throttled = silent
-    assert "reads neither processes" in str(Watch(GPU, gpu).unreadable)
-
-
 def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -335,38 +255,3 @@ def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(
     monkeypatch.setattr(os, "getloadavg", lambda: (4.3, 0.0, 0.0))
     said = "the load is 4.3 on 4 processors: other work runs here"
     assert looks(Watch(CPU)) == [said, None, None], "later it is ours"
-
-
-def test_a_load_that_moves_is_one_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads, told = iter([9.5, 9.25, 8.0, 1.0]), list[str]()
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    assert Watch(CPU).wait_until_idle(60, told.append) is None
-    assert told == ["the load is 9.5 on 4 processors: other work runs here"] * 3
-
-
-def test_a_machine_that_does_not_say_its_processors_has_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    for load, busy in ((0.9, False), (1.5, True)):
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        assert (Watch(torch.device("cpu")).before() is not None) is busy
-
-
-@pytest.mark.parametrize(
-    ("pid", "ours"),
-    [(10, True), (30, True), (40, True), (50, False), (60, False), (1, False), (0, False)],
-)
-def test_a_process_is_ours_if_one_of_its_ancestors_is(
-    pid: int, ours: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """By the fourth field of its status; the second may hold anything."""
-    parents = {10: 1, 20: 10, 30: 20, 40: 30, 50: 1, 60: 999, 1: 0}
-    for one, parent in parents.items():
-        (tmp_path / str(one)).mkdir()
-        (tmp_path / f"{one}/stat").write_text(f"{one} (a) b (c) S {parent} 77 77 0")
-    monkeypatch.setattr(watch, "Path", lambda path: tmp_path / path.removeprefix("/proc/"))
-    monkeypatch.setattr(os, "getpid", lambda: 10)
-    assert watch._descends(pid) is ours

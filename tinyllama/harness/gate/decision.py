@@ -41,7 +41,7 @@ def of_block(logs: ArrayLike) -> Floats:
 
     A turn just after the other side's finds colder caches than one after its own. In A B that is
     the candidate's and in B A the base's, so single pairs form two clusters with the median between
-    them: on a CPU its spread was 2 to 6 times that of the median over A B B A (docs/LOG.md).
+    them: on a CPU its spread was 2 to 6 times that of the median over A B B A (docs/design.md).
     """
     pairs = np.asarray(logs, dtype=float)
     both_ways = pairs.reshape(*pairs.shape[:-1], -1, 2).mean(axis=-1)

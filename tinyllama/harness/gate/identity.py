@@ -3,10 +3,6 @@
 A benchmark is unidentified, and is measured, where a file that it imports or opens differs, or
 where files cannot tell what it runs. All are, where the import of one op changes torch, the harness
 or the environment, unless it does the same on both sides from the same source.
-
-A file that differs in bodies of functions alone does not count for a provider whose calls cannot
-run those functions (`reach`), if no import ran them either. Data that differs does not count for a
-provider whose call did not open it, and that runs nothing that reads files.
 """
 
 import functools
@@ -24,7 +20,6 @@ from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, is_environment, module_file, modules_of, roots
-from tinyllama.harness.gate.units import changed
 from tinyllama.harness.machine.worker import Worker, WorkerError
 from tinyllama.harness.measure.op_contender import Timed
 
@@ -35,13 +30,10 @@ SHOWN = 3  # changes that a reason names
 
 class Differs(NamedTuple):
     """By benchmark, why it is measured; benchmarks that run the same on both sides have no entry.
-    host: the same, but differences in the bodies of kernels do not count. tables: the benchmarks
-    that run the same, too, if the tables of the device's chip give both sides the same
-    configurations."""
+    host: the same, but differences in the bodies of kernels do not count."""
 
     whole: Mapping[str, str]
     host: Mapping[str, str]
-    tables: frozenset[str] = frozenset()
 
 
 def differs(
@@ -61,11 +53,11 @@ def differs(
     if changes := list(_global(of)):
         every = dict.fromkeys((one.name for one in benchmarks), "; ".join(changes))
         return Differs(every, every)
-    whole, host, beside = (
-        {one.name: why for one in benchmarks if (why := _why_measured(of, one, **how))}
-        for how in ({}, {"host": True}, {"tables": False})
+    whole, host = (
+        {one.name: why for one in benchmarks if (why := _why_measured(of, one, host=bodies_aside))}
+        for bodies_aside in (False, True)
     )
-    return Differs(whole, host, frozenset(whole.keys() - beside.keys()))
+    return Differs(whole, host)
 
 
 def observed(tree: Tree, groups: Sequence[Group], *, device: torch.device) -> list[Seen]:
@@ -90,7 +82,6 @@ class _Side:
     def __init__(self, tree: Tree, sources: Sources, seen: Mapping[Group, Seen]) -> None:
         self.name, self.root, self.sources = tree.name, tree.root.resolve(), sources
         self.seen = {group.modules: one for group, one in seen.items()}
-        self.imported = sorted({tuple(each) for one in seen.values() for each in one.imported})
         self.inside = functools.cache(self._inside)
 
     def files(self, modules: Sequence[str], *, every: bool) -> set[str]:
@@ -103,6 +94,11 @@ class _Side:
     def named(self, files: Iterable[str]) -> set[str]:
         """The names of those that are in the tree."""
         return {name for name in map(self.inside, files) if name}
+
+    def code(self, files: Iterable[str]) -> list[str]:
+        """Those that this side has as source, without the harness."""
+        code = (name for name in files if name.endswith(".py") and not name.startswith(HARNESS))
+        return sorted(name for name in code if (self.root / name).is_file())
 
     def _inside(self, file: str) -> str:
         """Its name in the tree; empty for one of elsewhere, or of an environment in the tree."""
@@ -184,24 +180,21 @@ def _why(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> st
     return _text_differs(sides, modules, files, every=every)
 
 
-def _why_measured(
-    sides: Sequence[_Side], benchmark: Benchmark, *, host: bool = False, tables: bool = True
-) -> str:
+def _why_measured(sides: Sequence[_Side], benchmark: Benchmark, *, host: bool) -> str:
     """Why a benchmark is measured; empty where it runs the same on both sides. host: differences in
-    the bodies of kernels do not count. tables: differences in the chips' tables count, which the
-    harness reads."""
-    modules = _modules(benchmark)
+    the bodies of kernels do not count."""
+    modules, every = _modules(benchmark), bool(benchmark.factory)
     if reason := _unseen(sides, modules):
         return reason
+    opened = _opened(sides, modules, every=every)
     try:
-        closures = [set(side.sources.of(*modules)[0]) for side in sides]
+        files = opened.union(*(side.sources.of(*modules)[0] for side in sides))
+        for side in sides:  # and what code imports that is loaded by its path
+            files |= side.sources.imported(*side.code(opened))
     except RevisionError as error:
         return str(error)
-    every = bool(benchmark.factory)
-    files = set().union(*closures, _opened(sides, modules, every=every))
     for name in _differing(sides, files, host=host):
-        if not _apart(sides, benchmark, name, tables=tables):
-            return f"it opens {name}, which differs"
+        return f"it opens {name}, which differs"
     return _text_differs(sides, modules, files, every=every)
 
 
@@ -244,41 +237,3 @@ def _differing(
         base, candidate = (side.sources.digest(side.root / name, host=host) for side in sides)
         if base != candidate:
             yield name
-
-
-def _is_table(name: str) -> bool:
-    """Whether a file is one that `tinyllama.harness.kernels.configs.Space` reads for a chip."""
-    return Path(name).parent.name == "tuned" and name.endswith(".json")
-
-
-def _apart(sides: Sequence[_Side], benchmark: Benchmark, name: str, *, tables: bool = True) -> bool:
-    """Whether calls of a benchmark neither run nor read what differs in a file. tables: a chip's
-    table counts as read, since the harness reads it for providers with kernels."""
-    timed, modules = benchmark.timed, _modules(benchmark)
-    if benchmark.factory or not isinstance(timed, Timed):
-        return False
-    provider = f"{timed.op}-{timed.provider}"
-    if not all(provider in side.seen[modules].reached for side in sides):
-        return False
-    if any(provider in side.seen[modules].launched for side in sides) and (
-        name.startswith(HARNESS) or (tables and _is_table(name))
-    ):
-        return False
-    if not name.endswith(".py"):
-        of = [side.seen[modules] for side in sides]
-        known = all(provider in one.opens for one in of)
-        return known and not any(
-            name in side.named([*one.at_import, *one.opens[provider]])
-            for side, one in zip(sides, of, strict=True)
-        )
-    base, candidate = sides
-    differs = changed(base.root / name, candidate.root / name)
-    if differs is None:
-        return False
-    for side, lines in ((base, differs.base), (candidate, differs.candidate)):
-        if name not in side.named(side.seen[modules].files):
-            return False  # it was loaded before, and what its import runs was not seen
-        ran = [*side.imported, *side.seen[modules].reached[provider]]
-        if any(side.inside(file) == name and any(at in one for one in lines) for file, at in ran):
-            return False
-    return True

@@ -32,14 +32,13 @@ from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, load_file
 from tinyllama.harness.gate import process_state
-from tinyllama.harness.gate.events import Events, Uncached
-from tinyllama.harness.gate.placed import Spaces
-from tinyllama.harness.gate.reach import Executed, Place, Reached, UnboundedError, below
+from tinyllama.harness.gate.events import HERE, Events, Uncached
 from tinyllama.harness.gate.replaced import replaced
 from tinyllama.harness.kernels.tuned import adopted
 from tinyllama.harness.machine.device import cannot
 
 HARNESS = os.path.join("tinyllama", "harness", "")
+_ENVIRONMENT = os.path.join(os.path.realpath(sys.prefix), "")
 SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
 _KERNELS = ("configs", "gluon", "interpreter", "libdevice", "programs", "shared_types")
 # What a first backward pass and a first interpreted kernel load, here for all forks. The latter
@@ -64,23 +63,12 @@ class Seen:
     """files: whole paths of the files that were opened. texts: those of them that were read
     otherwise than by an import: comments may decide what is run. changed: what the import, or a
     call, changed for every op, see `process_state`. unidentified: why it cannot be told what the
-    group runs; empty where it can. at_import: the files that were opened during the import.
-    imported: the functions that ran during the import, or that it put where every op may find them.
-    reached: by ``op-provider``, the functions that its calls
-    may run; a provider whose calls may run anything has no entry. launched: the providers in
-    ``reached`` for which the harness launches kernels. opens: by ``op-provider``, the files that
-    its call opened; a provider that may open others has no entry, but the harness may always open
-    the table of a chip."""
+    group runs; empty where it can."""
 
     files: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)
     unidentified: str = ""
-    at_import: list[str] = field(default_factory=list)
-    imported: list[Place] = field(default_factory=list)
-    reached: dict[str, list[Place]] = field(default_factory=dict)
-    launched: list[str] = field(default_factory=list)
-    opens: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Observer:
@@ -92,7 +80,7 @@ class Observer:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         # Of this process, once it is listed, which takes long.
-        self.before: tuple[process_state.Code, Spaces] | None = None
+        self.before: process_state.Code | None = None
         self._load(_LATE)
         torch.set_num_threads(1)  # a fork of a process with busy threads could hang
 
@@ -140,7 +128,7 @@ class Observer:
         running: dict[int, _Fork] = {}  # by the place of its group
         found: list[Seen] = [Seen() for _ in groups]
         news: list[set[str]] = [set() for _ in groups]
-        self.before = self.before or (process_state.code(), Spaces())
+        self.before = self.before or process_state.code()
         with tempfile.TemporaryDirectory(prefix="observed-") as folder:
             while waiting or running:
                 while waiting and len(running) < max(1, len(os.sched_getaffinity(0)) // 2):
@@ -156,7 +144,7 @@ class Observer:
 
     def _said(self, group: Group) -> dict[str, Any]:
         assert self.before is not None
-        seen, news = _observed(group, self.device, *self.before)
+        seen, news = _observed(group, self.device, self.before)
         return {"seen": asdict(seen), "news": sorted(news)}
 
 
@@ -168,8 +156,15 @@ def _of_tree() -> Iterator[tuple[str, str]]:
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         file = spec.origin if spec and spec.has_location else None
-        if file and below(file, root) and not os.path.realpath(file).startswith(ours):
+        if file and _below(file, root) and not os.path.realpath(file).startswith(ours):
             yield name, file
+
+
+def _below(file: str, root: str) -> bool:
+    """Whether a file is of the tree: below its root, and not of an environment that lies there."""
+    path = os.path.realpath(file)
+    installed = _ENVIRONMENT.startswith(root) and path.startswith(_ENVIRONMENT)
+    return path.startswith(root) and not installed
 
 
 def _orders(groups: Sequence[Group]) -> Iterable[tuple[str, ...]]:
@@ -238,29 +233,21 @@ def _read(fork: _Fork) -> tuple[Seen, set[str]]:
 
 
 def _observed(
-    group: Group, device: torch.device, code: process_state.Code, spaces: Spaces
+    group: Group, device: torch.device, code: process_state.Code
 ) -> tuple[Seen, set[str]]:
-    """In the fork: what a group does, and the modules of torch that it loaded first. code, spaces:
-    of the process before."""
+    """In the fork: what a group does, and the modules of torch that it loaded first. code: of the
+    process before."""
     with tempfile.TemporaryDirectory() as bytecode:
         sys.pycache_prefix, sys.dont_write_bytecode = bytecode, True
         linecache.cache = Uncached()
         events, known = Events(), process_state.loaded()
         before, seen = process_state.settings(), Seen()
-        root = Path.cwd().resolve()
-        executed = Executed(root)
+        root = f"{Path.cwd().resolve()}{os.sep}"
         try:
-            with executed.noting():
-                ops = _imported(group.modules)
-            seen.at_import = sorted(events.files)
-            places, unbounded = spaces.placed(root)
-            seen.imported = sorted(executed.places | places)
+            ops = _imported(group.modules)
             seen.changed = process_state.changes(before, process_state.settings())
-            seen.changed |= unbounded
-            if executed.replaced:
-                seen.changed["profile function"] = process_state.GONE
             for op, provider in group.calls:
-                _observe_call(ops[op], ops[op][provider], device, root, events, seen)
+                _call(ops[op], ops[op][provider], device)
         except (Exception, SystemExit) as error:
             seen.unidentified = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         after = process_state.settings()
@@ -269,6 +256,7 @@ def _observed(
             before.pop(name)
         seen.changed |= process_state.changes(before, after)
         seen.changed |= code.changes()
+        seen.changed |= code.added(lambda file: not file.startswith(HERE) and _below(file, root))
         if events.hooks:
             seen.changed["audit hooks"] = str(events.hooks)
         seen.files, seen.texts = sorted(events.files), sorted(events.texts)
@@ -304,45 +292,7 @@ def _import(name: str, registry: Registry | None = None) -> None:
             importlib.import_module(name)
 
 
-def _observe_call(
-    op: Op, provider: Provider, device: torch.device, root: Path, events: Events, seen: Seen
-) -> None:
-    """Make a call, and note what it may run and what it opened."""
-    ours = os.path.join(root, HARNESS)  # runs around each call
-    launched = False
-    try:
-        reached = Reached(root, provider.call)
-    except UnboundedError:
-        try:
-            reached, launched = Reached(root, _called(op, provider), (ours,)), True
-        except UnboundedError:
-            return _call(op, provider, device)
-    before, executed = set(events.files), Executed(root)
-    _call(op, provider, device, executed)
-    unseen = sorted(executed.places - reached.places)
-    if executed.replaced:
-        return None
-    if all(file.startswith(ours) for file, _ in unseen):
-        name = f"{op.name}-{provider.name}"
-        seen.reached[name] = sorted(reached.places)
-        if launched:
-            seen.launched.append(name)
-        if not reached.reads_files:
-            seen.opens[name] = sorted(events.files - before)
-    return None
-
-
-def _called(op: Op, provider: Provider) -> list[Any]:
-    """What the harness calls for a provider."""
-    found = [op.inputs, op.outputs, op.fits, provider.supports]
-    if (own := provider.derived) is None:
-        return [*found, provider.call]
-    return [*found, own.forward, own.backward, dict(own.reads), own.saved]
-
-
-def _call(
-    op: Op, provider: Provider, device: torch.device, executed: Executed | None = None
-) -> None:
+def _call(op: Op, provider: Provider, device: torch.device) -> None:
     """One call of a provider on the smallest case that it covers, forward and backward."""
     on = torch.device("cpu")
     if any(cannot(need, on) for need in provider.requires):
@@ -352,5 +302,4 @@ def _call(
     if covered:
         case = min(covered, key=lambda one: elements(op, one.case))
         inputs, dtypes = case.inputs(on), provider.output_dtypes
-        with contextlib.nullcontext() if executed is None else executed.noting():
-            evaluate(op, provider.call, inputs, provider.overwrites, dtypes=dtypes)
+        evaluate(op, provider.call, inputs, provider.overwrites, dtypes=dtypes)

@@ -4,8 +4,7 @@ Within a block the sides alternate A B B A: each comes first as often as second,
 both alike. Compiled code is kept for each side from block to block; processes are not.
 
 Both sides are pinned to one processor, since they never work at the same time. With a processor
-each, host time differs between them by the other work of those processors (docs/LOG.md, "One
-processor for both sides").
+each, host time differs between them by the other work of those processors (docs/design.md).
 """
 
 import math

@@ -123,7 +123,7 @@ def _without(processor: int) -> Iterator[None]:
 
 
 PROCESSORS = 8  # from so many on, importing on most of them disturbs no turn
-AHEAD = 4  # pairs; six make blocks no faster (docs/LOG.md)
+AHEAD = 4  # pairs; six make blocks no faster
 MEMORY = 16 * 2**30  # bytes of a GPU for each pair at work
 
 

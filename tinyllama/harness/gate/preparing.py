@@ -84,9 +84,8 @@ def _own_differs(run: Run, one: BenchmarkState) -> bool:
 
 
 def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
-    """Compile, count and verify the benchmarks that differ; meanwhile others are observed. A
-    benchmark whose calls run and read nothing that differs is IDENTICAL. Measure those that are
-    NEW. first: prepare only these, if there are any."""
+    """Compile, count and verify the benchmarks that differ; meanwhile others are observed. Measure
+    those that are NEW. first: prepare only these, if there are any."""
     with _observing(run) as observed:
         differs = {one.name for one in run.undecided() if not _alike(run, one, whole=True)}
         open_ = list(first) or run.undecided()
@@ -95,8 +94,8 @@ def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
         with run.part("wait for observers"):
             observed()
         for one in run.undecided():
-            if one.name not in observed().whole:
-                run.settle(one, Outcome.IDENTICAL, _APART if one.name in differs else _ALIKE)
+            if one.name not in differs and one.name not in observed().whole:
+                run.settle(one, Outcome.IDENTICAL, _ALIKE)
         rest = {one.name for one in run.undecided()} - differs
         _prepare_all(run, pair, [one for one in open_ if _unready(one, rest)], observed)
     if first:
@@ -117,7 +116,6 @@ def _unready(one: BenchmarkState, names: Collection[str]) -> bool:
 
 
 _ALIKE = "the same source, comments aside"
-_APART = "its calls run and read nothing that differs"
 
 
 class Observed:
@@ -125,10 +123,6 @@ class Observed:
 
     def __init__(self, seen: Future[Differs] | Differs) -> None:
         self._seen = seen
-
-    @property
-    def done(self) -> bool:
-        return isinstance(self._seen, Differs) or self._seen.done()
 
     def __call__(self) -> Differs:
         return self._seen if isinstance(self._seen, Differs) else self._seen.result()
@@ -147,7 +141,7 @@ def _observing(run: Run) -> Iterator[Observed]:
         yield Observed(Differs(every, every))
         return
     undecided = run.undecided()
-    asked = [one for one in undecided if _alike(run, one, whole=False) or _may_be_apart(one)]
+    asked = [one for one in undecided if _alike(run, one, whole=False)]
     if setting.differs is None or not asked:
         by_source = Differs(
             {one.name: "source" for one in undecided if not _alike(run, one, whole=True)},
@@ -241,9 +235,6 @@ def _prepare_some(
     """again: takes what found no memory beside other pairs; None: no other works, so that is the
     verdict."""
     for one in (each for group in waiting for each in group):
-        if observed.done and one.name not in observed().whole:
-            run.settle(one, Outcome.IDENTICAL, _APART)
-            continue
         with (
             run.ready.held(2 * ready_bytes(one.benchmark)),
             run.errors_as_verdict(one),
@@ -260,12 +251,6 @@ def _prepare_some(
                     raise
                 one.figures, one.proofs = [], {}
                 again.append(one)
-
-
-def _may_be_apart(one: BenchmarkState) -> bool:
-    """Whether its calls may run nothing of a file that differs; False for a training step, which
-    may run anything."""
-    return not one.benchmark.factory
 
 
 def _prepare_one(
@@ -285,11 +270,6 @@ def _prepare_one(
     if alike and _same_code(one, compiled, observed):
         text = f"the same host code, and the same kernels in {len(compiled[BASE])} launches"
         return run.settle(one, Outcome.IDENTICAL, text)
-    if alike and one.name in observed().tables:
-        choices = pair.each("choices")
-        if choices[BASE] == choices[CANDIDATE] != {}:
-            text = f"the tables give the same in {len(choices[BASE])} choices; nothing else differs"
-            return run.settle(one, Outcome.IDENTICAL, text)
     with run.exact.held(one.exact_bytes), one.takes("verify"):  # by one side at a time
         for side in (BASE, CANDIDATE):
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=READY)

@@ -113,6 +113,21 @@ class Code(Snapshot):
                 found |= changes(self._of(name), _function(name, value))
         return found
 
+    def added(self, is_of_tree: Callable[[str], bool]) -> dict[str, str]:
+        """The functions of a tree that were put into one of these modules or classes, where calls
+        of all ops may find them. is_of_tree: whether a file is of the tree."""
+        spaces = {
+            id(space): (name.removesuffix(f".{key}"), space)
+            for name, space, key, *_ in self._places
+        }
+        added: dict[str, str] = {}
+        for of, space in spaces.values():
+            for key, value in list(space.items()):
+                name, code = f"{of}.{key}", _code_of(value)
+                if code is not None and name not in self and is_of_tree(code.co_filename):
+                    added[name] = code.co_name
+        return added
+
     def _of(self, name: str) -> Snapshot:
         return {one: self[one] for one in (name, f"{name}, inside") if one in self}
 
@@ -211,6 +226,15 @@ def _note_members(found: Code, kind: type) -> None:
 
 def _describes(value: object) -> bool:
     return isinstance(value, (property, staticmethod, classmethod))
+
+
+def _code_of(value: Any) -> types.CodeType | None:
+    """Of a function, a method or a property. Deprecated objects warn where `isinstance` asks."""
+    if issubclass(type(value), (staticmethod, classmethod)):
+        value = value.__func__
+    elif issubclass(type(value), property):
+        value = value.fget
+    return value.__code__ if type(value) is types.FunctionType else None
 
 
 def settings() -> dict[str, str]:

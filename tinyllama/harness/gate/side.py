@@ -25,8 +25,6 @@ from tinyllama.harness.gate.judged import declarations
 from tinyllama.harness.gate.once import installed
 from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
-from tinyllama.harness.kernels.configs import SPACES
-from tinyllama.harness.kernels.launch import chip_of
 from tinyllama.harness.machine.device import cannot, current, device_name
 from tinyllama.harness.machine.worker import TRITON_CACHE, caches_in
 from tinyllama.harness.measure.op_contender import (
@@ -405,16 +403,6 @@ class Side:
     def compiled(self, name: str) -> list[str]:
         """A digest of each launch of a kernel; none on a CPU."""
         return fingerprint(self.subjects[name].launched())
-
-    def choices(self) -> dict[str, str]:
-        """The configurations that this process asked for on the device's chip: by space and key."""
-        chip = chip_of(self.device)
-        return {
-            f"{space.name} {key}": str(config)
-            for space in SPACES.values()
-            for (of, *key), config in space._chosen.items()
-            if of == chip
-        }
 
     def inputs(self, name: str) -> int:
         """A digest of the inputs of all seeds."""

@@ -90,6 +90,11 @@ class Sources:
             self._found[modules] = whole, {n: self._both(p)[1] for n, p in named.items()}
         return self._found[modules]
 
+    def imported(self, *modules: str) -> set[str]:
+        """The files that these modules import, transitively; without data."""
+        files = closure(self.root, modules, self._imports)
+        return {path.relative_to(self.root).as_posix() for path in files}
+
     def digest(self, path: Path, *, host: bool = False) -> str:
         """Of any file of the tree; of code that is no Python, its bytes; of a folder, the names in
         it; empty where it is not. host: without the bodies of kernels."""
