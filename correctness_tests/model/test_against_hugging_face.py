@@ -89,8 +89,8 @@ def theirs(steps: int, model: ModelConfig = SHAPE) -> Run:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    found = {name: as_ours(model, name, named[hf].detach()) for hf, name in pairs.items()}
-    return Run(losses, found)
+    parameters = {name: as_ours(model, name, named[hf].detach()) for hf, name in pairs.items()}
+    return Run(losses, parameters)
 
 
 def ours(
@@ -127,6 +127,7 @@ def apart(got: Run, expected: Run) -> tuple[float, float]:
     return max(abs(a / b - 1) for a, b in losses), max(share.item() for share in shares)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tier", "memory"), WAYS, ids=[f"{tier}-{memory}" for tier, memory in WAYS]
 )
@@ -144,6 +145,7 @@ OF_MODEL = ("rope_theta", "norm_eps", "init_std")
 OF_TRAINING = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "seed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*OF_MODEL, *OF_TRAINING])
 def test_a_setting_at_its_default_would_be_seen(name: str, tmp_path: Path) -> None:
     changed: Any = ModelConfig() if name in OF_MODEL else TrainConfig()

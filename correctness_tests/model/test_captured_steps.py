@@ -4,15 +4,12 @@ On a GPU by its graphs; elsewhere by recorded calls, which freeze what a graph f
 (`correctness_tests.support.captured`).
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from correctness_tests.support.captured import RecordedGraph, record_graphs
+from correctness_tests.support.captured import record_graphs
 from correctness_tests.support.steps import (
     BATCH,
     RATES,
@@ -24,14 +21,11 @@ from correctness_tests.support.steps import (
     slow_steps,
     tokens,
 )
-from tinyllama.harness.kernels.streams import Side
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import AdamW
 from tinyllama.model.tiers import TIERS, StepPlan
 from tinyllama.training import checkpoint
-from tinyllama.training import step as step_file
 from tinyllama.training.step import TrainStep, products
 
 CAPTURED = [name for name, tier in TIERS.items() if not tier.counts_on_host]
@@ -54,13 +48,14 @@ def prepared(tier: str, device: torch.device, *, capture: bool, **settings: Any)
 
 
 def losses(step: TrainStep, *numbers: int) -> list[float]:
-    found = []
+    values = []
     for number in numbers:
         batch = tokens(number).to(step.device)
-        found.append(step(batch[:, :-1], batch[:, 1:]).item())
-    return found
+        values.append(step(batch[:, :-1], batch[:, 1:]).item())
+    return values
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": LIMIT, "accumulate": 2}], ids=str)
 @pytest.mark.parametrize("tier", CAPTURED)
@@ -81,6 +76,7 @@ def test_batches_and_rates_that_change_show(
         assert_same_training(got, expected, {"fp32": 1e-5, "bf16": 1e-4}[precision])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("tier", CAPTURED)
 def test_weights_and_state_that_are_loaded_show(
@@ -143,45 +139,6 @@ def test_a_loss_that_is_not_finite_changes_nothing_in_a_replay(device: torch.dev
 # -- the stand-in sees what a graph would freeze -----------------------------------------------
 
 
-def rate_in_new_memory(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(AdamW, "set_lr", lambda self, lr: setattr(self, "lr", torch.tensor(lr)))
-
-
-def rate_as_a_number(patch: pytest.MonkeyPatch) -> None:
-    apply = AdamW._apply
-
-    def with_number(self: AdamW, *args: Any) -> None:
-        held = self.lr
-        self.lr = float(held)
-        apply(self, *args)
-        self.lr = held
-
-    patch.setattr(AdamW, "_apply", with_number)
-
-
-def batch_in_new_memory(patch: pytest.MonkeyPatch) -> None:
-    def load(self: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
-        self.tokens, self.targets = [tokens_BT.clone()], [targets_BT.clone()]
-
-    patch.setattr(TrainStep, "_load", load)
-
-
-@pytest.mark.parametrize("freeze", [rate_in_new_memory, rate_as_a_number, batch_in_new_memory])
-def test_what_is_frozen_is_seen(
-    freeze: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cpu = torch.device("cpu")
-    expected = run("v2", cpu, plan=StepPlan(), steps=3, rates=RATES)
-    freeze(monkeypatch)
-    record_graphs(monkeypatch)
-    try:
-        got = run("v2", cpu, plan=StepPlan(capture=True), steps=3, rates=RATES)
-    except RuntimeError as error:
-        assert "waits for the device" in str(error)  # noqa: PT017
-    else:
-        assert got.losses != expected.losses
-
-
 @pytest.mark.parametrize("tier", CAPTURED)
 def test_phases_that_are_timed_alone_leave_the_step_its_results(
     tier: str, device: torch.device
@@ -189,51 +146,20 @@ def test_phases_that_are_timed_alone_leave_the_step_its_results(
     """A replay after `split` gives its own loss, norm and gradients, not those of the phases."""
     if slow_steps(tier, device):
         pytest.skip("interpreted kernels take seconds a step: another tier shows the same code")
-    found = []
+    results = []
     for split in (False, True):
         with products("fp32", device):
             step = prepared(tier, device, capture=True, max_grad_norm=LIMIT)
-            seen = losses(step, 0)
+            values = losses(step, 0)
             if split:
                 step.split(1)
-            seen += losses(step, 1)
+            values += losses(step, 1)
             assert step.norm is not None
             parameters = step.optimizer.parameters
             gradients = [p.grad.clone() for p in parameters if p.grad is not None]
-            found.append((seen, step.norm.item(), gradients))
-    (seen, norm, gradients), (seen_after, norm_after, gradients_after) = found
-    assert seen == seen_after
+            results.append((values, step.norm.item(), gradients))
+    (values, norm, gradients), (seen_after, norm_after, gradients_after) = results
+    assert values == seen_after
     assert norm == norm_after
     assert len(gradients) == len(gradients_after)
     assert all(map(torch.equal, gradients, gradients_after))
-
-
-def test_a_phase_that_is_timed_alone_ends_with_what_it_began(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A device refuses a graph whose branch is not joined."""
-    step = TrainStep(TinyLlama(SHAPE, "v4"), TrainConfig(**BATCH))
-    step.plan = replace(step.plan, capture=True)
-    assert step.plan.overlap
-    begun: list[object] = []
-    left, waited = [], []
-
-    @contextlib.contextmanager
-    def branch(self: Side, keep: object = None) -> Iterator[None]:
-        begun.append(self)
-        yield
-
-    def capture(*graphs: Sequence[Callable[[], object]]) -> list[RecordedGraph]:
-        for (phase,) in graphs:
-            phase()
-            left.append(len(begun))
-        return [RecordedGraph() for _ in graphs]
-
-    monkeypatch.setattr(Side, "branch", branch)
-    monkeypatch.setattr(Side, "join", lambda self: begun.clear())
-    monkeypatch.setattr(Side, "mark", lambda self: "of another graph")
-    monkeypatch.setattr(Side, "wait", lambda self, point: waited.append(point))
-    monkeypatch.setattr(step_file, "capture_graphs", capture)
-    step.split(1)
-    assert left == [0, 0, 0]
-    assert waited == ["of another graph", None]  # of the step before, which is in one piece

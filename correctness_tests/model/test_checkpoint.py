@@ -20,43 +20,47 @@ from tinyllama.training import checkpoint
 from tinyllama.training.train import StepRecord, train
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("tier", ON_CPU)
 def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path, tier: str, precision: str) -> None:
-    whole = run(tier, num_steps=6, precision=precision, save_to=tmp_path / "whole")
+    straight = run(tier, num_steps=6, precision=precision, save_to=tmp_path / "whole")
     first = saved(tmp_path / "half", 3, tier, precision=precision)
     second = run(tier, num_steps=3, precision=precision, resume=first, save_to=tmp_path / "resumed")
     assert second.start == 3
-    assert second.losses == whole.losses[3:]
+    assert second.losses == straight.losses[3:]
     expected, got = load_file(tmp_path / "whole"), load_file(tmp_path / "resumed")
     assert expected.keys() == got.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, got[name]), name
 
 
+@pytest.mark.long
 def test_with_clipping_and_micro_batches_it_continues_where_it_was_in_the_data(
     tmp_path: Path,
 ) -> None:
     settings: dict[str, Any] = {"max_grad_norm": 0.5, "accumulate": 3}
-    whole = run(num_steps=6, **settings)
+    straight = run(num_steps=6, **settings)
     first = saved(tmp_path / "half", 3, **settings)
     assert (first.train.max_grad_norm, first.train.accumulate) == (0.5, 3)
-    assert run(num_steps=3, resume=first, **settings).losses == whole.losses[3:]
+    assert run(num_steps=3, resume=first, **settings).losses == straight.losses[3:]
 
 
+@pytest.mark.long
 def test_small_memory_resumes_what_was_fast_and_back(tmp_path: Path) -> None:
     small = StepPlan(memory="small")
-    whole = run(num_steps=6, save_to=tmp_path / "whole")
+    straight = run(num_steps=6, save_to=tmp_path / "whole")
     first = saved(tmp_path / "first", 2)
     middle = run(num_steps=2, resume=first, plan=small, save_to=tmp_path / "second")
     assert middle.plan == "small-memory"
     second = checkpoint.load(tmp_path / "second")
     third = run(num_steps=2, resume=second, save_to=tmp_path / "third")
-    assert third.losses == whole.losses[4:]
+    assert third.losses == straight.losses[4:]
     expected, got = load_file(tmp_path / "whole"), load_file(tmp_path / "third")
     assert all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("since", [3, 0], ids="{} steps after an overflow".format)
 def test_the_fp16_gradient_scale_continues(tmp_path: Path, since: int) -> None:
     """A scale that started anew would overflow, and skip steps, once more."""
@@ -67,17 +71,19 @@ def test_the_fp16_gradient_scale_continues(tmp_path: Path, since: int) -> None:
     assert checkpoint.load(tmp_path / "resumed").scaler["scale"] == 1024.0
 
 
+@pytest.mark.long
 def test_random_numbers_continue(tmp_path: Path, device: torch.device) -> None:
     """Held by a tier that draws some: with dropout, another state is another curve."""
     swiglu = OPS["swiglu"]["eager"]
     with tier_with("swiglu", lambda *args: F.dropout(swiglu(*args), 0.5), "dropping") as tier:
-        whole = run(tier, num_steps=6, device=device).losses
-        assert run(tier, num_steps=6, device=device).losses == pytest.approx(whole, rel=1e-4)
+        straight = run(tier, num_steps=6, device=device).losses
+        assert run(tier, num_steps=6, device=device).losses == pytest.approx(straight, rel=1e-4)
         half = saved(tmp_path / "half", 3, tier, device=device)
         resumed = run(tier, num_steps=3, device=device, resume=half).losses
-    assert resumed == pytest.approx(whole[3:], rel=1e-4)
+    assert resumed == pytest.approx(straight[3:], rel=1e-4)
 
 
+@pytest.mark.long
 def test_training_leaves_the_callers_random_state_alone(tmp_path: Path) -> None:
     torch.manual_seed(12345)
     before = torch.get_rng_state()
@@ -93,10 +99,10 @@ def test_any_tier_loads_any_tiers_checkpoint(
     for tier in (writer, reader):
         leave_to_gpu(tier, device)
     options: dict[str, Any] = {"device": device, "plan": StepPlan()}
-    whole = run(writer, num_steps=6, **options)
+    straight = run(writer, num_steps=6, **options)
     half = saved(tmp_path / "saved", 3, writer, **options)
     resumed = run(reader, num_steps=3, resume=half, **options)
-    assert resumed.losses == pytest.approx(whole.losses[3:], rel=1e-4)
+    assert resumed.losses == pytest.approx(straight.losses[3:], rel=1e-4)
 
 
 def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
@@ -117,6 +123,7 @@ def test_the_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
     assert (tmp_path / "saved").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
+@pytest.mark.long
 def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
     def stop(record: StepRecord) -> None:
         raise KeyboardInterrupt
@@ -129,6 +136,7 @@ def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
     assert run(num_steps=5, resume=cut).losses == run(num_steps=6).losses[1:]
 
 
+@pytest.mark.long
 def test_a_failed_run_does_not_replace_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "saved"
     saved(path, 1)
@@ -155,6 +163,6 @@ def test_a_failed_run_does_not_replace_a_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_shape_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    one = saved(tmp_path / "saved", 1)
+    stored = saved(tmp_path / "saved", 1)
     with pytest.raises(ConfigError, match=message):
-        train(replace(MODEL, **change), CONFIG, device="cpu", resume=one)
+        train(replace(MODEL, **change), CONFIG, device="cpu", resume=stored)

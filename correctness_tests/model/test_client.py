@@ -100,7 +100,7 @@ def run(
     if way.backend:
         torch._dynamo.reset()
         loss_of = torch.compile(loss_of, backend=way.backend)
-    tokens, targets = (one.to(device) for one in tokens_of(SHAPE, 2, 9))
+    tokens, targets = (half.to(device) for half in tokens_of(SHAPE, 2, 9))
     for _ in range(steps):
         model.zero_grad()
         with in_the_way(way, device):
@@ -112,27 +112,27 @@ def run(
     return Found(loss.detach(), gradients)
 
 
-def assert_as_plain(found: Found, plain: Found, exact: Found) -> None:
+def assert_as_plain(ours: Found, plain: Found, exact: Found) -> None:
     """As near to float64 as the plain model, by each parameter's gradient.
 
     The allowance is the plain gradient's own error, and at least that share of the gradient that
     all gradients together are off by.
     """
 
-    def off(one: torch.Tensor, name: str) -> float:
-        return float((one.double() - exact.gradients[name]).norm())
+    def off(gradient: torch.Tensor, name: str) -> float:
+        return float((gradient.double() - exact.gradients[name]).norm())
 
-    sizes = {name: float(one.norm()) for name, one in exact.gradients.items()}
-    own = {name: off(one, name) for name, one in plain.gradients.items()}
-    share = math.hypot(*own.values()) / math.hypot(*sizes.values())
-    for name, one in found.gradients.items():
-        allowed = TIMES * max(own[name], share * sizes[name])
+    sizes = {name: float(gradient.norm()) for name, gradient in exact.gradients.items()}
+    errors = {name: off(gradient, name) for name, gradient in plain.gradients.items()}
+    share = math.hypot(*errors.values()) / math.hypot(*sizes.values())
+    for name, gradient in ours.gradients.items():
+        allowed = TIMES * max(errors[name], share * sizes[name])
         assert allowed < sizes[name] / 2, f"{name}: a gradient of zero would pass"
-        assert off(one, name) <= allowed, name
+        assert off(gradient, name) <= allowed, name
     # A loss can be right by chance: a rounding of the plain model's is allowed in any case.
     rounding = torch.finfo(torch.float32).eps * float(exact.loss)
     spread = max(abs(float(plain.loss) - float(exact.loss)), share * float(exact.loss), rounding)
-    assert abs(float(found.loss) - float(exact.loss)) <= TIMES * spread
+    assert abs(float(ours.loss) - float(exact.loss)) <= TIMES * spread
 
 
 SLOW = partial(pytest.param, marks=pytest.mark.slow("as the others, with one choice changed"))
@@ -156,14 +156,15 @@ WAYS = [
 
 def check(way: Way, device: torch.device, steps: int = 1) -> None:
     exact = run("plain", Way(inference=way.inference), device, dtype=torch.float64)
-    found, plain = run("ours", way, device, steps), run("plain", replace(way, backend=""), device)
+    ours, plain = run("ours", way, device, steps), run("plain", replace(way, backend=""), device)
     if way.inference:
         unit = torch.finfo(way.dtype).eps
-        torch.testing.assert_close(found.loss.double(), exact.loss, rtol=4 * unit, atol=0)
+        torch.testing.assert_close(ours.loss.double(), exact.loss, rtol=4 * unit, atol=0)
     else:
-        assert_as_plain(found, plain, exact)
+        assert_as_plain(ours, plain, exact)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_with_our_ops_computes_what_the_plain_one_does(
     way: Way, device: torch.device
@@ -171,6 +172,7 @@ def test_a_model_with_our_ops_computes_what_the_plain_one_does(
     check(way, device, steps=1 if device.type == "cpu" else 5)  # on a GPU the last ones by plans
 
 
+@pytest.mark.long
 def test_a_wrong_op_is_found(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A norm that is 3% too large, under autocast, where errors are largest."""
     right = Norm.forward
@@ -186,6 +188,7 @@ def test_a_second_gpu_computes_the_same(device: torch.device) -> None:
     check(Way(autocast=BF16), torch.device("cuda", 1), steps=5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "way",
     [
@@ -199,11 +202,11 @@ def test_steps_by_plans_give_the_bits_of_the_code(way: Way, posed: Posed) -> Non
     with as_written():
         expected = run("ours", way, cpu)
     assert posed.plans == []
-    found = run("ours", way, cpu, steps=4)
+    replayed = run("ours", way, cpu, steps=4)
     assert posed.plans
     assert {plan.reason for plan in posed.plans} == {""}
-    assert torch.equal(found.loss, expected.loss)
-    for name, gradient in found.gradients.items():
+    assert torch.equal(replayed.loss, expected.loss)
+    for name, gradient in replayed.gradients.items():
         assert torch.equal(gradient, expected.gradients[name]), name
 
 
@@ -213,7 +216,7 @@ def test_an_eager_step_is_not_slower(gpu: torch.device) -> None:
     """Steps of both models alternately, small, in bf16 autocast: the host's time decides. Other
     work on the machine only adds time, and more of it to many calls: so the fastest steps count,
     looked at three times at most."""
-    tokens, targets = (one.to(gpu) for one in tokens_of(FAST, 8, 128))
+    tokens, targets = (half.to(gpu) for half in tokens_of(FAST, 8, 128))
     steps: dict[str, Callable[[], None]] = {}
     for kind, loss_of in (("plain", plain_loss), ("ours", loss_with)):
         model = copy.deepcopy(initial(FAST)).to(gpu)

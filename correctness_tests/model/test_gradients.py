@@ -36,10 +36,10 @@ def assert_every_gradient(
     slack = SLACK * (1.5 if precision == "tf32" else 1.0)
     for name, exact in expected.items():
         reference = Reference(baseline[name], exact, [m[name] for m in moved])
-        found = compare(f"grad {name}", got[name], reference, slack=slack)
-        assert found.passed, str(found)
-        assert found.sees_zero, f"{name}: zeros would pass"
-        assert found.sees_scale or precision != "fp32", f"{name}: a factor 1.01 would pass"
+        comparison = compare(f"grad {name}", got[name], reference, slack=slack)
+        assert comparison.passed, str(comparison)
+        assert comparison.sees_zero, f"{name}: zeros would pass"
+        assert comparison.sees_scale or precision != "fp32", f"{name}: a factor 1.01 would pass"
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from tinyllama.bench.held import Training, everything, held
 from tinyllama.harness.machine.device import cannot
@@ -49,8 +48,8 @@ def held_after(tier: str, device: torch.device, train: Training = everything) ->
     return held(shape_on(device), tier, TrainConfig(**BATCH[device.type]), device, train).live
 
 
-def within(found: int, other: float) -> bool:
-    return abs(found / other - 1) <= SAME
+def within(size: int, expected: float) -> bool:
+    return abs(size / expected - 1) <= SAME
 
 
 @pytest.fixture
@@ -62,6 +61,7 @@ def test_v1_holds_parameters_gradients_and_two_moments(by_v1: int, device: torch
     assert within(by_v1, 4 * 4 * shape_on(device).parameters)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tier", ["v2", "v3"])
 def test_a_tier_holds_after_a_step_what_v1_holds(
     tier: str, by_v1: int, device: torch.device
@@ -69,20 +69,21 @@ def test_a_tier_holds_after_a_step_what_v1_holds(
     reason = cannot("triton", device) if tier == "v3" else None
     if reason:
         pytest.skip(reason)
-    found = held_after(tier, device)
-    assert within(found, by_v1), f"{tier} holds {found:,} bytes, v1 {by_v1:,}"
+    size = held_after(tier, device)
+    assert within(size, by_v1), f"{tier} holds {size:,} bytes, v1 {by_v1:,}"
 
 
 def test_a_step_in_which_only_the_embedding_learns_holds_less(
     by_v1: int, device: torch.device
 ) -> None:
-    found = held_after("v1", device, embedding_alone)
+    size = held_after("v1", device, embedding_alone)
     model = shape_on(device)
     learning = model.vocab_size * model.hidden_dim
-    assert within(found, 4 * (model.parameters + 3 * learning))
-    assert not within(found, by_v1)
+    assert within(size, 4 * (model.parameters + 3 * learning))
+    assert not within(size, by_v1)
 
 
+@pytest.mark.long
 def test_a_step_of_small_memory_frees_what_it_has_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of the documented model: the gradients of a block's weights are 14 MiB, and a
     tensor of the width of the residual stream is 2 MiB. Seen before the block freed what it had
@@ -92,69 +93,16 @@ def test_a_step_of_small_memory_frees_what_it_has_used(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(interpreter, "run", lambda *args, **kwargs: None)  # memory only
     cpu, config = torch.device("cpu"), TrainConfig(batch_size=8, seq_len=128)
-    with Allocations() as seen, products("fp32", cpu):
+    with Allocations() as allocations, products("fp32", cpu):
         model = TinyLlama(ModelConfig(num_layers=2), TIERS["v4"].with_memory("small"))
         step = TrainStep(model, config)
         step.prepare(warm_up=0)
-        held = seen.live
+        before = allocations.live
         tokens = torch.zeros(8, 129, dtype=torch.int64)
         step(tokens[:, :-1], tokens[:, 1:])
-    assert seen.peak - held < 37.5 * 2**20, f"{(seen.peak - held) / 2**20:.1f} MiB"
+    assert allocations.peak - before < 37.5 * 2**20, (
+        f"{(allocations.peak - before) / 2**20:.1f} MiB"
+    )
 
 
 # -- the counter that a CPU needs -----------------------------------------------------------------
-
-
-def test_a_tensor_counts_once_and_while_somebody_holds_it() -> None:
-    x = torch.zeros(100)
-    with Allocations() as seen:
-        x.view(10, 10)[2:].sum()
-        assert seen.total == 4
-        y = torch.empty(1000)
-        half = y.view(2, 500)[1]
-        del y
-        assert seen.live == 4000, "a view holds it all"
-        half.add_(1)
-        torch.mul(half, 2, out=half)
-        assert (seen.live, seen.total) == (4000, 4004)
-    del half
-    assert (seen.live, seen.total, seen.largest, seen.peak) == (0, 4004, 4000, 4000)
-    torch.empty(1000)
-    assert seen.total == 4004, "it counts when it is active"
-
-
-def test_the_peak_is_of_what_is_there_at_a_time() -> None:
-    with Allocations() as seen:
-        for _ in range(5):
-            torch.empty(250).add(1)
-        assert (seen.total, seen.peak, seen.live) == (10000, 2000, 0)
-
-
-def test_what_a_graph_or_a_module_keeps_is_seen() -> None:
-    class Keeper(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.kept = x * 2
-            return x.exp().sum()
-
-    module, x = Keeper(), torch.zeros(1000, requires_grad=True)
-    with Allocations() as seen:
-        loss = module(x)
-        assert seen.live == 8004, "the module's tensor, exp's result for its gradient, the sum"
-        loss.backward()
-        assert seen.live == 8004, "the module's, the gradient, the sum"
-        del loss
-        assert seen.live == 8000
-        del module.kept
-        assert seen.live == 4000
-    x.grad = None
-    assert seen.live == 0
-
-
-def test_tensors_of_numbers_and_in_lists_are_seen() -> None:
-    with Allocations() as seen:
-        made = [torch.tensor([1.0, 2.0]), *torch.zeros(4, 25).split(2)]
-        assert (seen.live, seen.largest) == (408, 400)
-        both = torch.cat(made[1:])
-        assert seen.live == 808
-    del made, both
-    assert seen.live == 0

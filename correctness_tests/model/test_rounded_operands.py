@@ -28,15 +28,15 @@ from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
 from tinyllama.ops.attention import attend, attend_backward, attention
-from tinyllama.ops.stack import configs, launches
 from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.training.step import TrainStep
 
+pytestmark = pytest.mark.long
+
 MODEL = replace(SHAPE, num_layers=2, ffn_dim=128, num_heads=2, num_kv_heads=1)
 ROWS, TOKENS = 4, 16
 BOUND = 5e-4  # of the share of an error that points along the gradient
-KERNELS = ["stack.tile_kernels", "stack.kernels"]
 MULTIPLY = {"attention", "block", "stack"}  # by kernels, in tf32
 TILES = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=1, num_warps=4, num_stages=2)
 
@@ -60,8 +60,8 @@ def exact() -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def scale_error(found: Any, exact: torch.Tensor) -> float:
-    along = ((found.double() - exact) * exact).sum() / exact.square().sum()
+def scale_error(gradient: Any, exact: torch.Tensor) -> float:
+    along = ((gradient.double() - exact) * exact).sum() / exact.square().sum()
     return float(along.abs())
 
 
@@ -84,7 +84,7 @@ class Errors:
             step.prepare(warm_up=0)
             step(batch())
         grads = {name: p.grad for name, p in step.model.named_parameters()}
-        return max(scale_error(grads[name], one) for name, one in self.exact.items())
+        return max(scale_error(grads[name], expected) for name, expected in self.exact.items())
 
 
 @pytest.fixture
@@ -108,15 +108,15 @@ def test_no_operand_of_a_kernel_is_cut_that_was_not_rounded(name: str) -> None:
     reads as it is, was rounded where it was made. A BLAS rounds its own operands."""
     cut: dict[str, bool] = {}
     for way in ways(name, torch.float32):
-        given = way.inputs("cpu")
+        inputs = way.inputs("cpu")
         args, upstream = (
             {key: rounded(x) for key, x in values.items()}
-            for values in (given.args, given.upstream)
+            for values in (inputs.args, inputs.upstream)
         )
-        with cut_operands() as found:
-            evaluate(way.op, way.provider.call, replace(given, args=args, upstream=upstream))
-        cut |= {kernel: one or cut.get(kernel, False) for kernel, one in found.items()}
-    assert not [kernel for kernel, one in cut.items() if one]
+        with cut_operands() as changed:
+            evaluate(way.op, way.provider.call, replace(inputs, args=args, upstream=upstream))
+        cut |= {kernel: wrong or cut.get(kernel, False) for kernel, wrong in changed.items()}
+    assert not [kernel for kernel, wrong in cut.items() if wrong]
     assert cut or name not in MULTIPLY
 
 
@@ -124,31 +124,6 @@ def test_no_operand_of_a_kernel_is_cut_that_was_not_rounded(name: str) -> None:
 @pytest.mark.parametrize("turn", [0, 2])
 def test_descriptors_round_operands(turn: int, errors: Errors) -> None:
     assert errors.largest(turn=turn, described=True) < BOUND
-
-
-@pytest.mark.parametrize("module", KERNELS)
-def test_a_kernel_that_does_not_round_is_seen(module: str, errors: Errors) -> None:
-    errors.patched.setattr(f"tinyllama.ops.{module}.to_tf32", lambda x: x)
-    assert errors.largest() > BOUND
-
-
-@described
-def test_descriptors_that_do_not_round_are_seen(errors: Errors) -> None:
-    given = launches.described
-    errors.patched.setattr(launches, "described", lambda x, block, to_tf32: given(x, block))
-    assert errors.largest(described=True) > BOUND
-
-
-@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
-def test_in_tf32_a_descriptor_that_cannot_round_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x = torch.empty(64, 64)
-    with cut_operands():
-        for can in (True, False):
-            monkeypatch.setattr(configs, "descriptors_round", lambda can=can: can)
-            assert configs.fitting(TILES, x)["DESCRIBED"] == can
-    assert configs.fitting(TILES, x)["DESCRIBED"] == 1
 
 
 @pytest.mark.parametrize("tokens", [48, 150])
@@ -162,7 +137,7 @@ def test_attention_rounds_weights_and_their_gradients(
         rounded_to_tf32(torch.randn(2, tokens, heads, 32, generator=generator))
         for heads in (4, 2, 2, 4)
     )
-    wide = [one.double().requires_grad_() for one in (q, k, v)]
+    wide = [tensor.double().requires_grad_() for tensor in (q, k, v)]
     expected = attention["eager"].call(*wide)
     grads = torch.autograd.grad(expected, wide, do.double())
     exact = (expected.detach(), *grads)
@@ -170,9 +145,9 @@ def test_attention_rounds_weights_and_their_gradients(
         monkeypatch.setattr("tinyllama.ops.attention.kernels.to_tf32", lambda x: x)
     with cut_operands():
         o, lse = attend(q, k, v)
-        found = [torch.empty_like(one) for one in (q, k, v)]
-        attend_backward(do, q, k, v, o, lse, *found)
-    errors = [scale_error(*both) for both in zip((o, *found), exact, strict=True)]
+        gradients = [torch.empty_like(tensor) for tensor in (q, k, v)]
+        attend_backward(do, q, k, v, o, lse, *gradients)
+    errors = [scale_error(*both) for both in zip((o, *gradients), exact, strict=True)]
     if rounds:
         assert max(errors) < 5e-5, errors
     else:

@@ -78,6 +78,7 @@ def by_hand(
     return Run(losses, grads, {name: p.detach() for name, p in named.items()}, norms)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_step_is_that_of_a_loop_in_torch(
@@ -118,6 +119,14 @@ def test_captured_it_is_the_same(
     expected = run(tier, device, plan=StepPlan(), **settings)
     got = run(tier, device, plan=StepPlan(capture=True), **settings)
     assert_same_training(got, expected, {"fp32": 1e-5, "bf16": 1e-4}[precision])
+
+
+def test_windows_are_tokens_and_their_successors() -> None:
+    """Of a batch, as of tokens and targets apart."""
+    config, windows = TrainConfig(**BATCH, accumulate=2), tokens(0, accumulate=2)
+    batches = [(windows,), (windows.T.contiguous().T,), (windows[:, :-1], windows[:, 1:])]
+    losses = [TrainStep(TinyLlama(SHAPE), config)(*batch).item() for batch in batches]
+    assert losses == losses[:1] * 3
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
@@ -177,6 +186,7 @@ def test_a_norm_that_overflows_ends_the_run(device: torch.device) -> None:
     assert (result.reason or "").startswith("the gradients' norm of step 1 is inf: run uncompiled")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_fp16_gradients_are_unscaled_before_they_are_clipped(
     accumulate: int, device: torch.device
@@ -190,6 +200,7 @@ def test_fp16_gradients_are_unscaled_before_they_are_clipped(
         assert (got.grads[name] - gradient).norm() <= 0.05 * gradient.norm(), name
 
 
+@pytest.mark.long
 def test_fp16_goes_on_when_its_scale_overflows(device: torch.device) -> None:
     """The scaler skips such a step and lowers the scale; that is no failure."""
     step = TrainStep(
@@ -208,6 +219,7 @@ def test_fp16_goes_on_when_its_scale_overflows(device: torch.device) -> None:
     assert all(parameter.isfinite().all() for parameter in step.model.parameters())
 
 
+@pytest.mark.long
 def test_a_norm_that_fp16_overflows_does_not_end_the_run(device: torch.device) -> None:
     with infinite_gradient_tier() as tier:
         result = runs.run(tier, device=device, precision="fp16", max_grad_norm=1.0)
@@ -231,13 +243,6 @@ def test_the_precision_of_products_is_put_back(allowed: str) -> None:
         torch.set_float32_matmul_precision(before)
 
 
-def test_the_phases_of_micro_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinyllama.training.step.wall_seconds", lambda phase, queue: phase() or 1.0)
-    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**BATCH, accumulate=3))
-    for samples in (1, 3):
-        assert step.split(samples) == {"forward": 3.0, "backward": 3.0, "optimizer": 1.0}
-
-
 @pytest.mark.parametrize("sick", [0, 1])
 def test_every_micro_batch_is_looked_into(sick: int) -> None:
     config = replace(runs.CONFIG, accumulate=2)
@@ -252,9 +257,9 @@ def test_every_micro_batch_is_looked_into(sick: int) -> None:
         return norm(*args, **params) * (math.nan if len(calls) - 1 == sick else 1)
 
     model.norm = norm_with_a_fault
-    found = diagnose(step, *batch, 1)
-    assert found.first_nonfinite is not None
-    assert found.first_nonfinite.name == "final_norm"
-    assert [op.name for op in found.ops].count("loss") == 1
+    diagnosis = diagnose(step, *batch, 1)
+    assert diagnosis.first_nonfinite is not None
+    assert diagnosis.first_nonfinite.name == "final_norm"
+    assert [op.name for op in diagnosis.ops].count("loss") == 1
     calls.clear()
     assert gradients(step, *batch)["final_norm"] == "not finite"

@@ -54,10 +54,10 @@ def test_training_agrees(tier: str, precision: str, device: torch.device, seed: 
     initial = dict(TinyLlama(SHAPE, seed=seed).to(device).named_parameters())
     for name, start in initial.items():
         moved = (expected.params[name] - start).norm()
-        apart = (expected.params[name] - got.params[name]).norm()
+        error = (expected.params[name] - got.params[name]).norm()
         assert moved > 0, f"{name} did not learn"
         # Adam divides by the gradient's own size, so rounding shows most where it is small.
-        assert apart <= {"fp32": 0.02, "bf16": 0.25}[precision] * moved, name
+        assert error <= {"fp32": 0.02, "bf16": 0.25}[precision] * moved, name
 
 
 @pytest.mark.parametrize("plan", [StepPlan(), StepPlan(capture=True)], ids=str)
@@ -152,10 +152,10 @@ def test_the_same_seed_gives_the_same_run(tier: str, device: torch.device) -> No
     ]
     if nondeterministic:
         pytest.skip(f"declared not deterministic on {device.type}: {', '.join(nondeterministic)}")
-    one, other = (run(tier, device, steps=3) for _ in range(2))
-    assert one.losses == other.losses
-    assert all(torch.equal(one.params[name], other.params[name]) for name in one.params)
-    assert run(tier, device, steps=3, seed=1).losses != one.losses
+    first, second = (run(tier, device, steps=3) for _ in range(2))
+    assert first.losses == second.losses
+    assert all(torch.equal(first.params[name], second.params[name]) for name in first.params)
+    assert run(tier, device, steps=3, seed=1).losses != first.losses
 
 
 @pytest.mark.parametrize("plan", [None, SMALL], ids=str)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from correctness_tests.support.faults import detached_norm_tier, tier_with
-from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run
+from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run, saved
 from correctness_tests.support.steps import slow_steps
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import ConfigError
@@ -34,6 +34,7 @@ def make_step(precision: str = "fp32", device: str | torch.device = "cpu") -> Tr
 # -- it says what it did ----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tier", TIERS)
 def test_the_result_describes_the_run(tier: str, device: torch.device) -> None:
     records: list[StepRecord] = []
@@ -55,15 +56,17 @@ def test_the_result_describes_the_run(tier: str, device: torch.device) -> None:
     assert {"python", "torch", "numpy", "tinyllama"} <= result.versions.keys()
 
 
+@pytest.mark.long
 def test_micro_batches_count_as_samples() -> None:
     """And draw the data of one batch of their size, so that the curve is the same."""
-    whole = run(batch_size=6)
+    at_once = run(batch_size=6)
     parts = replace(run(batch_size=2, accumulate=3), step_seconds=[0.5, 0.1, 0.1, 9.0, 0.2])
     assert parts.samples_per_second == 6 / 0.2
     assert parts.tokens_per_second == 6 * CONFIG.seq_len / 0.2
-    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+    assert parts.losses == pytest.approx(at_once.losses, rel=1e-5)
 
 
+@pytest.mark.long
 def test_norms_are_those_of_the_steps() -> None:
     assert run().gradient_norms == []
     unclipped, clipped = run(max_grad_norm=1e3), run(max_grad_norm=0.1)
@@ -143,6 +146,7 @@ def test_a_leftover_gradient_does_not_count() -> None:
     assert set(verdicts.values()) == {"received"}
 
 
+@pytest.mark.long
 def test_an_fp16_scale_that_starts_too_high_loses_no_gradient() -> None:
     step = make_step("fp16")
     step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
@@ -151,12 +155,30 @@ def test_an_fp16_scale_that_starts_too_high_loses_no_gradient() -> None:
     assert step.scaler.get_scale() == 2.0**40
 
 
+# -- checkpoints while it runs ----------------------------------------------------------------
+
+
+def test_a_run_saves_after_every_so_many_steps_of_its_own(tmp_path: Path) -> None:
+    """Also one that goes on from a checkpoint."""
+    path = tmp_path / "saved"
+    first = saved(tmp_path / "first", 1)
+    steps: list[int | None] = []
+
+    def look(record: StepRecord) -> None:
+        steps.append(checkpoint.load(path).steps if path.exists() else None)
+
+    run(num_steps=5, save_to=path, save_every=2, resume=first, on_step=look)
+    assert steps == [None, 3, 3, 5, 5]
+    assert checkpoint.load(path).steps == 6
+
+
 # -- runs that end early ----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_ctrl_c_within_a_step_waits_for_its_end(tmp_path: Path) -> None:
     """An update that stops half way would leave a state that no run ever had."""
-    whole = run().losses
+    straight = run().losses
     calls: list[None] = []
     press_at = math.inf
 
@@ -172,10 +194,11 @@ def test_ctrl_c_within_a_step_waits_for_its_end(tmp_path: Path) -> None:
         calls.clear()
         result = run(tier, save_to=tmp_path / "saved")
     assert result.status == "interrupted"
-    assert result.losses == whole[:3]
-    assert run(resume=checkpoint.load(tmp_path / "saved"), num_steps=1).losses == whole[3:]
+    assert result.losses == straight[:3]
+    assert run(resume=checkpoint.load(tmp_path / "saved"), num_steps=1).losses == straight[3:]
 
 
+@pytest.mark.long
 def test_a_run_that_is_interrupted_before_its_first_step_has_drawn_nothing(tmp_path: Path) -> None:
     """Its checkpoint continues as a run from the start: a warm-up draws random numbers too."""
     swiglu = OPS["swiglu"]["eager"]
@@ -189,7 +212,7 @@ def test_a_run_that_is_interrupted_before_its_first_step_has_drawn_nothing(tmp_p
         return F.dropout(swiglu(*args), 0.5)
 
     with tier_with("swiglu", dropping, "dropping") as tier:
-        whole = run(tier).losses
+        straight = run(tier).losses
         for call in (1, 4, len(calls) - CONFIG.num_steps * MODEL.num_layers - 1):
             press_at = call
             calls.clear()
@@ -197,9 +220,10 @@ def test_a_run_that_is_interrupted_before_its_first_step_has_drawn_nothing(tmp_p
             assert (cut.status, cut.losses) == ("interrupted", [])
             stored = checkpoint.load(tmp_path / "saved")
             assert stored.steps == 0
-            assert run(tier, resume=stored).losses == whole
+            assert run(tier, resume=stored).losses == straight
 
 
+@pytest.mark.long
 def test_it_runs_in_a_thread_that_cannot_receive_ctrl_c() -> None:
     results: list[Result] = []
     thread = threading.Thread(target=lambda: results.append(run()))
@@ -220,6 +244,7 @@ def test_the_op_that_made_the_loss_not_finite_is_found() -> None:
 # -- precisions -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_autocast_follows_the_fp32_curve(precision: str, device: torch.device) -> None:
     losses = run(device=device, precision=precision).losses

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
-from unittest.mock import ANY, Mock
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.harness.kernels.placed import kept_transposed
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -21,8 +19,6 @@ from tinyllama.model.tiers import V4
 from tinyllama.ops.adamw import State, count, update, update_matrices
 from tinyllama.ops.stack import configs, stack
 from tinyllama.ops.stack.fused import InSeveral
-from tinyllama.training import step as step_file
-from tinyllama.training.ranks import ALONE, Ranks
 from tinyllama.training.step import TrainStep
 
 SHAPE = ModelConfig(
@@ -62,70 +58,34 @@ def weights(step: TrainStep) -> list[torch.Tensor]:
 
 def kept(step: TrainStep) -> bool:
     """Whether every transpose that the optimizer keeps is that of its matrix."""
-    found = []
+    right = []
     for group in step.optimizer.transposes:
         flat = torch.cat([step.optimizer.parameters[i].detach().flatten() for i in group.indices])
         start = 0
         for rows, columns in group.shapes:
             place = slice(start, start := start + rows * columns)
             turned = group.memory[place].view(columns, rows)
-            found.append(torch.equal(turned, flat[place].view(rows, columns).T))
-    assert len(found) == 4 * SHAPE.num_layers
-    return all(found)
+            right.append(torch.equal(turned, flat[place].view(rows, columns).T))
+    assert len(right) == 4 * SHAPE.num_layers
+    return all(right)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"max_grad_norm": 1.0}], ids=str)
 def test_a_step_trains_as_without_and_keeps_transposes(
     changes: dict[str, Any], turn: Callable[[int], None], device: torch.device
 ) -> None:
     """With updates block by block, and with all of them at the end."""
-    found = []
+    curves = []
     for choice in (0, 1, 2):
         turn(choice)
         step = make_step(device, **changes)
         assert isinstance(step.rounded, TransposedWeights) == (choice > 0)
-        found.append(train(step))
+        curves.append(train(step))
         assert choice == 0 or kept(step)
-    for losses in found[1:]:
-        assert losses == pytest.approx(found[0], rel=1e-5)
-    assert found[0][0] > found[0][-1]
-
-
-def test_only_a_change_from_elsewhere_is_transposed_again(
-    turn: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An update keeps the transposes by itself."""
-    turn(1)
-    step = make_step(torch.device("cpu"))
-    monkeypatch.setattr(TransposedWeights, "_write", wrote := Mock())
-    train(step)
-    wrote.assert_called_once_with()  # what `prepare` changed
-
-
-def test_transposes_are_those_that_one_rank_s_micro_batch_reads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(TransposedWeights, "of", asked := Mock(return_value=None))
-    config = replace(CONFIG, accumulate=3)
-    TrainStep(TinyLlama(SHAPE, V4), config)
-    asked.assert_called_once_with(ANY, ANY, 2 * 4, None)
-    TrainStep(TinyLlama(SHAPE, V4), replace(config, precision="bf16"))  # has rounded weights
-    TrainStep(TinyLlama(SHAPE, V4.with_memory("selective")), config)
-    made = step_file.reduction_of(TinyLlama(SHAPE, V4), config, V4.cpu, ALONE, Mock(), None)
-    monkeypatch.setattr(step_file, "reduction_of", lambda *given: made)
-    TrainStep(TinyLlama(SHAPE, V4), config, ranks=Ranks(0, 2))
-    asked.assert_called_once()
-
-
-def test_no_kernel_transposes_in_a_step(turn: Callable[[int], None]) -> None:
-    turn(2)
-    step = make_step(torch.device("cpu"))
-    step.rounded.refresh()  # type: ignore[union-attr]
-    with recorded("sm_90") as launches_:
-        step._run()
-    names = [one.identity for one in launches_]
-    assert names.count("adamw._update_matrices") == SHAPE.num_layers, set(names)
-    assert "transpose.transpose_kernel" not in names
+    for losses in curves[1:]:
+        assert losses == pytest.approx(curves[0], rel=1e-5)
+    assert curves[0][0] > curves[0][-1]
 
 
 def spoilt(step: TrainStep) -> list[float]:
@@ -136,6 +96,7 @@ def spoilt(step: TrainStep) -> list[float]:
     return train(step, 2)
 
 
+@pytest.mark.long
 def test_a_weight_that_is_changed_by_hand_is_transposed_again(
     turn: Callable[[int], None], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,16 +113,6 @@ def test_a_weight_that_is_changed_by_hand_is_transposed_again(
     assert stale[1] != pytest.approx(expected[1], rel=1e-4)
 
 
-def test_an_update_that_leaves_a_transpose_out_is_found(turn: Callable[[int], None]) -> None:
-    """The optimizer writes one block's transposes elsewhere."""
-    turn(1)
-    expected, step = (make_step(torch.device("cpu")) for _ in range(2))
-    groups = step.optimizer.transposes
-    step.rounded.refresh()  # type: ignore[union-attr]
-    groups[1] = groups[1]._replace(memory=groups[1].memory.clone())
-    assert train(step) != pytest.approx(train(expected), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("plan", "changes"),
     [("all", {"precision": "bf16"}), ("single", {}), ("all", {"accumulate": 2, "batch_size": 1})],
@@ -175,18 +126,8 @@ def test_who_keeps_none(plan: str, changes: dict[str, Any]) -> None:
         step = TrainStep(model, replace(CONFIG, **changes))
         assert not isinstance(step.rounded, TransposedWeights)
         assert step.optimizer.transposes == []
-        whole = TrainStep(TinyLlama(SHAPE, V4.with_plan("all")), CONFIG)
-        assert isinstance(whole.rounded, TransposedWeights)
-
-
-def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
-    master, copy = torch.arange(12.0), torch.arange(12.0) + 100
-    with kept_transposed(master, copy):
-        found = kept_transposed.of(master[4:10])
-        assert found is not None
-        assert torch.equal(found, copy[4:10])
-        assert kept_transposed.of(master.clone()) is None
-    assert kept_transposed.of(master) is None
+        turning = TrainStep(TinyLlama(SHAPE, V4.with_plan("all")), CONFIG)
+        assert isinstance(turning.rounded, TransposedWeights)
 
 
 # -- the update -----------------------------------------------------------------------------------
@@ -223,8 +164,8 @@ def test_matrices_are_updated_as_any_parameter(
     transposes = torch.full_like(before, -1)
     update_matrices(states[1], shapes, transposes, factors, **RATES, beside=beside)
     assert states[0].step == states[1].step
-    for one, other in zip(states[0][:4], states[1][:4], strict=True):
-        assert all(map(torch.equal, one, other))
+    for plain, updated in zip(states[0][:4], states[1][:4], strict=True):
+        assert all(map(torch.equal, plain, updated))
     start = 0
     for rows, columns in shapes:
         place = slice(start, start := start + rows * columns)
@@ -234,27 +175,16 @@ def test_matrices_are_updated_as_any_parameter(
     assert torch.equal(states[1].param[0], before) == bool(found_inf)
 
 
-def test_matrices_that_do_not_fit_are_refused() -> None:
-    shapes, cpu = SHAPES[0], torch.device("cpu")
-    state, factors = state_of(shapes, cpu), torch.ones(3)
-    with pytest.raises(ValueError, match=r"no room for their transposes.*without transposes"):
-        update_matrices(state, shapes, torch.empty(3), factors, **RATES)
-    half = [[one[:48].clone(), one[48:].clone()] for (one,) in state[:4]]
-    apart = State._make((*half, *state[4:]))
-    with pytest.raises(ValueError, match="parameters or states are not matrices"):
-        update_matrices(apart, shapes, torch.empty(len(state.param[0])), factors, **RATES)
-
-
 @pytest.mark.parametrize("chip", ["gfx942", "gfx950", "sm_90", "sm_100"])
 def test_the_update_compiles_within_limits(chip: str) -> None:
     shapes = [(1024, 512), (512, 512), (4096, 512), (512, 2048)]
     size = sum(rows * columns for rows, columns in shapes)
-    given = [[torch.empty(size, device="meta")] for _ in range(4)]
+    tensors = [[torch.empty(size, device="meta")] for _ in range(4)]
     scalars = (torch.empty((), device="meta") for _ in range(2))
-    with recorded(chip) as found:
-        state = State._make((*given, *scalars))
-        update_matrices(state, shapes, given[0][0], torch.empty(3, device="meta"), **RATES)
-    taken = compilation(found[-1], chip).run()
+    with recorded(chip) as launches:
+        state = State._make((*tensors, *scalars))
+        update_matrices(state, shapes, tensors[0][0], torch.empty(3, device="meta"), **RATES)
+    taken = compilation(launches[-1], chip).run()
     assert taken.spilled == 0
     assert taken.shared <= 64 * 1024
     assert taken.instructions.loads == taken.instructions.stores == 16

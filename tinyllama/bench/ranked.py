@@ -11,7 +11,6 @@ import functools
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,8 +62,7 @@ class RankedStep(StepContender):
             shard(self.model, self.config, self.device, ranks)
         else:
             self.model.to(self.device)
-        reduce = part.reduce if ranks.count > 1 else None
-        self.training = TrainStep(self.model, self.config, None, ranks, reduce)
+        self.training = TrainStep(self.model, self.config, None, ranks)
         self.training.prepare(capture=False)
         if self.training.plan.capture:
             forget_peak(self.device)
@@ -97,62 +95,52 @@ class Bench:
     def run(self) -> Found:
         """Prepare, verify and time. All ranks call it together."""
         job = self.job
-        self._make(job.parts, job.cases)
+        for case in job.cases:
+            self._make(case)
         self.found.link = link_rate(self.ranks, self.device)
         for step in self.steps.values():
             for _ in range(UNTIMED):
                 step.next()
         if job.rounds:
-            # One GPU's turn is next to those of weak scaling, whose ratios to it are held to a bar.
-            weak, one = ([n for n in self.steps if n.endswith(case)] for case in (WEAK, ONE))
-            order = dict.fromkeys([*weak[:1], *one, *weak[1:], *self.steps])
-            turns = {n: partial(_turn, self.steps[n], job.calls, self.ranks) for n in order}
+            turns = {
+                c: partial(_turn, step, job.calls, self.ranks) for c, step in self.steps.items()
+            }
             self.found.seconds = interleaved(turns, job.rounds)
         say(self.ranks, "timed")
         self._write()
-        for name, step in self.steps.items():
-            facts = self.found.facts[name]
-            if self.device.type != "cpu" and not name.endswith(ONE):
-                facts |= self._overlap(name, step, job.trace)
+        for case, step in self.steps.items():
+            facts = self.found.facts[case]
+            if self.device.type != "cpu" and case != ONE:
+                facts |= self._overlap(case, step, job.trace)
             losses = step.loss_series()
             facts |= {"losses": losses[:BATCHES], "last_loss": losses[-1], "steps": len(losses)}
         self._write()
         return self.found
 
-    def _make(self, parts: Sequence[Part], cases: Sequence[str]) -> None:
-        """Prepare and verify the cases of some parts. A part on one GPU is the same for all."""
-        for part in parts:
-            for case in cases:
-                name = f"{part.alone if case == ONE else part}/{case}"
-                if (part.shards and case == ONE) or name in self.steps:
-                    continue  # one rank has nothing to shard
-                say(self.ranks, f"{name}: preparing")
-                before = live_bytes(self.device, ()) if self.device.type != "cpu" else 0
-                self.steps[name] = step = self._made(part, case)
-                size = step.config.batch_size
-                facts = {**step.facts(), **memory(step, before), "batch": size}
-                facts |= {"alone": part.alone, "contender": part.contender}
-                if case != ONE and not part.shards:
-                    facts["sharing"] = step.training.reduced
-                if self.job.verify:
-                    facts |= step.verify()
-                self.found.facts[name] = facts
+    def _make(self, case: str) -> None:
+        """Prepare and verify a case."""
+        job = self.job
+        if job.part.shards and case == ONE:
+            return  # one rank has nothing to shard
+        say(self.ranks, f"{job.part.contender}, {case}: preparing")
+        before = live_bytes(self.device, ()) if self.device.type != "cpu" else 0
+        which = ALONE if case == ONE else self.ranks
+        size = Group.parse(job.group).shape.batch_size * (self.ranks.count if case == WEAK else 1)
+        where = {"group": job.group, "device": str(self.device), "batch_size": size}
+        self.steps[case] = step = RankedStep(job.part, which, job.layers, **where)
+        facts = {**step.facts(), **memory(step, before), "batch": step.config.batch_size}
+        if job.verify:
+            facts |= step.verify()
+        self.found.facts[case] = facts
 
     def _write(self) -> None:
         if self.ranks.first:
             self.found.write(self.folder)
 
-    def _made(self, part: Part, case: str) -> RankedStep:
-        which = ALONE if case == ONE else self.ranks
-        weak = self.ranks.count if case == WEAK else 1
-        size = Group.parse(self.job.group).shape.batch_size * weak
-        where = {"group": self.job.group, "device": str(self.device), "batch_size": size}
-        return RankedStep(part, which, self.job.layers, **where)
-
-    def _overlap(self, name: str, step: RankedStep, trace: bool) -> dict[str, float]:
-        path = self.folder / f"{name.replace('/', '-')}.trace.json" if trace else None
-        seen = overlap(step.next, self.device, path if self.ranks.first else None)
-        each = self.ranks.gathered((seen.collective, seen.hidden))
+    def _overlap(self, case: str, step: RankedStep, trace: bool) -> dict[str, float]:
+        path = self.folder / f"{case}.trace.json" if trace else None
+        overlapped = overlap(step.next, self.device, path if self.ranks.first else None)
+        each = self.ranks.gathered((overlapped.collective, overlapped.hidden))
         return {
             "collective_seconds": statistics.mean(c for c, _ in each),
             "hidden_seconds": statistics.mean(h for _, h in each),
@@ -161,8 +149,8 @@ class Bench:
 
 def memory(step: RankedStep, before: int) -> dict[str, int]:
     """Bytes of a step on this rank, without those that other steps held before."""
-    other = ("live_bytes", "peak_bytes")
-    return {k: v - before if k in other else v for k, v in step.memory().items()}
+    counted = ("live_bytes", "peak_bytes")
+    return {k: v - before if k in counted else v for k, v in step.memory().items()}
 
 
 def _turn(step: RankedStep, calls: int, ranks: Ranks) -> float:

@@ -1,8 +1,8 @@
 """Weak and strong scaling of training steps over the GPUs of this machine.
 
-A job of torchrun makes the steps (`tinyllama.bench.ranked`). Contenders that differ only in how the
-ranks reduce share a job, which times them alternately. Weak scaling gives each GPU the workload's
-batch, strong scaling gives each its part of it.
+A job of torchrun for each contender makes its steps (`tinyllama.bench.ranked`) and times them
+alternately. Weak scaling gives each GPU the workload's batch, strong scaling gives each its part of
+it.
 """
 
 import json
@@ -21,7 +21,6 @@ from tinyllama.bench.workloads import LARGE, Group, not_here
 from tinyllama.harness.machine.files import write_json
 from tinyllama.harness.measure.rounds import ratio, summary
 from tinyllama.harness.records.entries import Ratio, ScalingEntry
-from tinyllama.training.reduction import COPIES
 
 ONE, WEAK, STRONG = "one", "weak", "strong"
 FOUND = "found.json"
@@ -30,33 +29,17 @@ LONGEST = 400.0  # seconds of a job, compilation included
 
 @dataclass(frozen=True)
 class Part:
-    """A contender of a job: a tier; ``shards``: FSDP2; ``without``: its parts switched off.
-
-    reduce: how the ranks reduce, as `TrainStep` takes it.
-    """
+    """A contender: a tier; ``shards``: FSDP2; ``without``: its parts switched off."""
 
     tier: str
     shards: bool = False
     without: tuple[str, ...] = ()
-    reduce: str | None = None
-
-    @property
-    def alone(self) -> str:
-        """What it is on one GPU."""
-        return f"{self.tier}-no-{'-'.join(self.without)}" if self.without else self.tier
 
     @property
     def contender(self) -> str:
         """What a record calls it."""
-        parts = (self.alone, self.reduce, "shards" if self.shards else None)
-        return "-".join(part for part in parts if part)
-
-    def __str__(self) -> str:
-        return self.contender
-
-    @staticmethod
-    def of(data: dict[str, Any]) -> "Part":
-        return Part(**{**data, "without": tuple(data.get("without", ()))})
+        off = "-no-" + "-".join(self.without) if self.without else ""
+        return self.tier + off + ("-shards" if self.shards else "")
 
 
 @dataclass(frozen=True)
@@ -68,7 +51,7 @@ class Job:
     """
 
     group: str
-    parts: Sequence[Part]
+    part: Part
     cases: Sequence[str] = (ONE, WEAK, STRONG)
     rounds: int = 64  # a job's quartiles are 2% apart: 24 gave intervals of 3%
     calls: int = 4
@@ -79,8 +62,8 @@ class Job:
     @staticmethod
     def read(path: Path) -> "Job":
         data = json.loads(path.read_text())
-        data["parts"] = [Part.of(part) for part in data["parts"]]
-        return Job(**{**data, "cases": tuple(data.get("cases", (ONE, WEAK, STRONG)))})
+        part = {**data["part"], "without": tuple(data["part"]["without"])}
+        return Job(**{**data, "part": Part(**part), "cases": tuple(data["cases"])})
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -88,9 +71,8 @@ class Job:
 
 @dataclass
 class Found:
-    """What a job found, by the name of part and case; ``link``: bytes a second that each GPU
-    sends in an all-reduce.
-    """
+    """What a job measured, by case; ``link``: bytes a second that each GPU sends in an
+    all-reduce."""
 
     link: float
     ranks: int
@@ -119,10 +101,9 @@ class Scaling:
 
 
 TIERS = tuple(Part(tier) for tier in ("v2", "v3", "v4"))
-BY_COPIES = tuple(Part(part.tier, reduce=COPIES) for part in TIERS)
 SCALINGS = (
     Scaling(Group("small", "bf16"), TIERS, calls=20),
-    Scaling(Group("medium", "bf16"), (*TIERS, *BY_COPIES)),
+    Scaling(Group("medium", "bf16"), TIERS),
     Scaling(
         Group.parse(LARGE), (Part("v3", shards=True), Part("v2", shards=True)), (WEAK,), calls=2
     ),
@@ -152,15 +133,8 @@ def measure(scaling: Scaling, ranks: int) -> list[ScalingEntry]:
 
 
 def jobs_of(scaling: Scaling) -> list[Job]:
-    """One for the parts that are the same on one GPU."""
-    alike: dict[str, list[Part]] = {}
-    for part in scaling.parts:
-        alike.setdefault(part.alone, []).append(part)
     group, cases, calls = str(scaling.base), scaling.cases, scaling.calls
-    return [
-        Job(group, parts, cases, calls=calls, verify=not parts[0].shards)
-        for parts in alike.values()
-    ]
+    return [Job(group, part, cases, calls=calls, verify=not part.shards) for part in scaling.parts]
 
 
 def launch(job: Job, ranks: int, seconds: float = LONGEST) -> Found:
@@ -184,24 +158,21 @@ def launch(job: Job, ranks: int, seconds: float = LONGEST) -> Found:
         return Found.read(folder)
 
 
-def entries_of(job: Job, found: Found) -> list[ScalingEntry]:
+def entries_of(job: Job, measured: Found) -> list[ScalingEntry]:
     """What a record keeps of a job."""
-    return [_entry(job, found, name) for name in found.facts]
+    return [_entry(job, measured, case) for case in measured.facts]
 
 
-def _entry(job: Job, found: Found, name: str) -> ScalingEntry:
-    case = name.rpartition("/")[2]
-    facts, seconds = found.facts[name], found.seconds[name]
-    contender = facts["contender"]
-    ranks = 1 if case == ONE else found.ranks
-    alone = found.seconds.get(f"{facts['alone']}/{ONE}")
+def _entry(job: Job, measured: Found, case: str) -> ScalingEntry:
+    facts, seconds, contender = measured.facts[case], measured.seconds[case], job.part.contender
+    ranks = 1 if case == ONE else measured.ranks
     over: Ratio | None = None
-    if case != ONE and alone is not None:
-        over = ratio(alone, seconds)
+    if case != ONE and ONE in measured.seconds:
+        over = ratio(measured.seconds[ONE], seconds)
         if case == STRONG:
             over = Ratio(*(value / ranks for value in over))
     group = Group.parse(job.group)
-    kept = {key: facts[key] for key in KEPT if key in facts}
+    fields = {key: facts[key] for key in KEPT if key in facts}
     return ScalingEntry(
         name=f"scaling/{group}/{contender}/{case}",
         **vars(group),
@@ -210,16 +181,16 @@ def _entry(job: Job, found: Found, name: str) -> ScalingEntry:
         case=case,
         ranks=ranks,
         batch_size=facts["batch"],
-        **kept,
+        **fields,
         **summary("seconds", seconds),
         rounds=len(seconds),
         efficiency=over,
         samples_per_second=facts["batch"] / statistics.median(seconds),
-        link_bytes_per_second=None if case == ONE else found.link,
+        link_bytes_per_second=None if case == ONE else measured.link,
     )
 
 
 KEPT = (
-    *("plan", "left_out", "sharing", "live_bytes", "peak_bytes", "graph_bytes"),
+    *("plan", "left_out", "live_bytes", "peak_bytes", "graph_bytes"),
     *("collective_seconds", "hidden_seconds", "gradients", "parameters", "last_loss", "steps"),
 )

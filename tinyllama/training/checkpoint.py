@@ -265,11 +265,11 @@ def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
 
 def _digest(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
     """The SHA-256 of a description and of tensors: names, types, shapes and bytes."""
-    found = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _state(step: TrainStep) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:

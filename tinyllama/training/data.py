@@ -137,8 +137,8 @@ def _files(path: Path) -> tuple[list[Path], int]:
                 f"data {str(path)!r} has more than {MOST_FILES} files: name a folder of text"
             )
     inside.sort(key=lambda relative: relative.as_posix())
-    seen = [file for file in inside if not any(part.startswith(".") for part in file.parts)]
-    return [path / file for file in seen], len(inside) - len(seen)
+    visible = [file for file in inside if not any(part.startswith(".") for part in file.parts)]
+    return [path / file for file in visible], len(inside) - len(visible)
 
 
 def _read(path: str | Path, files: list[Path]) -> list[bytes]:

@@ -91,12 +91,14 @@ def diagnose(
         loss = step.probe(tokens_BT, targets_BT, compiled=False).item()
     value = loss if math.isfinite(loss) else None
     size = len(ops) // step.config.accumulate
-    found = [Diagnosis(number, value, tuple(ops[i : i + size])) for i in range(0, len(ops), size)]
+    diagnoses = [
+        Diagnosis(number, value, tuple(ops[i : i + size])) for i in range(0, len(ops), size)
+    ]
     for sick in ("first_nonfinite", "last_nonfinite_gradient"):
-        for one in found:
-            if getattr(one, sick):
-                return one
-    return found[0]
+        for diagnosis in diagnoses:
+            if getattr(diagnosis, sick):
+                return diagnosis
+    return diagnoses[0]
 
 
 @contextlib.contextmanager
@@ -202,33 +204,33 @@ def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor
     overflows, so here the scale is halved until nothing overflows.
     """
     named = dict(step.model.named_parameters())
-    found: dict[str, str] = {}
+    arrived: dict[str, str] = {}
 
     def watch(name: str) -> Callable[[torch.Tensor | None], None]:
         def hook(gradient: torch.Tensor | None) -> None:
             if gradient is None:
                 return
             if not gradient.isfinite().all():
-                found[name] = "not finite"
+                arrived[name] = "not finite"
             elif gradient.any():
-                found[name] = "not finite" if found.get(name) == "not finite" else RECEIVED
+                arrived[name] = "not finite" if arrived.get(name) == "not finite" else RECEIVED
             else:
-                found.setdefault(name, "all zero")
+                arrived.setdefault(name, "all zero")
 
         return hook
 
     def probe() -> None:
-        found.clear()
+        arrived.clear()
         step.probe(tokens_BT, targets_BT)
-        for theirs in step.ranks.gathered(dict(found)):
+        for theirs in step.ranks.gathered(dict(arrived)):
             for name, what in theirs.items():
-                found[name] = min(what, found.get(name, what), key=_DECIDES.index)
+                arrived[name] = min(what, arrived.get(name, what), key=_DECIDES.index)
 
     hooks = [_on_gradient(parameter, watch(name)) for name, parameter in named.items()]
     scaler = step.scaler.state_dict()
     try:
         probe()
-        while "not finite" in found.values() and step.scaler.get_scale() > 1:
+        while "not finite" in arrived.values() and step.scaler.get_scale() > 1:
             step.scaler.update(step.scaler.get_scale() / 2)
             probe()
     finally:
@@ -236,4 +238,4 @@ def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor
             handle.remove()
         if scaler:
             step.scaler.load_state_dict(scaler)
-    return {name: found.get(name, "absent") for name in named}
+    return {name: arrived.get(name, "absent") for name in named}

@@ -17,14 +17,9 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def runnable(
-    model: TinyLlama,
-    config: TrainConfig,
-    plan: StepPlan | None,
-    ranks: Ranks,
-    by_copies: bool = False,
+    model: TinyLlama, config: TrainConfig, plan: StepPlan | None, ranks: Ranks
 ) -> tuple[StepPlan, dict[str, str]]:
     """The plan as far as it can run (None: the tier's), and the reason for each part left out.
-    by_copies: how several ranks reduce; such sums run beside the backward pass without updates.
 
     Raises ConfigError for a given plan that cannot run, and for incompatible settings.
     """
@@ -56,9 +51,8 @@ def runnable(
             if plan is not None:
                 raise ConfigError(f"{way} cannot run on {device.type}: {reason}")
             left_out[way] = reason
-    apart = ranks.count == 1 or by_copies
-    if plan is None and wanted.overlap and "overlap" not in left_out and apart:
-        rows = config.batch_size // ranks.count * config.seq_len
+    if plan is None and wanted.overlap and "overlap" not in left_out and ranks.count == 1:
+        rows = config.batch_size * config.seq_len
         dtype = AUTOCAST.get(config.precision)
         x_ND = model.embedding.detach()[:1].expand(rows, -1)
         dtype = dtype or x_ND.dtype

@@ -7,6 +7,8 @@ torch.distributed. Without torchrun there is one rank, `ALONE`, and nothing is c
 import contextlib
 import gc
 import os
+import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,10 +19,12 @@ import torch.distributed as dist
 
 from tinyllama.harness.machine.device import usable_device
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.measure.clock import DeviceQueue, Queue, queue_of
 from tinyllama.model.config import ConfigError
-from tinyllama.training.answering import Answering, own_store
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others, compilation included
+# An error of a lost connection has no type of its own in torch.
+_LOST = re.compile("timed? ?out|connection (closed|reset|refused)|remote process", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,12 @@ class Ranks:
         dist.all_gather_object(all_of_them, mine)
         return all_of_them
 
+    def lost(self, why: str) -> ConnectionError:
+        """The error of a rank that misses another one."""
+        return ConnectionError(
+            f"another rank has ended, or has not answered for {self.seconds:g} s: {why}"
+        )
+
     def mean(self, numbers: torch.Tensor) -> torch.Tensor:
         """The mean of a tensor over the ranks, in the tensor's memory."""
         if self.count > 1:
@@ -69,10 +79,10 @@ class Ranks:
         """Raise UsageError, on every rank, for a setting that is not the same on all of them."""
         theirs = self.gathered(dict(settings))
         for name, ours in theirs[0].items():
-            for rank, other in enumerate(theirs):
-                if other[name] != ours:
+            for rank, values in enumerate(theirs):
+                if values[name] != ours:
                     raise UsageError(
-                        f"{name} is {ours!r:.300} on rank 0 and {other[name]!r:.300} on rank "
+                        f"{name} is {ours!r:.300} on rank 0 and {values[name]!r:.300} on rank "
                         f"{rank}: start all ranks with the same options, data and versions"
                     )
 
@@ -86,16 +96,16 @@ def launched() -> Ranks:
     Raises UsageError for variables that contradict each other.
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    if "RANK" not in given:
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    if "RANK" not in variables:
         return ALONE
     try:
-        rank, count, local = (int(given[name]) for name in names)
+        rank, count, local = (int(variables[name]) for name in names)
         if not 0 <= rank < count:
             raise ValueError
     except (LookupError, ValueError):
         raise UsageError(
-            f"the environment has {given}, which is no rank of a job: start with torchrun, "
+            f"the environment has {variables}, which is no rank of a job: start with torchrun, "
             f"or unset {', '.join(names)}"
         ) from None
     return Ranks(rank, count, local)
@@ -123,13 +133,38 @@ def device_of(ranks: Ranks, named: str | None) -> torch.device:
     return torch.device(device.type, ranks.local)
 
 
+class RankQueue(DeviceQueue):
+    """The current stream of a GPU, for which a rank waits no longer than for the other ranks.
+
+    PyTorch watches over collectives, but not over those of a captured step.
+    """
+
+    def __init__(self, device: torch.device, ranks: Ranks) -> None:
+        super().__init__(device)
+        self._ranks = ranks
+
+    def synchronize(self) -> None:
+        end, limit = self.mark(), self.now() + self._ranks.seconds
+        while not end.query():
+            if self.now() > limit:
+                raise self._ranks.lost("a step does not end")
+            time.sleep(0)
+
+
+def queue_of_rank(device: torch.device, ranks: Ranks) -> Queue:
+    """The queue in which a rank's steps run."""
+    if ranks.count == 1 or device.type == "cpu":
+        return queue_of(device)
+    return RankQueue(device, ranks)
+
+
 @contextlib.contextmanager
 def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
     """Connect the ranks, unless they are: by NCCL (or RCCL) between GPUs, and by gloo on CPUs.
 
-    A rank whose process no longer runs ends the others (`tinyllama.training.answering`). After an
-    error there is no orderly shutdown: it could wait for ranks that have died, and the process ends
-    anyway.
+    Raises ConnectionError where another rank has ended, or waits longer than the ranks' limit.
+    After an error there is no orderly shutdown: it could wait for ranks that have died, and the
+    process ends anyway.
     """
     if ranks.count == 1 or dist.is_initialized():
         yield
@@ -142,13 +177,11 @@ def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
         timeout=timedelta(seconds=ranks.seconds),
         device_id=device if on_gpu else None,
     )
-    answering = Answering(own_store(), ranks.rank, ranks.count, ranks.seconds)
-    answering.start()
-    in_order = False
     try:
         yield
-        in_order = True
-    finally:
-        answering.stop(left=in_order)
+    except RuntimeError as error:
+        if not _LOST.search(str(error)):
+            raise
+        raise ranks.lost(str(error)) from error
     gc.collect()  # NCCL's communicator ends only after the graphs that captured its collectives
     dist.destroy_process_group()

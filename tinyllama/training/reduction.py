@@ -1,17 +1,13 @@
 """How several ranks reduce their gradients to those of the whole batch.
 
 one rank     nothing to do
-Copied       by copies between the GPUs of a machine, block by block during the backward pass
 Parallel     DistributedDataParallel: buckets, reduced during the backward pass
 Beside       V4: a block's gradients are adjacent in memory, and are reduced on the side branch
-             before the block's update; by copies, or by collectives. By copies the updates may
-             also follow the backward pass
+             before the block's update
 Sharded      FSDP2: each rank gets the gradients of its shards
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,18 +16,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tinyllama.harness.kernels.layout import as_one, joined
-from tinyllama.harness.kernels.placed import placed
-from tinyllama.model.config import ConfigError, TrainConfig
+from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
 from tinyllama.ops import OPS
 from tinyllama.training.compiled import LossOf
-from tinyllama.training.peers import PeerGradients, cannot_copy
 from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.ranks import Ranks
 from tinyllama.training.shards import local, sharded
 
-WAYS = (COPIES, COLLECTIVES) = ("copies", "collectives")
 LAST = 2  # groups of gradients that are reduced while those before them are used
 
 
@@ -40,14 +33,12 @@ class Reduction:
 
     share: the gradient of the loss that backward starts with. warm_up: steps before a capture.
     early: whether gradients `arrive` in parts, which may be updated before the next part is there.
-    receives: whether `reduce` is called with the gradients of each block of a stack.
-    way: of `WAYS`; None: of neither. With ``plain`` set, `loss` neither compiles nor reduces.
+    With ``plain`` set, `loss` neither compiles nor reduces.
     """
 
     share = 1.0
     warm_up = 0
-    early = receives = False
-    way: str | None = None
+    early = False
 
     def __init__(self, model: TinyLlama, loss_of: LossOf) -> None:
         self.model = model
@@ -60,10 +51,6 @@ class Reduction:
 
     def expect(self, reduce: bool) -> None:
         """Called before each forward pass. reduce: its backward pass completes the gradients."""
-
-    def during(self) -> contextlib.AbstractContextManager[object]:
-        """The context of a backward pass."""
-        return contextlib.nullcontext()
 
     def clear(self) -> None:
         """Called before a step's first forward pass: free gradients that the optimizer lacks."""
@@ -103,7 +90,6 @@ class Parallel(Reduction):
     """
 
     warm_up = 11  # as PyTorch's notes on CUDA graphs require
-    way = COLLECTIVES
 
     def __init__(
         self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, early: bool = False
@@ -160,108 +146,8 @@ class Parallel(Reduction):
         self._works.clear()
 
 
-class _Peers(Reduction):
-    """Gradients are summed by copies: those of a block's matrices together, then all others.
-
-    Where nothing is added to them they are written in place; others are copied there.
-    """
-
-    way = COPIES
-
-    def __init__(
-        self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, alone: bool, early: bool
-    ) -> None:
-        """alone: whether a step has one backward pass."""
-        super().__init__(model, loss_of)
-        self.early = early
-        self._sums: list[tuple[list[int], Any]] = []
-        self.share = 1 / ranks.count
-        index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
-        blocks = [
-            [index[id(p)] for p in block.parameters() if p.dim() > 1] for block in model.layers
-        ]
-        inside = {i for block in blocks for i in block}
-        rest = [i for i in range(len(self.parameters)) if i not in inside]
-        self.groups = [*blocks, rest]
-        self.peers = PeerGradients(self.parameters, self.groups, ranks)
-        self.reduces, self._alone = False, alone
-
-    def expect(self, reduce: bool) -> None:
-        self.reduces = reduce
-        self._sums.clear()
-
-    def during(self) -> contextlib.AbstractContextManager[object]:
-        if self.reduces and self._alone:
-            return placed(self.peers.master, self.peers.gradients)
-        return contextlib.nullcontext()
-
-    def _sum(self, group: list[int]) -> None:
-        """Begin to sum the gradients of a group, and note what to wait for."""
-        found = {i: self.parameters[i].grad for i in group}
-        point = self.peers.sum({i: each for i, each in found.items() if each is not None})
-        for index, gradient in found.items():
-            if gradient is not None:  # else the optimizer refuses it
-                self.parameters[index].grad = self.peers.views[index]
-        self._sums.append((group, point))
-
-    def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
-        for part in (self._sums[:-LAST], self._sums[-LAST:]) if self.early else ():
-            arrived: dict[int, torch.Tensor] = {}
-            for group, point in part:
-                self.peers.wait(point)
-                arrived.update((index, self.peers.views[index]) for index in group)
-            yield arrived
-
-    def finish(self) -> None:
-        self.peers.finish()
-
-
-class Copied(_Peers):
-    """Each group is summed on the side as soon as the last of its gradients is final."""
-
-    def __init__(
-        self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, alone: bool, early: bool
-    ) -> None:
-        super().__init__(model, loss_of, ranks, alone, early)
-        for group in self.groups:
-            for index in group:
-                arrived = partial(self._arrived, index, group)
-                self.parameters[index].register_post_accumulate_grad_hook(arrived)
-
-    def expect(self, reduce: bool) -> None:
-        super().expect(reduce)
-        self._missing = set(range(len(self.parameters)))
-
-    def _arrived(self, index: int, group: list[int], parameter: torch.Tensor) -> None:
-        if not self.reduces:
-            return
-        self._missing.discard(index)
-        if self._missing.isdisjoint(group):
-            self._sum(group)
-
-
-class CopiedBeside(_Peers):
-    """`Beside`, by copies. With ``early``, blocks are only summed during the backward pass, and
-    updated after it."""
-
-    receives = True
-
-    def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        point = self.peers.sum(gradients)
-        if self.early:
-            self._sums.append((list(gradients), point))
-        else:
-            self.peers.wait(point)
-
-    def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
-        self._sum(self.groups[-1])
-        return super().arrive()
-
-
 class Beside(Reduction):
     """For a step that updates blocks during the backward pass. Gradients are summed."""
-
-    way = COLLECTIVES
 
     def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks) -> None:
         super().__init__(model, loss_of)
@@ -305,44 +191,22 @@ class Sharded(Reduction):
 
 
 def reduction_of(
-    model: TinyLlama,
-    config: TrainConfig,
-    plan: StepPlan,
-    ranks: Ranks,
-    loss_of: LossOf,
-    way: str | None = None,
+    model: TinyLlama, config: TrainConfig, plan: StepPlan, ranks: Ranks, loss_of: LossOf
 ) -> tuple[Reduction, dict[str, str]]:
     """How this step reduces, and the reasons for what is left out; made inside
-    `tinyllama.training.step.products`. way: of `WAYS`; None: by collectives.
-
-    Raises ConfigError for a way that cannot be taken.
-    """
-    if way is not None and way not in WAYS:
-        raise ConfigError(f"reduce {way!r} is unknown: use {' or '.join(WAYS)}")
+    `tinyllama.training.step.products`."""
     if ranks.count == 1:
-        if way is not None:
-            raise ConfigError(f"reduce {way}: one rank has nothing to reduce: leave it out")
         return Reduction(model, loss_of), {}
     if sharded(model):
-        if way == COPIES:
-            raise ConfigError(f"reduce {way}: FSDP2 reduces shards by collectives: leave it out")
         return Sharded(model, loss_of), {}
-    if way == COPIES and (reason := cannot_copy(model.embedding.device, ranks)):
-        raise ConfigError(f"reduce {way} cannot be: {reason}; use {COLLECTIVES}")
     rows = config.batch_size // ranks.count * config.seq_len
     x_ND = model.embedding.detach()[:1].expand(rows, -1)
-    early = updates_in_parts(model, config)
-    alone = config.accumulate == 1
     left_out: dict[str, str] = {}
     if model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
-        if way == COPIES and (plan.overlap or (early and alone)):
-            return CopiedBeside(model, loss_of, ranks, alone, not plan.overlap), left_out
         if plan.overlap:
             return Beside(model, loss_of, ranks), left_out
         left_out["overlapped reduction"] = "the gradients of all blocks come at once"
-    if way == COPIES:
-        return Copied(model, loss_of, ranks, alone, early), left_out
-    return Parallel(model, loss_of, ranks, early), left_out
+    return Parallel(model, loss_of, ranks, updates_in_parts(model, config)), left_out
 
 
 def updates_in_parts(model: TinyLlama, config: TrainConfig) -> bool:

@@ -20,7 +20,6 @@ class Result:
     model, train: the settings; parameters: how many numbers the model has.
     tier, plan: what ran; left_out: parts of the tier's plan that could not run, and why.
     ranks: processes that shared the batch; in_shards: they shared the parameters too (FSDP2).
-        reduced: by what they reduced gradients; None: one rank, or shards.
         Seconds, memory and diagnoses are those of the first rank.
     start: steps done before this run, by those that it resumed from.
     losses: one for each step of this run, before its update; step_seconds likewise, of the
@@ -42,7 +41,6 @@ class Result:
     left_out: Mapping[str, str]
     ranks: int = 1
     in_shards: bool = False
-    reduced: str | None = None
     batches: Mapping[str, Any]
     start: int
     losses: list[float] = field(default_factory=list)

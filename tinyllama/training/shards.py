@@ -53,8 +53,8 @@ def sharded(model: TinyLlama) -> bool:
 
 def local(tensor: Any) -> torch.Tensor:
     """The memory of this rank's shard; of a whole tensor, itself."""
-    found: torch.Tensor = tensor.to_local().detach() if in_shards(tensor) else tensor
-    return found
+    memory: torch.Tensor = tensor.to_local().detach() if in_shards(tensor) else tensor
+    return memory
 
 
 def whole(mine: torch.Tensor, like: Any) -> torch.Tensor:
@@ -69,12 +69,12 @@ def whole(mine: torch.Tensor, like: Any) -> torch.Tensor:
     return gathered.full_tensor()
 
 
-def part(given: torch.Tensor, like: Any) -> torch.Tensor:
+def part(tensor: torch.Tensor, like: Any) -> torch.Tensor:
     """This rank's shard of a whole tensor, if ``like`` is in shards."""
     if not in_shards(like):
-        return given
+        return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    given = given.to(like.device)
-    split = distribute_tensor(given, like.device_mesh, like.placements, src_data_rank=None)
+    tensor = tensor.to(like.device)
+    split = distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
     return split.to_local()

@@ -30,7 +30,7 @@ from tinyllama.ops.stack import receiving
 from tinyllama.training.compiled import LossOf, compiled
 from tinyllama.training.plans import AUTOCAST, runnable
 from tinyllama.training.ranks import ALONE, Ranks
-from tinyllama.training.reduction import COPIES, reduction_of
+from tinyllama.training.reduction import reduction_of
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -66,10 +66,8 @@ class TrainStep:
     plan: None takes the tier's default for the device, minus what cannot run there; the
     reasons are in ``left_out``. Raises ConfigError for a given plan that cannot run.
     ranks: config and loss are those of all ranks together; this rank takes its part of a batch.
-    reduce: how they reduce gradients, of `tinyllama.training.reduction.WAYS`; None: by collectives.
     ``stop``: a scalar on the device, to be set to 1 where this rank must end; ``stopping`` is above
     0 after a step in which any rank had set it.
-    ``reduced``: the way that was taken; None for one rank, and for shards.
     Use it inside `products(precision)`, and call `prepare` first.
     """
 
@@ -79,31 +77,28 @@ class TrainStep:
         config: TrainConfig,
         plan: StepPlan | None = None,
         ranks: Ranks = ALONE,
-        reduce: str | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.ranks = ranks
         self.device = model.embedding.device
-        self.plan, self.left_out = runnable(model, config, plan, ranks, reduce == COPIES)
+        self.plan, self.left_out = runnable(model, config, plan, ranks)
         loss_of: LossOf = model.loss_with
         if self.plan.compile:
             loss_of = compiled(model, ranks)
             if ranks.count > 1:
                 self.left_out["one compiled graph"] = "blocks are reduced one by one"
-        given = model, config, self.plan, ranks, loss_of, reduce
-        self._reduction, left_out = reduction_of(*given)
+        self._reduction, left_out = reduction_of(model, config, self.plan, ranks, loss_of)
         self.left_out.update(left_out)
-        self.reduced = self._reduction.way
         parameters = self._reduction.parameters
         self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
         dtype, mine = AUTOCAST.get(config.precision), ranks.part(config.samples_per_step)
-        kept: RoundedWeights | TransposedWeights | None
-        kept = RoundedWeights.of(model, self.optimizer, dtype)
-        if kept is None and ranks.count == 1 and self.plan.memory == "fast":
+        weights: RoundedWeights | TransposedWeights | None
+        weights = RoundedWeights.of(model, self.optimizer, dtype)
+        if weights is None and ranks.count == 1 and self.plan.memory == "fast":
             rows = config.samples_per_step // config.accumulate * config.seq_len
-            kept = TransposedWeights.of(model, self.optimizer, rows, dtype)
-        self.rounded = kept
+            weights = TransposedWeights.of(model, self.optimizer, rows, dtype)
+        self.rounded = weights
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self._shape = torch.Size((mine.stop - mine.start, config.seq_len))
         self._windows = torch.Size((mine.stop - mine.start, config.seq_len + 1))
@@ -264,8 +259,8 @@ class TrainStep:
                     f"windows of shape {tuple(tokens.shape)}: this step takes "
                     f"{tuple(self._windows)}, or tokens and targets {tuple(self._shape)}"
                 )
-            rows, apart = tokens.stride()
-            both = tokens.as_strided(self._batch.shape, (apart, rows, apart))
+            rows, columns = tokens.stride()
+            both = tokens.as_strided(self._batch.shape, (columns, rows, columns))
             self._batch.copy_(both, non_blocking=True)
             return
         if not tokens.shape == targets_BT.shape == self._shape:
@@ -316,9 +311,8 @@ class TrainStep:
     def _backward(self, update: bool = True) -> None:
         """update: in memory mode ``small``, whether to update parameters as gradients arrive."""
         releasing: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if update and (self.plan.overlap or self._reduction.receives):
-            if self.plan.overlap:
-                self._count()
+        if update and self.plan.overlap:
+            self._count()
             releasing = receiving(self._receive)
         if self._early_update is not None:
             if update:
@@ -326,11 +320,7 @@ class TrainStep:
             releasing = self._early_update.during(update=update)
         # In this thread, the backward pass uses the BLAS workspace of the forward pass.
         one_thread = self._early_update is not None
-        with (
-            releasing,
-            self._reduction.during(),
-            torch.autograd.set_multithreading_enabled(not one_thread),
-        ):
+        with releasing, torch.autograd.set_multithreading_enabled(not one_thread):
             upstream = self._share if self._reduces else self._one
             self.scaler.scale(self._graph_loss).backward(upstream)
         del self._graph_loss
@@ -346,13 +336,10 @@ class TrainStep:
     ) -> None:
         """Compute the gradients of a block, and update it on the side branch during the rest of the
         backward pass. After block 0 no product is left that needs the processors, so its gradients
-        are computed on the side branch too. Without overlap, only the sum over the ranks begins."""
+        are computed on the side branch too."""
         mine = {self._index[layer, name]: grad for name, grad in gradients.items()}
-        if layer or not self.plan.overlap:
+        if layer:
             make()
-        if not self.plan.overlap:
-            self._reduction.reduce(mine)
-            return
         with self._side.branch(keep=None if layer else make):
             if not layer:
                 make()

@@ -21,7 +21,7 @@ import tinyllama
 from tinyllama.harness.machine.device import device_name, memory_bytes, usable_device
 from tinyllama.harness.machine.files import NotWrittenError, check_writable
 from tinyllama.harness.machine.interrupts import held_interrupts
-from tinyllama.harness.measure.clock import queue_of, wall_seconds
+from tinyllama.harness.measure.clock import wall_seconds
 from tinyllama.harness.records.results import versions
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -31,7 +31,7 @@ from tinyllama.training.checkpoint import Checkpoint, save, saved_bytes
 from tinyllama.training.data import Batch, Batches, RandomTokens
 from tinyllama.training.diagnose import RECEIVED, diagnose, gradients
 from tinyllama.training.memory import MemoryMeter
-from tinyllama.training.ranks import ALONE, Ranks
+from tinyllama.training.ranks import ALONE, Ranks, queue_of_rank
 from tinyllama.training.result import FAILED, INTERRUPTED, Result
 from tinyllama.training.shards import shard
 from tinyllama.training.step import TrainStep, products
@@ -63,7 +63,6 @@ def train(
     on_step: Callable[[StepRecord], None] | None = None,
     ranks: Ranks = ALONE,
     in_shards: bool = False,
-    reduce: str | None = None,
 ) -> Result:
     """Train for ``config.num_steps`` steps (beyond those of ``resume``).
 
@@ -76,7 +75,6 @@ def train(
     run after the step in progress. torch's random state is the same after the call as before.
     ranks: the processes, connected by `tinyllama.training.ranks.joined`, that call this together;
     the batch of ``config`` is that of all. in_shards: split the parameters over them (FSDP2).
-    reduce: how they reduce gradients, as `TrainStep` takes it.
 
     Raises UsageError (most often ConfigError), before the first step, for whatever cannot be
     done; NotSavedError, which has the result, when the checkpoint cannot be written.
@@ -100,7 +98,7 @@ def train(
             shard(model, config, device, ranks)
         else:
             model.to(device)
-        step = TrainStep(model, config, plan, ranks, reduce)
+        step = TrainStep(model, config, plan, ranks)
         if resume is not None:
             resume.restore(step)
         batches = batches or RandomTokens(model_config.vocab_size, config)
@@ -113,7 +111,6 @@ def train(
             left_out=step.left_out,
             ranks=ranks.count,
             in_shards=in_shards,
-            reduced=step.reduced,
             batches=batches.describe(),
             start=resume.steps if resume else 0,
             device=device_name(device),
@@ -171,6 +168,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.meter = MemoryMeter(self.step)
+        self.queue = queue_of_rank(self.step.device, self.step.ranks)
 
     @property
     def done(self) -> int:
@@ -183,17 +181,19 @@ class _Run:
         try:
             # All ranks end after the same step, whichever of them got the signal.
             with contextlib.ExitStack() as stack:
-                held = stack.enter_context(held_interrupts()) if several else []
+                signals = stack.enter_context(held_interrupts()) if several else []
                 self._prepare()
                 for number in range(1, self.step.config.num_steps + 1):
                     if self.result.status == FAILED:
                         break
-                    if several and held:
+                    if several and signals:
                         self.step.stop.fill_(1.0)
                     self._one_step(number)
                     if several and self.step.stopping.item():
                         raise KeyboardInterrupt(
-                            signal.Signals(held[0]).name if held else "a signal to another rank"
+                            signal.Signals(signals[0]).name
+                            if signals
+                            else "a signal to another rank"
                         )
         except KeyboardInterrupt as interrupt:
             self.result.status = INTERRUPTED
@@ -238,7 +238,7 @@ class _Run:
             with self.meter.paused():
                 self.result.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
         with held_interrupts():
-            seconds = wall_seconds(lambda: self.step(*batch), queue_of(self.step.device))
+            seconds = wall_seconds(lambda: self.step(*batch), self.queue)
             loss, norm = self._numbers()
             wrong = self._wrong(loss, norm)
             if wrong is None:
@@ -280,10 +280,10 @@ class _Run:
             where = f"the first op whose output is not finite is {output.name}"
         elif gradient := diagnosis.last_nonfinite_gradient:
             where = f"the last op whose output's gradient is not finite is {gradient.name}"
-        for rank, seen in enumerate(self.step.ranks.gathered(where)):
-            if seen is not None:
+        for rank, fault in enumerate(self.step.ranks.gathered(where)):
+            if fault is not None:
                 place = f" on rank {rank}" if self.step.ranks.count > 1 else ""
-                self._fail(f"{wrong}: {seen}{place}")
+                self._fail(f"{wrong}: {fault}{place}")
                 return
         self._fail(
             f"{wrong}: run uncompiled, every op's output is finite: switch parts of the tier off"

@@ -10,14 +10,13 @@ from torch.profiler import profile
 
 from tinyllama.harness.measure.launches import activities, covered, on_device
 
-# RCCL has kept NCCL's names of kernels. Between GPUs copy engines copy, and barriers wait.
-COLLECTIVE = re.compile(r"nccl|rccl|memcpy ptop|symmetric_memory", re.IGNORECASE)
+COLLECTIVE = re.compile(r"nccl|rccl", re.IGNORECASE)  # RCCL has kept NCCL's names of kernels
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Seconds of a call in which a collective's kernel ran, or a copy between GPUs, the wait for
-    other ranks included, and of these the seconds in which another kernel ran too."""
+    """Seconds of a call in which a collective's kernel ran, the wait for other ranks included, and
+    of these the seconds in which another kernel ran too."""
 
     collective: float
     hidden: float
