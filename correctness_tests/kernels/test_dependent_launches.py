@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.launched import providers
 from tinyllama.harness.correct.launched import MODES, launches_of
-from tinyllama.harness.kernels.launch import Kernel, dependent, jit, recorded, tl, wait_for_last
+from tinyllama.harness.kernels.launch import Kernel, dependent, recorded
 
 ACCESSES = {"load", "store", "atomic_add", "atomic_cas", "dot"}
 WAITS = {"begin", "wait_for_last"}
@@ -65,25 +65,3 @@ def test_nothing_is_accessed_before_the_kernel_before_has_ended() -> None:
                             found[one.identity] = one.kernel
     assert len(found) > 12, sorted(found)
     assert {name: why for name, one in found.items() if (why := too_early(one))} == {}
-
-
-@jit
-def loaded(x):  # type: ignore[no-untyped-def]
-    return tl.load(x)
-
-
-@jit
-def late_kernel(x, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    value = loaded(x)
-    wait_for_last(PDL)
-    tl.store(x, value)
-
-
-@jit
-def never_kernel(x, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    x += 1
-
-
-def test_a_read_that_comes_too_early_is_found() -> None:
-    assert too_early(late_kernel) == "loaded, in line 3"
-    assert too_early(never_kernel) == "it never waits"

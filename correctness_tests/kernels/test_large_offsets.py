@@ -201,6 +201,7 @@ def planned(index: int) -> tuple[int, list[Launch]]:
     return seen.peak, launches
 
 
+@pytest.mark.long
 @pytest.mark.large_memory
 @pytest.mark.parametrize("index", range(len(LARGE)), ids=[str(large) for large in LARGE])
 def test_what_lies_past_2_to_the_31_is_right(index: int, alone: None, device: torch.device) -> None:
@@ -246,6 +247,7 @@ def test_a_case_fits_a_large_gpu_and_its_last_entries_lie_past_2_to_the_31(index
     assert BEYOND * large.of_ends.dtype.itemsize < taken <= MOST, f"{taken / GIB:.1f} GiB"
 
 
+@pytest.mark.long
 def test_every_kernel_meets_a_tensor_past_2_to_the_31() -> None:
     launches = [launch for index in range(len(LARGE)) for launch in planned(index)[1]]
     far = {launch.identity for launch in launches if reach(launch) > BEYOND}

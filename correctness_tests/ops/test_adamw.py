@@ -1,7 +1,6 @@
 """What the derived cases cannot ask of the optimizer's kernel.
 
-Bits where nothing may change, its scalars at any step, tensors at any address, and the tables of
-addresses that a captured graph replays with.
+Bits where nothing may change, its scalars at any step, and tensors at any address.
 """
 
 import itertools
@@ -12,11 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.kernels import addresses
-from tinyllama.harness.kernels.addresses import Tables
 from tinyllama.harness.kernels.launch import processors, recorded
 from tinyllama.ops.adamw import State, adamw, count, update
-from tinyllama.ops.adamw import kernels as adamw_kernels
 
 pytest.importorskip("triton")
 
@@ -58,15 +54,11 @@ def test_a_skipped_step_changes_no_bit(step: float, device: torch.device) -> Non
 @pytest.mark.parametrize("step", [0, 1, 9, 999, 10**6, 2**24 - 2, 2**24 - 1])
 def test_bias_corrections_at_any_step(step: int, device: torch.device) -> None:
     """To a rounding of float32: in it, 1 - 0.999 is off by 1.3e-5."""
-    factors = torch.empty(3, device=device)
-    count, found_inf = scalars(device, step=float(step))
-    arguments = (count, found_inf, 0.25, 0.5, factors, None)
-    adamw_kernels._advance[(1,)](
-        *arguments, BETA1=0.9, BETA2=0.999, LR_ON_DEVICE=False, num_warps=1
-    )
+    counted, found_inf = scalars(device, step=float(step))
+    factors = count(counted, found_inf, 0.25, 0.9, 0.999, 0.5)
     t = step + 1
     exact = [1 - 0.25 * 0.5, 0.25 / (1 - 0.9**t), 1 / math.sqrt(1 - 0.999**t)]
-    assert count.item() == t
+    assert counted.item() == t
     for value, want in zip(factors.tolist(), exact, strict=True):
         assert abs(value / want - 1) <= torch.finfo(torch.float32).eps
 
@@ -129,80 +121,7 @@ def test_nothing_to_update_still_counts(device: torch.device) -> None:
         assert count.item() == 3
 
 
-def test_all_tensors_take_one_launch() -> None:
-    """And one program that counts the step."""
-    sizes = [torch.empty(n, device="meta") for n in range(1, 40)]
-    scalar = torch.empty((), device="meta")
-    with recorded("sm_90") as launches:
-        adamw["triton"](sizes, sizes, sizes, sizes, scalar, scalar)
-    assert [launch.kernel.__name__ for launch in launches] == ["_advance", "_update"]
-    assert launches[1].grid == (39,)
-
-
 # -- tables of addresses ------------------------------------------------------------------------
-
-CPU = torch.device("cpu")
-
-
-def test_a_table_is_padded_and_used_again() -> None:
-    tables = Tables()
-    table = tables.table(((0, 4, 9), (1, 2, 3)), CPU)
-    assert table.tolist() == [[0, 4, 9, 2**63 - 1], [1, 2, 3, 2**63 - 1]]
-    assert tables.table(((0, 4, 9), (1, 2, 3)), CPU) is table
-    assert tables.table(((0, 4, 9), (1, 2, 4)), CPU) is not table
-
-
-def test_old_tables_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tables, "KEPT", 2)
-    tables = Tables()
-    first = tables.table(((1,),), CPU)
-    for n in (2, 3):
-        tables.table(((n,),), CPU)
-    assert len(tables._recent) == 2
-    assert tables.table(((1,),), CPU) is not first
-
-
-def test_a_capture_allocates_no_pinned_memory_and_a_call_before_it_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[tuple[int, ...]] = []
-
-    def host_memory(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        asked.append(shape)
-        return torch.empty(shape, dtype=torch.int64)
-
-    monkeypatch.setattr(addresses, "_host_memory", host_memory)
-    monkeypatch.setattr(addresses, "_pinned", lambda device: True)
-    monkeypatch.setattr(Tables, "KEPT", 3)
-    tables = Tables()
-    for _ in range(4):
-        tables.table(((1,),), CPU)
-    assert asked == [(1, 1), (3, 1, 1)], "a table, and what is set aside"
-    monkeypatch.setattr(addresses, "_capturing", lambda device: True)
-    made = [tables.table(((n,),), CPU) for n in (2, 3, 4)]
-    assert len(asked) == 2
-    assert [table.item() for table in made] == [2, 3, 4]
-    assert len({table.source.data_ptr() for table in tables._captured}) == 3
-    tables.table(((5,),), CPU)
-    assert asked[2:] == [(1, 1)], "more than were set aside"
-    monkeypatch.setattr(addresses, "_capturing", lambda device: False)
-    tables.table(((1,),), CPU)
-    assert asked[3:] == [(3, 1, 1)], "and again for the next capture"
-
-
-def test_a_captured_table_stays_and_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph fills the table it captured, so nobody else may trust it before; and it replays
-    with a table that it found, so that one may not go."""
-    monkeypatch.setattr(Tables, "KEPT", 1)
-    tables = Tables()
-    found = tables.table(((1,),), CPU)
-    monkeypatch.setattr(addresses, "_capturing", lambda device: True)
-    assert tables.table(((1,),), CPU) is found
-    made = tables.table(((2,),), CPU)
-    assert tables.table(((2,),), CPU) is not made
-    monkeypatch.setattr(addresses, "_capturing", lambda device: False)
-    assert tables.table(((2,),), CPU) is not made
-    assert [id(table.on_device) for table in tables._captured][:2] == [id(found), id(made)]
 
 
 def test_copies_and_few_programs_change_no_bit(device: torch.device) -> None:
@@ -223,22 +142,6 @@ def test_copies_and_few_programs_change_no_bit(device: torch.device) -> None:
         assert torch.equal(copy, p.to(torch.bfloat16))
     with pytest.raises(ValueError, match="the rounded copies are not dense, or have other sizes"):
         update(state, **rates, eps=1e-3, low=low[:2])
-
-
-def test_a_table_that_is_filled_once_is_no_part_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where memory was set aside: what a graph allocates may be another tensor's before."""
-    monkeypatch.setattr(addresses, "_host_memory", lambda shape, device: torch.empty(shape).long())
-    monkeypatch.setattr(addresses, "_pinned", lambda device: True)
-    monkeypatch.setattr(Tables, "KEPT", 1)
-    tables = Tables()
-    tables.table(((1,),), CPU)
-    monkeypatch.setattr(addresses, "_capturing", lambda device: True)
-    with tables.filled_once():
-        made = tables.table(((7,),), CPU).fill_(-1)
-        beyond = tables.table(((8,),), CPU)
-        assert (made.item(), beyond.item()) == (-1, 8)
-    assert made.item() == 7
-    assert tables.table(((9,),), CPU).item() == 9, "filled by the graph again"
 
 
 def test_tensors_that_adjoin_are_updated_as_one(device: torch.device) -> None:

@@ -12,14 +12,11 @@ import torch
 from correctness_tests.support.attention_blocks import blocks
 from tinyllama.harness import Case
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.compare import SLACK
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.ops import attention as attention_file
 from tinyllama.ops.attention import attend, attend_backward, attention
-from tinyllama.ops.attention.configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
 from tinyllama.ops.rope import rotate
 
 pytest.importorskip("triton")
@@ -92,6 +89,7 @@ def test_blocks_of_any_proportion(
         assert_close(*results(device, tokens))
 
 
+@pytest.mark.long
 def test_a_head_may_have_one_column(length: str, device: torch.device) -> None:
     """In whole blocks of tokens, beside the next head."""
     generator = torch.Generator().manual_seed(0)
@@ -113,6 +111,7 @@ def test_products_may_read_transposes_and_come_in_another_order(
         assert_close(*results(device, tokens))
 
 
+@pytest.mark.long
 def test_transposes_of_every_head_and_sequence_are_found(length: str, device: torch.device) -> None:
     _, q, k, v = packed(device)
     do, gradients = q.flip(1), [torch.full_like(x, float("nan")) for x in (q, k, v)]
@@ -120,26 +119,6 @@ def test_transposes_of_every_head_and_sequence_are_found(length: str, device: to
         o, lse = attend(q, k, v)
         attend_backward(do, q, k, v, o, lse, *gradients)
     assert_close((o, lse, *gradients), exact(do, q, k, v))
-
-
-@pytest.mark.parametrize(
-    ("farthest", "launches"),
-    [(attention_file.FARTHEST_ROW, 1 + 1 + 1 + 1 + 2 + 1), (100, 1 + 1 + 1)],
-    ids=["within 32 bits", "beyond"],
-)
-def test_operands_are_transposed_once_without_another_copy(
-    farthest: int, launches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """v; k; q and do: as long as offsets in a transpose have 32 bits."""
-    monkeypatch.setattr(attention_file, "FEW_TOKENS", 0)
-    monkeypatch.setattr(attention_file, "FARTHEST_ROW", farthest)
-    buffer, q, k, v = packed(torch.device("cpu"), tokens=60)
-    copies = layout.copies
-    with blocks(16, 16, turn=1), recorded() as seen:
-        o, lse = attend(q, k, v)
-        attend_backward(torch.empty_like(o), q, k, v, o, lse, *buffer.split((H, G, G), 2))
-    assert len(seen) == launches
-    assert layout.copies == copies
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 31, 33])
@@ -171,19 +150,7 @@ def test_scores_of_thousands_leave_one_key(
     assert_close((gradients[2],), (expected[4],), 1e-2)
 
 
-@pytest.mark.parametrize("drawn", [476292, 476297])
-def test_weights_that_are_made_again_are_those_of_the_forward_pass(
-    drawn: int, device: torch.device
-) -> None:
-    """Of one-hot rows in float32. With a log-sum-exp in float32 dv has six times this error."""
-    if input_precision(torch.empty(0, device=device)) != "ieee":
-        pytest.skip("products of float32 are made of tf32 ones here")
-    case = next(one for one in attention.cases if one.dims["T"] == 17)
-    peaked = OpCase(attention, attention["triton"], case, torch.float32, extreme="peaked")
-    (dv,) = (one for one in peaked.compare(device, drawn, slack=SLACK / 3) if one.name == "grad v")
-    assert dv.passed, str(dv)
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shift", [0.0, 20.0])
 def test_long_sequences_are_as_accurate_as_eager(
@@ -247,6 +214,7 @@ def test_gradients_may_be_wanted_alone(wanted: str, length: str, device: torch.d
     assert_close(tuple(gradients[some]), exact(do, q, k, v)[2:][some])
 
 
+@pytest.mark.long
 def test_gradients_go_back_through_the_rotation(length: str, device: torch.device) -> None:
     buffer, q, k, v = packed(device)
     angles = torch.randn(T, K // 2, generator=torch.Generator().manual_seed(1)).to(device)
@@ -285,27 +253,6 @@ def test_every_tensor_has_strides_of_its_own(length: str, device: torch.device) 
     assert_close((o, lse, dq, dk, dv), exact(do, q, k, v))
 
 
-def test_a_provider_computes_what_is_wanted_in_one_launch() -> None:
-    call = attention["triton"].call
-    q, k, v = (torch.empty(B, 512, heads, K, device="meta") for heads in (H, G, G))
-    for wanted, launches in (((q,), 1), ((k,), 1), ((k, v), 1), ((q, v), 2)):
-        for x in (q, k, v):
-            x.requires_grad_(any(x is w for w in wanted))
-        with recorded("sm_90") as noted:
-            o = call(q, k, v)
-            torch.autograd.grad(o, wanted, torch.empty_like(o))
-        assert len(noted) == 1 + launches
-
-
-@pytest.mark.parametrize(("tokens", "launches"), [(128, 2), (256, 2), (257, 3), (4096, 3)])
-def test_short_sequences_take_one_launch_each_way(tokens: int, launches: int) -> None:
-    q, k, v = (torch.empty(B, tokens, heads, 64, device="meta") for heads in (H, G, G))
-    with recorded("gfx942") as noted:
-        o, lse = attend(q, k, v)
-        attend_backward(o, q, k, v, o, lse, *(torch.empty_like(x) for x in (q, k, v)))
-    assert len(noted) == launches
-
-
 def test_tokens_too_far_apart_are_brought_together() -> None:
     """Within a block offsets have 32 bits."""
     size, stride = (1, 16, 1, K), (0, 2**28, K, 1)
@@ -340,35 +287,3 @@ def test_what_cannot_be_done_is_refused(device: torch.device) -> None:
     strided = torch.zeros(1, 2, 1, 2 * K, device=device)[..., ::2]
     with pytest.raises(ValueError, match="dense last axis"):
         attend_backward(x, x, x, x, o, lse, strided, x.clone(), x.clone())
-
-
-# -- configurations ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "width"),
-    [
-        (kind, width)
-        for kind in ("16bit", "fp32", "tf32", "tf32x3")
-        for width in (16, 32, 64, 128, 256)
-        if kind != "tf32x3" or width <= attention_file.WIDEST_IN_THREE
-    ],
-)
-def test_spaces_are_finite_and_their_blocks_whole(kind: str, width: int) -> None:
-    asked = {"D": width, "kind": kind}
-    spaces = [
-        (FORWARD, {**asked, "length": "long"}),
-        (FORWARD, {**asked, "length": "short"}),
-        (BACKWARD, asked),
-        (BACKWARD_QUERIES, asked),
-        (BACKWARD_KEYS, asked),
-    ]
-    for space, key in spaces:
-        found = space.configs(**key)
-        assert len(set(found)) == len(found) <= 60
-        for config in [*found, space.default(**key)]:
-            assert {name for name, _ in config.constants} == {
-                name for name, _ in space.default(**key).constants
-            }
-            sizes = {name: size for name, size in config.constants if name not in ("TURN", "AHEAD")}
-            assert set(sizes.values()) <= {16, 32, 64, 128}

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness.kernels import chip_of, gluon
+from tinyllama.harness.kernels import chip_of
 from tinyllama.harness.kernels.gluon import lacking
 from tinyllama.harness.kernels.launch import Launch, launched, processors, recorded
 from tinyllama.harness.kernels.limits import of_op, triton_minor, verdict
@@ -33,8 +33,6 @@ CHIP = "sm_90"  # has both TMA and wgmma
 OTHERS = ("gfx942", "gfx950", "sm_80", "sm_100")
 USUAL = ["forward_kernel", "backward_kernel", "backward_kernel"]
 CHOSEN = ["specialised_forward_kernel", "backward_kernel", "specialised_keys_kernel"]
-KEYS_ALONE = [*USUAL[:2], CHOSEN[2]]
-ALL = [CHOSEN[0], "specialised_queries_kernel", CHOSEN[2]]
 needs_gluon = pytest.mark.skipif(lacking(CHIP) is not None, reason=str(lacking(CHIP)))
 ON = {64: Config(ON=1, STEP=128, num_stages=2), 128: Config(ON=1, STEP=64, num_stages=2)}
 
@@ -90,32 +88,6 @@ def names(found: list[Launch]) -> list[str]:
 
 
 @needs_gluon
-@pytest.mark.parametrize("K", [64, 128])
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_chips_table_chooses_them_for_long_sequences(K: int, packed: bool) -> None:
-    assert names(launches(K=K, packed=packed)) == CHOSEN
-    assert names(launches(K=K, T=8192, dtype=torch.float16)) == CHOSEN
-
-
-@needs_gluon
-@pytest.mark.parametrize(
-    ("K", "T", "expected"),
-    [
-        (64, 512, KEYS_ALONE),
-        (64, 2048, KEYS_ALONE),
-        (128, 512, CHOSEN),
-        (128, 1024, ALL),
-        (128, 2048 + 128, ALL),
-    ],
-)
-def test_the_chips_table_chooses_by_the_width_and_the_length(
-    K: int, T: int, expected: list[str]
-) -> None:
-    """What won in each."""
-    assert names(launches(K=K, T=T)) == expected
-
-
-@needs_gluon
 @pytest.mark.parametrize(
     "changed",
     [
@@ -131,14 +103,6 @@ def test_the_chips_table_chooses_by_the_width_and_the_length(
 )
 def test_what_they_do_not_cover_is_for_the_portable_kernels(changed: dict) -> None:
     assert names(launches(**changed)) == USUAL
-
-
-@needs_gluon
-def test_fewer_tiles_than_processors_are_for_the_portable_kernels() -> None:
-    """4096 tokens of 8 and of 2 heads are 256 and 64 tiles of 128 rows."""
-    for count, expected in ((64, CHOSEN), (65, [CHOSEN[0], *USUAL[1:]]), (257, USUAL)):
-        with processors(count):
-            assert names(launches()) == expected
 
 
 @needs_gluon
@@ -174,98 +138,10 @@ def test_choosing_them_where_they_cannot_run_is_an_error(chip: str) -> None:
         launches(chip)
 
 
-@pytest.mark.parametrize(
-    ("theirs", "found", "why"),
-    [
-        (("mbarrier",), "mbarrier", None),
-        (("mbarrier", "fence_async_shared"), "mbarrier", None),
-        (("tma.gone", "mbarrier"), "mbarrier", None),
-        (("mbarrier", "gone"), "mbarrier", None),
-        (("gone", "tma.gone"), None, "this triton's Gluon has no gone or tma.gone"),
-    ],
-)
-@pytest.mark.parametrize("first", [True, False])
-def test_the_newest_name_that_a_triton_has_is_taken(
-    theirs: tuple[str, ...],
-    found: str | None,
-    why: str | None,
-    first: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of each of ours: one without any is missing, whichever it is."""
-    hopper = pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
-    language = pytest.importorskip("triton.experimental.gluon").language
-    monkeypatch.setattr(language, "warp_specialize", lambda functions_and_args: None)
-    every = [("ours", theirs), ("other", ("mbarrier",))]
-    monkeypatch.setattr(gluon, "NAMES", dict(every if first else every[::-1]))
-    names, missing = gluon._found()
-    assert missing == why
-    assert names.get("ours") is (getattr(hopper, found) if found else None)
-    assert bool(names) is (why is None)
-    monkeypatch.setattr(language, "warp_specialize", lambda: None)
-    names, missing = gluon._found()
-    assert names == {}
-    assert str(missing).endswith("warp_specialize(functions_and_args, ...)")
-
-
-def test_a_triton_without_gluon_takes_the_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gluon, "_MISSING", "this triton has no Gluon for it (a test)")
-    assert names(launches()) == USUAL
-    with everywhere(ON, ready=False), pytest.raises(ValueError, match=r"no Gluon for it \(a test"):
-        launches()
-
-
-@needs_gluon
-def test_each_of_them_can_be_switched_off_and_on() -> None:
-    with everywhere({64: OFF}):
-        assert names(launches()) == USUAL
-    with everywhere(ON):
-        assert names(launches(T=512)) == ALL
-    assert all(OFF in space.configs(D=64, tokens=512, gluon=True) for space in SPACES)
-    assert all(space.configs(D=64, tokens=512, gluon=False) == [OFF] for space in SPACES)
-
-
-@needs_gluon
-def test_gradients_that_are_not_wanted_are_not_made() -> None:
-    """Those of keys alone need delta, which no kernel of queries has stored."""
-    q, k, v = (torch.empty(1, 4096, 8, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
-    with recorded(CHIP) as found:
-        o, lse = attend(q, k, v)
-        attend_backward(o, q, k, v, o, lse, None, torch.empty_like(k), torch.empty_like(v))
-        attend_backward(o, q, k, v, o, lse, torch.empty_like(q), None, None)
-    assert names(found) == [CHOSEN[0], *USUAL[1:]]
-
-
 # -- what is launched -------------------------------------------------------------------------
 
 
-@needs_gluon
-def test_descriptors_are_rows_of_one_head_at_a_time() -> None:
-    B, T, H, G, K = 2, 4096, 8, 2, 64
-    row = (H + 2 * G) * K
-    with everywhere(ON), processors(100):
-        forward, queries, keys = launches(B=B, T=T, heads=(H, G), K=K, packed=True)
-    for launch, rows in (
-        (forward, {"q": 64, "k": 128, "v": 128, "o": 64}),
-        (queries, {"q": 64, "k": 128, "v": 128, "do": 64}),
-        (keys, {"q": 128, "k": 64, "v": 64, "do": 128}),
-    ):
-        for name, block in rows.items():
-            found = launch.arguments[f"{name}_desc"]
-            columns = (G if name in "kv" else H) * K
-            assert found.shape == [B * T, columns], name
-            assert found.strides == [H * K if name in ("o", "do") else row, 1], name
-            assert found.block_shape == [block, K], name
-    for name in ("lse", "delta"):
-        found = keys.arguments[f"{name}_desc"]
-        assert (found.shape, found.strides, found.block_shape) == ([B * H * T], [1], [128])
-    tiles = {"queries": T // 128 * B * H, "keys": T // 128 * B * G}
-    assert [launch.grid for launch in (forward, queries, keys)] == [(100,)] * 3
-    assert forward.arguments["tiles"] == queries.arguments["tiles"] == tiles["queries"]
-    assert (keys.arguments["tiles"], keys.arguments["heads"]) == (tiles["keys"], B * G)
-    assert (keys.arguments["dk_t"], queries.arguments["dq_t"]) == (G * K, H * K)
-
-
+@pytest.mark.long
 @needs_gluon
 @pytest.mark.skipif(lacking_compiler(CHIP) is not None, reason=str(lacking_compiler(CHIP)))
 @pytest.mark.parametrize(
@@ -289,14 +165,6 @@ def test_they_compile_for_the_chip(K: int, rotated: bool) -> None:
         assert taken.spilled <= 32, taken  # of 240 registers of a thread
         assert "wgmma bf16" in taken.instructions.products
         assert not taken.instructions.atomics
-
-
-@needs_gluon
-def test_counts_of_heads_and_tiles_compile_nothing_again() -> None:
-    """Models differ in them."""
-    sizes = ({"heads": (8, 2)}, {"heads": (16, 16)}, {"B": 3, "heads": (32, 8)})
-    keys = [[compilation(one, CHIP).key for one in launches(**some)] for some in sizes]
-    assert keys[0][0] == keys[1][0] == keys[2][0]
 
 
 @needs_gluon

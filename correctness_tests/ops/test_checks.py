@@ -10,13 +10,11 @@ import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from triton.runtime import interpreter as stock
 
 from correctness_tests.support.narrowed import narrowed
 from tinyllama.harness import Case, Op, Provider
@@ -108,15 +106,6 @@ def held(op: Op, provider: Provider, check: str, device: torch.device, **traits:
     assert reason is None or reason in one.message
 
 
-def launches_some(op: Op, provider: Provider) -> bool:
-    """Whether it has kernels, not BLAS alone."""
-    first = next(case for case in op.cases if provider.supports(case.dims) is None)
-    return bool(programs(op, provider, first))
-
-
-KERNELS = [(op, one) for op, one in EVERY if launches_some(op, one)]
-
-
 @pytest.mark.parametrize("check", HERE)
 @each_provider
 def test_a_provider_of_the_tree_passes(
@@ -128,33 +117,13 @@ def test_a_provider_of_the_tree_passes(
     held(narrowed(op, cases, [torch.bfloat16 if far else torch.float32]), provider, check, device)
 
 
+@pytest.mark.long
 @each_provider
 def test_a_provider_of_the_tree_stays_within_its_memory(
     op: Op, provider: Provider, device: torch.device
 ) -> None:
     """In every case."""
     held(narrowed(op, op.cases, [torch.float32]), provider, "out of bounds", device)
-
-
-@pytest.mark.parametrize("access", ["load", "store"])
-@pytest.mark.parametrize(
-    ("op", "provider"), KERNELS, ids=[str(provider) for _, provider in KERNELS]
-)
-def test_an_access_without_its_mask_is_found_in_each_op(
-    op: Op, provider: Provider, access: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Past the end of a tensor, on the cases that a provider of the tree is held to."""
-    builder, name = stock.InterpreterBuilder, f"create_masked_{access}"
-    right, place = getattr(builder, name), 1 if access == "load" else 2
-
-    def unmasked(self: Any, *args: Any) -> Any:
-        every = stock.TensorHandle(np.ones_like(args[place].data), args[place].dtype)
-        return right(self, *args[:place], every, *args[place + 1 :])
-
-    monkeypatch.setattr(builder, name, unmasked)
-    one = finding(narrowed(op, op.cases, [torch.float32]), provider, "out of bounds", CPU)
-    assert one.outcome is Outcome.FAILED, one
-    assert access in one.message
 
 
 @LONG

@@ -8,9 +8,7 @@ import math
 import pytest
 import torch
 
-from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.kernels.configs import Config
-from tinyllama.ops import OPS
 from tinyllama.ops import cross_entropy as cross_entropy_file
 from tinyllama.ops.cross_entropy import kernels as cross_entropy_kernels
 from tinyllama.ops.cross_entropy import loss_backward, loss_forward, losses_and_gradient, row_losses
@@ -29,16 +27,6 @@ def test_a_target_that_is_no_class_gives_nan_and_reads_nothing(device: torch.dev
     assert dlogits.isnan().any(-1).tolist() == unknown
     both = cross_entropy_file.losses_and_gradient(logits, targets, 0.5, loss_N)
     assert both.isnan().all(-1).tolist() == both.isnan().any(-1).tolist() == unknown
-
-
-def test_a_probability_near_1_is_rounded_at_each_level_of_a_sum(device: torch.device) -> None:
-    """With this seed eager's error is small by chance, and that of 4,097 terms is not."""
-    cases = {str(one): one for one in op_cases([OPS["cross_entropy"]])}
-    case = cases["cross_entropy-triton-N2V4097-fp32-confident"]
-    for found in case.compare(device, 67165):
-        assert found.passed, str(found)
-        assert found.sees_zero
-        assert found.sees_scale
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 100.0, 1e4])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tinyllama.harness.kernels.configs import FORCED, Config, asked
+from tinyllama.harness.kernels.configs import FORCED, Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import linear as linear_file
 from tinyllama.ops.linear import INPUT_GRADIENT, WEIGHT_GRADIENT, input_gradient, weight_gradient
@@ -52,26 +52,6 @@ def test_the_weight_is_transposed_for_an_inputs_gradient(
     with recorded() as launches:
         input_gradient(dy, w)
     assert [launch.arguments["x"] for launch in launches] == [w]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_is_transposed_or_asked_for_where_products_are_not_tf32(dtype: torch.dtype) -> None:
-    dy, x = random(N, WIDE).to(dtype), random(N, NARROW).to(dtype)
-    with recorded("sm_90") as launches, asked() as keys:
-        weight_gradient(dy, x, dtype)
-        input_gradient(dy, random(WIDE, NARROW).to(dtype))
-    assert launches == []
-    assert keys == {}
-
-
-def test_sizes_beyond_those_that_were_searched_share_a_choice(turning: None) -> None:
-    with recorded("sm_90"), asked() as keys:
-        for size in (2**13, 2**14):
-            wide, narrow = (torch.empty(size, n, device="meta") for n in (size, 2))
-            input_gradient(narrow, torch.empty(2, 3, device="meta"))
-            weight_gradient(wide, narrow, torch.float32)
-    choices = [key for (space, _), key in keys.items() if space.startswith("linear.")]
-    assert choices == [{"rows": 2**13, "inner": 2}, {"longer": 2**12}]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 200), (200, 5), (0, 3), (3, 0)])

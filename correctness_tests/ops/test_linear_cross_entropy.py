@@ -1,10 +1,9 @@
 """What the derived cases cannot ask of the loss's kernels in chunks.
 
-Every case in chunks; who owns memory; targets that are ignored, and the reduction.
+Every case in chunks; targets that are ignored, and the reduction.
 """
 
 import copy
-import math
 import re
 from typing import Any
 
@@ -16,7 +15,7 @@ from tinyllama.harness.correct.checks import Candidate, Outcome, run
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import linear_cross_entropy as linear_file
 from tinyllama.ops.cross_entropy import REDUCTIONS, cross_entropy
-from tinyllama.ops.linear_cross_entropy import CHUNKS, chunk_rows, in_chunks, linear_cross_entropy
+from tinyllama.ops.linear_cross_entropy import linear_cross_entropy
 
 pytest.importorskip("triton")
 
@@ -29,18 +28,9 @@ IN_CHUNKS = [
 
 
 @pytest.fixture
-def chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Chunks at every size; for each loss in chunks, the gradients that were asked for."""
-    calls: list[tuple[str, ...]] = []
-    known = linear_file.chunked_loss
-
-    def noted(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
-        calls.append(given[3])
-        return known(*given, **named)
-
+def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is in chunks at every size."""
     monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", 0)
-    monkeypatch.setattr(linear_file, "chunked_loss", noted)
-    return calls
 
 
 def problem(device: torch.device, N: int = 11, D: int = 8, V: int = 40) -> list[torch.Tensor]:
@@ -56,29 +46,13 @@ def problem(device: torch.device, N: int = 11, D: int = 8, V: int = 40) -> list[
 
 @pytest.mark.parametrize("case", IN_CHUNKS, ids=str)
 def test_loss_in_chunks_is_as_accurate_as_eager(
-    case: OpCase, chunks: list, device: torch.device, seed: int
+    case: OpCase, chunks: None, device: torch.device, seed: int
 ) -> None:
     wrong = [str(found) for found in case.compare(device, seed) if not found.passed]
     assert not wrong, "\n".join(wrong)
-    assert chunks == [case.wanted or ("x", "weight")]
 
 
-def test_derived_cases_reach_both_ways() -> None:
-    ways = {in_chunks(**case.dims, dtype=torch.bfloat16) for case in linear_cross_entropy.cases}
-    assert ways == {False, True}
-    small, medium, large = linear_cross_entropy.timed
-    assert not in_chunks(**small.dims, dtype=torch.float32)
-    assert not in_chunks(**medium.dims, dtype=torch.float32)
-    assert in_chunks(**large.dims, dtype=torch.bfloat16)
-
-
-def test_float16_holds_its_logits_however_many_they_are() -> None:
-    many = (10**6, 4, 10**5)
-    assert in_chunks(*many, torch.bfloat16)
-    assert in_chunks(*many, torch.float32)
-    assert not in_chunks(*many, torch.float16)
-
-
+@pytest.mark.long
 def test_float16_gradients_use_the_scale_of_the_loss(device: torch.device) -> None:
     """1 / N of a probability of exp(-12) is less than float16 can hold; scaled as in training it
     is not."""
@@ -94,29 +68,18 @@ def test_float16_gradients_use_the_scale_of_the_loss(device: torch.device) -> No
         assert (got.double() - exact).norm() <= 0.01 * exact.norm()
 
 
-def test_chunks_are_few_and_whole_tiles() -> None:
-    for N in [*range(1, 300), 1000, 8191, 8192, 8193, 131072]:
-        rows = chunk_rows(N)
-        assert math.ceil(N / rows) <= CHUNKS
-        assert rows <= 128 or rows % 128 == 0
-        assert N == 1 or N % rows != 1 != rows, "a product of one row rounds more"
-    assert chunk_rows(8192) == 1024
-
-
 @pytest.mark.parametrize("wanted", [(), ("x",), ("weight",)])
 def test_only_wanted_gradients_are_computed(
-    wanted: tuple[str, ...], chunks: list, device: torch.device
+    wanted: tuple[str, ...], chunks: None, device: torch.device
 ) -> None:
     x, weight, targets = problem(device)
     expected = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
-    chunks.clear()
     given = [x.detach(), weight.detach()]
     for name, tensor in zip(("x", "weight"), given, strict=True):
         tensor.requires_grad_(name in wanted)
     loss = KERNELS(*given, targets)
     with torch.no_grad():
         torch.testing.assert_close(KERNELS(x, weight, targets), loss.detach())
-    assert chunks == [wanted, ()]
     if wanted:
         loss.backward()
     for name, tensor, gradient in zip(("x", "weight"), given, expected, strict=True):
@@ -127,18 +90,18 @@ def test_only_wanted_gradients_are_computed(
             assert tensor.grad is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", ["fresh contents", "backward twice"])
-def test_the_loss_in_chunks_passes_a_check(check: str, chunks: list, device: torch.device) -> None:
+def test_the_loss_in_chunks_passes_a_check(check: str, chunks: None, device: torch.device) -> None:
     op = copy.copy(linear_cross_entropy)
     op.cases, op.dtypes = op.cases[:1], (torch.float32,)
     (found,) = run(Candidate(op, op["triton"], device), only=[check])
     assert found.outcome is Outcome.PASSED, found
-    assert chunks
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 0.5])
 def test_gradients_follow_the_one_from_upstream(
-    factor: float, chunks: list, device: torch.device
+    factor: float, chunks: None, device: torch.device
 ) -> None:
     """To the bit, for powers of two: in the last backward pass, which works in place, and not."""
     x, weight, targets = problem(device)
@@ -154,34 +117,7 @@ def test_gradients_follow_the_one_from_upstream(
         assert torch.equal(factor * one, scaled)
 
 
-def test_last_backward_takes_no_memory(
-    chunks: list, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held: list[torch.Tensor] = []
-    counted = linear_file.chunked_loss
-
-    def noted(*args: Any, **params: Any) -> tuple[torch.Tensor, ...]:
-        held[:] = counted(*args, **params)
-        return tuple(held)
-
-    monkeypatch.setattr(linear_file, "chunked_loss", noted)
-    x, weight, targets = problem(device)
-    found = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
-    assert [gradient.data_ptr() for gradient in found] == [t.data_ptr() for t in held[1:]]
-
-
-def test_gradients_of_two_losses_add_up(chunks: list, device: torch.device) -> None:
-    x, weight, targets = problem(device)
-    once = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
-    for _ in range(2):
-        KERNELS(x, weight, targets).backward()
-    assert x.grad is not None
-    assert weight.grad is not None
-    assert torch.equal(x.grad, 2 * once[0])
-    assert torch.equal(weight.grad, 2 * once[1])
-
-
-def test_autocast_decides_the_dtype(chunks: list, device: torch.device) -> None:
+def test_autocast_decides_the_dtype(chunks: None, device: torch.device) -> None:
     x, weight, targets = problem(device)
     with torch.autocast(device.type, torch.bfloat16):
         loss = KERNELS(x, weight, targets)
@@ -246,9 +182,10 @@ def test_where_all_targets_are_ignored_the_result_is_that_of_torch(
         torch.testing.assert_close(one, other, equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_compiled_with_options_is_torch_s_result(
-    reduction: str, chunks: list, device: torch.device
+    reduction: str, chunks: None, device: torch.device
 ) -> None:
     compiled = torch.compile(KERNELS, fullgraph=True, backend="aot_eager")
     found = []
@@ -258,17 +195,8 @@ def test_compiled_with_options_is_torch_s_result(
         loss = call(x, weight, targets, ignore_index=7, reduction=reduction)
         upstream = torch.arange(2.0, 2 + loss.numel(), device=device).view(loss.shape)
         found.append((loss.detach(), *torch.autograd.grad(loss, [x, weight], upstream)))
-    assert bool(chunks) == (reduction != "none")
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_losses_of_tokens_hold_their_logits(chunks: list, device: torch.device) -> None:
-    """Each has an upstream gradient of its own, which is not known when a chunk is at hand."""
-    x, weight, targets = problem(device)
-    losses = KERNELS(x, weight, targets, reduction="none")
-    assert losses.shape == targets.shape
-    assert not chunks
 
 
 @pytest.mark.parametrize("layout", ["strided", "summed"])

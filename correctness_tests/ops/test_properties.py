@@ -4,8 +4,6 @@ provider with kernels is as accurate on them, and a failure is shown in its smal
 The examples of a seed are the same everywhere; `make soak` draws others.
 """
 
-import runpy
-import sys
 from typing import Any
 
 import pytest
@@ -17,12 +15,9 @@ import hypothesis
 from hypothesis import strategies as st
 
 from correctness_tests.support.launched import providers
-from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
-from tinyllama.harness.kernels.launch import jit, tl
-from tinyllama.harness.kernels.layout import contiguous
-from tinyllama.ops import OPS
 from tinyllama.suites.accuracy import assert_accurate
 
 EXAMPLES = 5  # of each provider
@@ -102,68 +97,3 @@ def test_is_accurate_wherever_in_many_places(
 ) -> None:
     """Each part begins with the smallest example, which is the same in all."""
     hold(op, provider, device, seed * PARTS + part, MANY // PARTS + 1)
-
-
-@jit
-def _double_kernel(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, BLOCK)
-    tl.store(y + at, 2 * tl.load(x + at, mask=at < n, other=0.0), mask=at < n)
-
-
-def test_a_failure_is_shown_in_its_smallest_form(device: torch.device) -> None:
-    """A kernel that ends at 32 elements, which no declared case reaches."""
-    double = Op("double", inputs={"x": Tensor("D")}, outputs={"y": "D"}, cases=[Case(D=7)])
-    double.reference(lambda x: 2 * x)
-
-    @double.provider("short")
-    def short(x: torch.Tensor) -> torch.Tensor:
-        y = x.new_empty(x.shape)
-        _double_kernel[(1,)](contiguous(x), y, x.numel(), BLOCK=32)
-        return y
-
-    assert str(double["short"]) not in {str(provider) for _, provider in providers()}
-    with pytest.raises(AssertionError) as failure:
-        hold(double, double["short"], device, seed=0, examples=50)
-    assert str(failure.value).startswith("double-short-D33-fp32\n")
-    assert "case=double-short-D33-fp32" in "\n".join(getattr(failure.value, "__notes__", []))
-
-
-def test_other_parameters_and_more_axes_are_drawn(device: torch.device) -> None:
-    """A provider that is right for the usual parameter alone, and one for matrices alone."""
-    shift = Op(
-        "shift",
-        inputs={"x": Tensor("N D")},
-        outputs={"y": "N D"},
-        params={"by": 0.0},
-        leading=("N",),
-        cases=[Case(N=2, D=7), Case(N=2, D=7, params={"by": 2.0})],
-    )
-    shift.reference(lambda x, by: x + by)
-    shift.provider("unshifted")(lambda x, by: x.clone())
-    shift.provider("matrices")(lambda x, by: x + (by if x.dim() == 2 else 1))
-    shift.provider("right")(lambda x, by: x + by)
-    for name, found in (("unshifted", "N1D1,by=2.0"), ("matrices", "ND1")):
-        with pytest.raises(AssertionError, match=f"shift-{name}-{found}-fp32\n"):
-            hold(shift, shift[name], device, seed=0, examples=50)
-    hold(shift, shift["right"], device, seed=0, examples=50)
-
-
-def test_the_settings_of_an_op_are_those_of_its_cases() -> None:
-    """Sizes that values of another input may depend on stay: classes, if targets are ignored."""
-    for op in OPS.values():
-        assert all(any(case.params == one.params for one, _ in settings(op)) for case in op.cases)
-    ignored = [fixed for case, fixed in settings(OPS["cross_entropy"]) if case.values]
-    assert ignored == [{"V": 50}] * 4
-
-
-def test_without_hypothesis_they_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite runs with less than the extra 'test' (README)."""
-    monkeypatch.setitem(sys.modules, "hypothesis", None)
-    said = "extra 'test' is not installed: it brings hypothesis"
-    with pytest.raises(pytest.skip.Exception, match=said):
-        runpy.run_path(__file__)
-
-
-def test_every_provider_with_kernels_is_drawn() -> None:
-    assert {op.name for op, _ in providers()} <= set(OPS)
-    assert len(KERNELS) == len(list(providers())) > 0

@@ -264,6 +264,7 @@ def test_mixed_dtypes_give_the_dtypes_of_the_reference(
 DERIVED = [(op, provider) for op, provider in KERNELS if provider.derived]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("usual", "other"), MIXED, ids=str)
 @pytest.mark.parametrize(("op", "provider"), DERIVED, ids=ids)
 def test_the_compiler_is_told_the_dtypes_of_mixed_inputs(

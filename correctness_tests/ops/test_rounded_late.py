@@ -17,7 +17,8 @@ from correctness_tests.support.late import rounded_on_the_way
 from correctness_tests.support.launched import every_launch, tree_ops
 from correctness_tests.support.ways import ways
 from tinyllama.harness.correct.evaluate import evaluate
-from tinyllama.harness.kernels.launch import jit, tl
+
+pytestmark = pytest.mark.long
 
 BF16 = torch.bfloat16
 AS_STORED = "the norm is that of the sum as it is stored"
@@ -64,25 +65,3 @@ def test_what_is_to_be_rounded_first_is_and_every_kernel_is_tried() -> None:
 
 def _dtypes(values: Iterable[object]) -> set[torch.dtype]:
     return {one.dtype for one in values if isinstance(one, torch.Tensor)}
-
-
-@jit
-def summed_kernel(x, y, WAY: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, 64)
-    if WAY == "product":
-        total = tl.sum((tl.load(x + at) * tl.load(x + at)).to(tl.float32), 0)
-    elif WAY == "cast":
-        wide = tl.load(x + at).to(tl.float32)
-        total = tl.sum((wide * wide).to(tl.bfloat16).to(tl.float32), 0)
-    else:
-        wide = tl.load(x + at).to(tl.float32)
-        total = tl.sum(wide * wide, 0)
-    tl.store(y, total)
-
-
-@pytest.mark.parametrize("way", ["product", "cast", "float32"])
-def test_products_that_are_rounded_are_seen(way: str) -> None:
-    x, y = torch.linspace(0.1, 1.7, 64, dtype=BF16), torch.empty(1)
-    with rounded_on_the_way() as found:
-        summed_kernel[(1,)](x, y, WAY=way)
-    assert {one for _, one in found} == ({"", "y"} if way != "float32" else {""})

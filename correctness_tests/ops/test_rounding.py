@@ -54,6 +54,7 @@ def _assert_exact(
     assert wrong.sum() <= most, f"{what}: {wrong.sum()} of {wrong.numel()} elements"
 
 
+@pytest.mark.long
 @each_provider
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_16_bits_are_those_of_float32_rounded_once(

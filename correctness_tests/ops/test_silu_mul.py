@@ -1,14 +1,10 @@
 """What the derived cases cannot ask of the activation: halves of a buffer, cancellation."""
 
-import ast
-import inspect
-from unittest.mock import Mock
-
 import pytest
 import torch
 
 from correctness_tests.support.rounding import assert_rounded, randn
-from tinyllama.harness.kernels import dependent, layout, recorded
+from tinyllama.harness.kernels import layout
 from tinyllama.ops.silu_mul import activate, activate_backward
 from tinyllama.ops.swiglu import swiglu
 
@@ -61,36 +57,12 @@ def test_activation_neither_overflows_nor_cancels(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("provider", ["triton", "naive"])
-def test_weights_side_by_side_are_one_product_with_the_same_result(
-    provider: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_side_by_side_give_the_same_result(provider: str, device: torch.device) -> None:
     x, weights = randn(2, 3, 20, device=device), randn(2 * 12, 20, device=device, seed=1)
-    products = Mock(wraps=torch.mm)
-    monkeypatch.setattr(torch, "mm", products)
     results = []
     for parts in (weights.chunk(2), [half.clone() for half in weights.chunk(2)]):
         leaves = [leaf.detach().requires_grad_() for leaf in (x, *parts)]
-        products.reset_mock()
         h = swiglu(*leaves, provider=provider)
-        forward = products.call_count
         results.append([h, *torch.autograd.grad(h.sin().sum(), leaves)])
-        beside = parts[0].data_ptr() + parts[0].nbytes == parts[1].data_ptr()
-        assert provider == "naive" or forward == (1 if beside else 2)
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two)
-
-
-def test_launches_wait_inside_where_the_chip_can() -> None:
-    """For the kernel before them, before they read anything."""
-    gate = torch.empty(4, 64, device="meta")
-    for chip in ("sm_90", "sm_80", "gfx942"):
-        with recorded(chip) as found:
-            waits = dependent(gate.device)["PDL"]
-            activate(gate, gate)
-            activate_backward(gate, gate, gate, torch.empty_like(gate), torch.empty_like(gate))
-        assert [launch.arguments["PDL"] for launch in found] == [waits, waits]
-        assert [launch.options.get("launch_pdl", False) for launch in found] == [waits, waits]
-    for launch in found:
-        (kernel,) = ast.parse(inspect.getsource(launch.kernel.fn)).body
-        assert isinstance(kernel, ast.FunctionDef)
-        assert ast.unparse(kernel.body[1]) == "begin(PDL)"  # behind the docstring

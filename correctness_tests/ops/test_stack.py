@@ -10,13 +10,13 @@ from correctness_tests.support import stacks
 from correctness_tests.support.stacks import EPS, forced, gradients, inputs
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import Config
-from tinyllama.harness.kernels.launch import recorded
-from tinyllama.harness.kernels.resources import compilation
-from tinyllama.ops.stack import Fused, Inputs, configs, launches
+from tinyllama.ops.stack import Fused, Inputs, launches
 from tinyllama.ops.stack.configs import PRODUCTS
-from tinyllama.ops.stack.in_one import ATTEND, chosen
+from tinyllama.ops.stack.in_one import ATTEND
 
 pytest.importorskip("triton")
+
+pytestmark = pytest.mark.long
 # tokens, heads, heads of keys and values, head dimension: whole blocks, nothing that is whole, and
 # whole sequences of heads that are not
 SHAPES = [(16, 4, 2, 16), (9, 6, 2, 8), (33, 2, 2, 24), (1, 1, 1, 2), (16, 2, 1, 24)]
@@ -85,51 +85,6 @@ def test_descriptors_read_what_pointers_read(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "heads", "groups", "hidden", "ffn"),
-    [
-        (64, 4, 2, 64, 64),
-        *((80, 4, 2, 64, 64), (64, 6, 1, 64, 64), (64, 4, 1, 64, 64)),
-        *((64, 4, 2, 80, 64), (64, 4, 2, 64, 80)),
-    ],
-)
-def test_one_size_that_tiles_do_not_divide_is_enough(
-    tokens: int, heads: int, groups: int, hidden: int, ffn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A launch of several products masks its accesses: tiles of 64, heads of 16."""
-    monkeypatch.setattr(stacks, "HIDDEN", hidden)
-    monkeypatch.setattr(stacks, "FFN", ffn)
-    given = inputs(tokens, heads, groups, 16, torch.device("cpu"))
-    meta = Inputs._make(tensor.to("meta") for tensor in given)
-    whole = (tokens, heads, groups, hidden, ffn) == (64, 4, 2, 64, 64)
-    with recorded("gfx942") as made:
-        gradients(meta, "single")
-    several = [one for one in made if "single" in one.identity or "weight" in one.identity]
-    assert len(several) == 3 * stacks.LAYERS
-    assert {one.arguments["EVEN"] for one in several} == {whole}
-
-
-@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
-@pytest.mark.parametrize("unfit", [None, *range(8)])
-def test_one_operand_without_a_descriptor_is_enough(unfit: int | None) -> None:
-    """Of the eight of the weight gradients, which are one launch."""
-    widths = [16, 16, 32, 16]
-
-    def made_of(place: int, width: int) -> torch.Tensor:
-        start = int(place == unfit)
-        whole = torch.zeros(16 * width + 1, dtype=torch.bfloat16)
-        return whole[start : start + 16 * width].view(16, width)
-
-    dys = [made_of(place, width) for place, width in enumerate(widths)]
-    xs = [made_of(place, 16) for place in range(4, 8)]
-    threes = list(zip(dys, xs, (torch.zeros(width, 16) for width in widths), strict=True))
-    config = Config(BM=16, BN=16, BK=16, GROUP=8, DESCRIBED=1, num_warps=4, num_stages=2)
-    key = configs.key_of(xs[0], 16)
-    with recorded("sm_90") as made, configs.WEIGHT_GRADIENTS.force(config, **key):
-        launches.weight_gradients(threes)
-    assert [one.arguments["DESCRIBED"] for one in made] == [unfit is None]
-
-
-@pytest.mark.parametrize(
     ("hidden", "ffn", "tokens", "columns", "step"),
     [(272, 24, 4, 16, 128), (64, 32, 16, 32, 16)],
     ids=["many", "whole"],
@@ -155,39 +110,3 @@ def test_tiles_may_be_narrow(
         found = gradients(given)
     for one, other in zip(expected, found, strict=True):
         assert (one.double() - other.double()).norm() <= 1e-2 * one.double().norm()
-
-
-def test_tiles_narrower_than_a_line_of_the_cache_compile() -> None:
-    """What is brought into the cache ahead, where a launch is dependent, is at least one line."""
-    cpu = inputs(16, 2, 1, 16, torch.device("cpu"))
-    given = Inputs._make(tensor.to("meta") for tensor in cpu)
-    with recorded("sm_90") as launched, tiles(given, 0, False):
-        launched.clear()
-        gradients(given)
-    ahead = {launch.identity: launch for launch in launched if launch.arguments.get("FETCH")}
-    assert len(ahead) == 3
-    for launch in ahead.values():
-        assert launch.arguments["PDL"]
-        assert launch.arguments["BN"] == 32
-        compilation(launch, "sm_90").run()
-
-
-def test_the_chips_table_says_whether_it_is_one_launch() -> None:
-    def launched(chip: str, tokens: int, dtype: torch.dtype = torch.bfloat16) -> set[str]:
-        cpu = inputs(tokens, 2, 1, 64, torch.device("cpu"))
-        given = Inputs._make(tensor.to("meta", dtype) for tensor in cpu)
-        with recorded(chip) as launches:
-            Fused.forward(given, EPS)
-        return {launch.identity for launch in launches}
-
-    assert "stack.attend_kernel" in launched("sm_90", 128)
-    apart = {"stack.qkv_kernel", "attention.forward_kernel"}
-    for chip, tokens, dtype in (
-        ("gfx942", 128, torch.bfloat16),  # nothing was measured there
-        ("sm_90", 129, torch.bfloat16),  # more tokens than a program holds
-        ("sm_90", 128, torch.float32),
-    ):
-        assert apart < launched(chip, tokens, dtype)
-    for width, there in ((64, True), (128, False)):  # wider heads than its registers hold
-        with ATTEND.force(Config(BK=16, DESCRIBED=0), D=width, tokens=16):
-            assert (chosen(torch.empty(1, 16, 3 * width).bfloat16(), width) is not None) == there

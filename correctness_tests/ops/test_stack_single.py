@@ -4,11 +4,11 @@ That it is right follows from the cases of the op. The interpreter runs programs
 other, so there each phase is a launch; barriers wait on a GPU.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
+from unittest import mock
 
 import pytest
 import torch
@@ -19,15 +19,16 @@ from correctness_tests.support.stacks import EPS, LAYERS, forced, gradients, inp
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.configs import Config
-from tinyllama.harness.kernels.launch import launched, processors, recorded
+from tinyllama.harness.kernels.launch import processors, recorded
+from tinyllama.harness.kernels.programs import Order, ordered
 from tinyllama.harness.kernels.together import EVERY, Watchdog, meet
 from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V3, V4
-from tinyllama.ops.stack import launches, single, single_kernels, stack
+from tinyllama.ops.stack import single, stack
 from tinyllama.ops.stack.passes import Inputs
-from tinyllama.ops.stack.single import BACKWARD_PHASES, FORWARD_PHASES, WATCHDOG, InOne
+from tinyllama.ops.stack.single import WATCHDOG
 from tinyllama.training.step import TrainStep
 from tinyllama.training.train import train
 
@@ -55,6 +56,7 @@ def equal_tiles(given: Inputs) -> AbstractContextManager[None]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 3, 7], ids="{} processors".format)
 def test_with_equal_tiles_it_gives_the_bits_of_several_launches(
     count: int, device: torch.device
@@ -71,17 +73,6 @@ def test_with_equal_tiles_it_gives_the_bits_of_several_launches(
             assert torch.equal(found, expected)
 
 
-def test_a_pass_over_a_block_is_one_launch(device: torch.device) -> None:
-    launch = create_autospec(InOne._launch, side_effect=InOne._launch)
-    with pytest.MonkeyPatch.context() as patch, launched() as on_gpu:
-        patch.setattr(InOne, "_launch", launch)
-        gradients(inputs(*SHAPE, device), "single")
-    names = ["single_forward_kernel"] * LAYERS + ["single_backward_kernel"] * LAYERS
-    assert [one.args[1].__name__ for one in launch.call_args_list] == names
-    if device.type == "cuda":
-        assert sum("single" in one.kernel.name for one in on_gpu) == len(names)
-
-
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_all_programs_of_a_launch_can_run_at_once(batch: int) -> None:
     """A program more than processors would be waited for, and never begin."""
@@ -93,160 +84,39 @@ def test_all_programs_of_a_launch_can_run_at_once(batch: int) -> None:
     assert all(min(batch, 4) <= programs <= 4 for (programs,) in grids)
 
 
-PHASES = [
-    *(("single_forward_kernel", phase) for phase in range(len(FORWARD_PHASES))),
-    *(("single_backward_kernel", phase) for phase in range(len(BACKWARD_PHASES))),
-]
-
-
-@pytest.mark.parametrize(("kernel", "left_out"), PHASES)
-def test_every_phase_is_needed(kernel: str, left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, launch = inputs(*SHAPE, CPU, batch=1), InOne._launch
-
-    def without(self: InOne, which: Any, *rest: Any, **constants: Any) -> None:
-        kept = [n for n in range(5) if n != left_out or which.__name__ != kernel]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(single, "phases", lambda device, count: kept)
-            launch(self, which, *rest, **constants)
-
-    monkeypatch.setattr(InOne, "_launch", without)
-    with PoisonedMemory():
-        found = gradients(given, "single")
-    assert not all(one.isfinite().all() for one in found)
-
-
 # -- barriers -------------------------------------------------------------------------------------
 
 
-def in_one_launch(monkeypatch: pytest.MonkeyPatch, spins: int) -> None:
-    """Also interpreted; a program that runs before others then sees none of their work."""
-    monkeypatch.setattr(single, "phases", lambda device, count: (EVERY,))
-    monkeypatch.setattr(WATCHDOG, "spins", spins)
+@contextmanager
+def all_phases_in_one_launch() -> Iterator[None]:
+    """Also where it is interpreted."""
+    WATCHDOG.fault(CPU)  # of an earlier test
+    with mock.patch.object(single, "phases", return_value=(EVERY,)):
+        yield
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_one_launch_of_a_lone_program_is_right(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All phases and barriers of a group of one program; of two, the first waits for the second,
-    which the interpreter has not begun: the results are NaN, and the barrier is named."""
+def test_one_launch_of_all_phases_is_right(count: int) -> None:
+    """With programs that wait for each other, the last one first."""
     given = inputs(*SHAPE, CPU, batch=1)
-    expected = gradients(given, "single")
-    in_one_launch(monkeypatch, spins=2)
     with processors(count):
-        found = gradients(given, "single")
-    if count == 1:
-        assert all(map(torch.equal, found, expected))
-        WATCHDOG.check(CPU)
-        return
+        expected = gradients(given, "single")
+        with all_phases_in_one_launch(), PoisonedMemory(), ordered(Order("reversed")):
+            found = gradients(given, "single")
+    WATCHDOG.check(CPU)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_barrier_that_does_not_open_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two programs waits for the second, which the interpreter has not begun: the
+    results are NaN, and the barrier is named once."""
+    monkeypatch.setattr(WATCHDOG, "spins", 2)
+    with all_phases_in_one_launch(), processors(2):
+        found = gradients(inputs(*SHAPE, CPU, batch=1), "single")
     assert found[0].isnan().any()
     with pytest.raises(RuntimeError, match=r"forward pass of block 0 .* phase 0 \(q, k and v\)"):
         WATCHDOG.check(CPU)
     WATCHDOG.check(CPU)  # it was said
-
-
-@jit
-def passed(counter, expected, spins, status, code, opened):  # type: ignore[no-untyped-def]
-    """A barrier that is left out."""
-    return opened
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_a_barrier_that_is_left_out_is_seen(
-    backward: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The program that runs first reads what the second was to write."""
-    given = inputs(*SHAPE, CPU, batch=1)
-    monkeypatch.setattr(single_kernels, "meet", passed)
-    launch = InOne._launch
-
-    def chosen(self: InOne, which: Any, *rest: Any, **constants: Any) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            if ("backward" in which.__name__) == backward:
-                in_one_launch(patch, spins=1)
-            launch(self, which, *rest, **constants)
-
-    monkeypatch.setattr(InOne, "_launch", chosen)
-    with PoisonedMemory(), processors(2):
-        y, *found = gradients(given, "single")
-    assert bool(y.isfinite().all()) == backward
-    assert not all(one.isfinite().all() for one in found)
-
-
-def never_opens(monkeypatch: pytest.MonkeyPatch, *, backward: bool) -> None:
-    """The counters of one pass, whose result no other block reads, begin so low that nothing
-    reaches what is waited for."""
-    barriers = InOne._barriers
-
-    def late(self: InOne, index: int, *, backward: bool) -> tuple[Any, ...]:
-        found = barriers(self, index, backward=backward)
-        if backward == wanted and index == (0 if wanted else LAYERS - 1):
-            found[0].fill_(-1_000_000)
-        return found
-
-    wanted = backward
-    monkeypatch.setattr(InOne, "_barriers", late)
-
-
-@pytest.mark.parametrize(
-    ("backward", "said"),
-    [
-        (False, r"forward pass of block 1 .* phase 0 \(q, k and v\)"),
-        (True, r"backward pass of block 0 .* phase 0 \(gate and up\)"),
-    ],
-)
-def test_a_barrier_that_never_opens_is_named(
-    backward: bool, said: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a launch of its own, which ends. The result of its pass is NaN, and nothing else is sure:
-    a backward pass reads what the forward pass left unwritten."""
-    WATCHDOG.fault(device)  # of an earlier test
-    in_one_launch(monkeypatch, spins=1000 if device.type == "cuda" else 2)
-    never_opens(monkeypatch, backward=backward)
-    with processors(1) if device.type == "cpu" else ExitStack():
-        y, dx, *_ = gradients(inputs(*SHAPE, device), "single")
-    assert (dx if backward else y).isnan().all()
-    assert not (backward and y.isnan().any())
-    with pytest.raises(RuntimeError, match=said):
-        WATCHDOG.check(device)
-
-
-def test_each_barrier_has_the_code_of_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-
-    def noted(counter: Any, expected: Any, spins: Any, status: Any, code: Any, opened: Any) -> Any:
-        found.append(int(code.handle.data.item()))
-        return opened
-
-    monkeypatch.setattr(single_kernels, "meet", noted)
-    in_one_launch(monkeypatch, spins=1)
-    with processors(1):
-        gradients(inputs(*SHAPE, CPU, batch=1), "single")
-    passes = [(index, False) for index in range(LAYERS)]
-    passes += [(index, True) for index in reversed(range(LAYERS))]
-    assert found == [
-        single._code(index, backward=backward) + phase
-        for index, backward in passes
-        for phase in range(len(BACKWARD_PHASES if backward else FORWARD_PHASES) - 1)
-    ]
-
-
-@jit
-def spoils_kernel(y, n_rows, n_columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
-    single_kernels._spoil(tl.program_id(0), y, n_rows, n_columns, BM, BN, GROUP)
-
-
-def test_what_is_spoiled_is_all_of_a_result(device: torch.device) -> None:
-    """With more tiles below each other than follow each other, and ragged ones; nothing beside."""
-    y = torch.zeros(75, 40, device=device)
-    inside = y[:70]
-    spoils_kernel[(5 * 2,)](inside, *inside.shape, BM=16, BN=32, GROUP=2)
-    assert inside.isnan().all()
-    assert not y[70:].any()
-
-
-def test_a_launch_ahead_sets_all_counters_to_zero(device: torch.device) -> None:
-    x, counters = torch.randn(5, 32, device=device), torch.ones(2500, dtype=torch.int32).to(device)
-    launches.fold(x, torch.ones(32, device=device), torch.empty_like(x), counters=counters)
-    assert not counters.any()
 
 
 @jit
@@ -333,14 +203,6 @@ def test_a_captured_step_gives_the_losses_of_several_launches(device: torch.devi
     WATCHDOG.check(device)
 
 
-def test_the_plan_is_used_for_many_rows_too() -> None:
-    """Where the default plan's table would choose blocks one by one."""
-    x_ND = torch.empty(5000, 64)
-    for plan, stacked in (("fused", False), ("single", True)):
-        model = TinyLlama(MODEL, V4.with_plan(plan))
-        assert model.stacks(x_ND, torch.bfloat16) == stacked
-
-
 def test_a_plan_is_for_tiers_whose_blocks_are_one_op() -> None:
     assert V4.with_plan("fused") is V4
     assert V3.with_plan(None) is V3
@@ -353,23 +215,6 @@ def test_a_plan_is_for_tiers_whose_blocks_are_one_op() -> None:
         ConfigError, match="plan 'double' does not exist: use fused, single, all, none, or"
     ):
         V4.with_plan("double")
-
-
-def test_training_says_which_barrier_did_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a loss is not finite, that is asked first."""
-    call: Callable[..., Any] = TrainStep.__call__
-
-    def spoiled(self: TrainStep, *batch: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = call(self, *batch)
-        WATCHDOG.status(CPU).fill_(single._code(1, backward=False) + 2)
-        return loss.fill_(float("nan"))
-
-    monkeypatch.setattr(TrainStep, "__call__", spoiled)
-    result = train(MODEL, CONFIG, "v1", device=CPU)
-    assert result.status == "failed"
-    assert result.reason is not None
-    assert "is nan: a barrier of the forward pass of block 1 did not open" in result.reason
-    assert "after phase 2 (product of w_o)" in result.reason
 
 
 @pytest.mark.parametrize("every", [None, 1])

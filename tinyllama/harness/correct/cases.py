@@ -32,7 +32,7 @@ from tinyllama.harness.declare.specs import Case, Terms
 from tinyllama.harness.kernels.precision import SHORT
 
 # Roundings of sums in float32 add up, along an axis that is long or where terms are equal: right
-# results were off by up to 6 times the usual bound (docs/LOG.md). In 16 bits they are not seen.
+# results were off by up to 6 times the usual bound. In 16 bits they are not seen.
 WIDER = 16.0
 EQUAL = {"expanded", "summed"}  # layouts that make terms equal; of `TIED` little is asked
 PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding

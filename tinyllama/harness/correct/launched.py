@@ -16,7 +16,6 @@ from tinyllama.harness.correct.evaluate import shapes_of
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Tensor
-from tinyllama.harness.kernels.instruction_record import Key, grouped
 from tinyllama.harness.kernels.launch import Launch, recorded
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, compilation, lacking
 
@@ -33,34 +32,21 @@ WHOLLY = ("gfx942", "sm_90")  # chips for which more than the largest case is co
 class Planned:
     """One compilation, and the first case that asks for it; or what kept it from being known.
 
-    quick: it is looked at in `make test`. held: its instructions are recorded."""
+    quick: it is compiled by `make test` already."""
 
     where: str
     quick: bool
-    held: bool
     compilation: Compilation | None = None
     error: Exception | None = None
 
 
-def cases_of(op: Op, provider: Provider, chip: str, mode: str) -> Iterator[tuple[Case, bool, bool]]:
-    """The cases that are compiled for a chip, whether in `make test` already, and whether their
-    instructions are recorded.
-
-    A cooperative kernel holds a pass of a whole block, and takes seconds to compile: in `make test`
-    in bfloat16 for two chips.
-    """
-    long = "cooperative" in provider.requires
-    for case in op.timed:  # the first is what a CPU times
-        if chip in WHOLLY:
-            held = mode != "fp16" and (case is not op.timed[0] or len(op.timed) == 1)
-            yield case, held and (mode == "bf16" or not long), held
-        else:
-            largest = mode == "bf16" and case is op.timed[-1]
-            soon = largest and not long and chip != "gfx908"
-            yield case, soon, soon
+def cases_of(op: Op, chip: str, mode: str) -> Iterator[tuple[Case, bool]]:
+    """The cases that are compiled for a chip, and whether `make test` compiles them already."""
+    for case in op.timed:
+        yield case, chip in WHOLLY and mode == "bf16" and case is op.timed[-1]
     if chip in WHOLLY:
         for case in op.cases:
-            yield case, False, False
+            yield case, False
 
 
 def plan_of(
@@ -68,9 +54,9 @@ def plan_of(
 ) -> Iterator[Planned]:
     for chip in chips:
         for mode, (dtype, precision) in MODES.items():
-            for case, quick, held in cases_of(op, provider, chip, mode):
+            for case, quick in cases_of(op, chip, mode):
                 covered = OpCase(op, provider, case, dtype).unsupported() is None
-                if covered and (quick or held or not only_quick):
+                if covered and (quick or not only_quick):
                     where = f"{provider}-{case}-{mode}-{chip}"
                     try:
                         launches = launches_of(
@@ -78,12 +64,11 @@ def plan_of(
                         )
                         for launch in launches:
                             found = compilation(launch, chip)
-                            # On other chips a kernel is looked at with its own op alone.
-                            counts = chip in WHOLLY or found.kernel.startswith(f"{op.name}.")
-                            each = quick and counts, held and counts
-                            yield Planned(f"{where}-{found.kernel}", *each, found)
+                            # A kernel of another op is compiled with that one.
+                            own = found.kernel.startswith(f"{op.name}.")
+                            yield Planned(f"{where}-{found.kernel}", quick and own, found)
                     except Exception as error:  # the test of this case raises it
-                        yield Planned(where, quick, held, error=error)
+                        yield Planned(where, quick, error=error)
 
 
 def with_kernels(ops: Iterable[Op]) -> Iterator[tuple[Op, Provider]]:
@@ -97,8 +82,7 @@ def with_kernels(ops: Iterable[Op]) -> Iterator[tuple[Op, Provider]]:
 def plan(
     ops: Iterable[Op], chips: Iterable[str] = CHIPS, *, only_quick: bool = False
 ) -> dict[str, Planned]:
-    """Every distinct compilation by its key; those of `make test` first. only_quick: no others, but
-    for those whose instructions are recorded."""
+    """Every distinct compilation by its key; those of `make test` first. only_quick: no others."""
     able = [chip for chip in chips if not lacking(chip)]
     every = [
         planned
@@ -106,15 +90,10 @@ def plan(
         for planned in plan_of(provider, op, able, only_quick=only_quick)
     ]
     distinct: dict[str, Planned] = {}
-    for planned in sorted(every, key=lambda planned: (not planned.quick, not planned.held)):
+    for planned in sorted(every, key=lambda planned: not planned.quick):
         key = planned.compilation.key if planned.compilation else planned.where
         distinct.setdefault(key, planned)
     return distinct
-
-
-def held_kernels(planned: Iterable[Planned]) -> dict[Key, list[Compilation]]:
-    """By chip and kernel, the compilations that instructions are recorded of."""
-    return grouped(one.compilation for one in planned if one.held and one.compilation)
 
 
 def launches_of(

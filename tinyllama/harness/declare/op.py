@@ -92,7 +92,7 @@ class Op(Signature):
     magnitudes: Magnitudes | None = field(default=None, init=False)
     terms: Terms = field(default=Terms(), init=False)
     rows: dict[str, RowsApart] = field(default_factory=dict, init=False)
-    programs: dict[str, tuple[ManyPrograms, bool]] = field(default_factory=dict, init=False)
+    programs: dict[str, ManyPrograms] = field(default_factory=dict, init=False)
     dims_of: RandomDims | None = field(default=None, init=False)
     asks: dict[str, StepChoices] = field(default_factory=dict, init=False)
     module: str = field(default="", init=False)
@@ -221,19 +221,13 @@ class Op(Signature):
         self.rows[function.__name__] = function
         return function
 
-    def many_programs(self, *, narrow_fails: bool) -> Callable[[ManyPrograms], ManyPrograms]:
+    def many_programs(self, function: ManyPrograms) -> ManyPrograms:
         """Register a function that launches kernels on tensors of 2^31 elements, of which the
         first and the last programs run; it takes and calls an
         `tinyllama.harness.declare.offsets.Ends`.
-
-        narrow_fails: with 32-bit integers in the kernels, the function detects an overflow.
         """
-
-        def register(function: ManyPrograms) -> ManyPrograms:
-            self.programs[function.__name__] = (function, narrow_fails)
-            return function
-
-        return register
+        self.programs[function.__name__] = function
+        return function
 
     @property
     def folder(self) -> Path | None:

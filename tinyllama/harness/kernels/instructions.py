@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 TILE = 1 << 16  # the width of a copy of a whole tile (NVIDIA's TMA): wider than any of a thread
@@ -19,13 +19,12 @@ class Instructions:
     """loads, stores: the most bytes that a thread moves from or to global memory in one access; 0
     where it makes none, as where a wave reads by scalar loads. products: matrix instructions, as
     family and operands ("wgmma bf16"); none where products are sums of scalar ones. atomics: those
-    on global memory. made_of: of recorded ones, a digest of what they were read from."""
+    on global memory."""
 
     loads: int
     stores: int
     products: tuple[str, ...] = ()
     atomics: tuple[str, ...] = ()
-    made_of: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, asm: Mapping[str, Any]) -> Instructions:
@@ -42,9 +41,7 @@ class Instructions:
         return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
-        values = asdict(self)
-        del values["made_of"]
-        return values
+        return asdict(self)
 
     def worse(self, before: Instructions) -> list[str]:
         """What another revision's kernel had and this one lost, in words; a gain is no matter."""

@@ -1,4 +1,4 @@
-"""Memory in the layout of the parameters: their rounded copies, transposes, and gradients.
+"""Memory in the layout of the parameters: their rounded copies and their transposes.
 
 A caller offers it for a while, beside the master: the one memory of all parameters. An op asks with
 a view of the master, and gets the offered memory at the same place.
@@ -39,6 +39,3 @@ class Offered:
 rounded = Offered()
 # The transpose of each matrix, at the matrix's place: ask with views of whole matrices.
 kept_transposed = Offered()
-# Where gradients are written: offer it for one backward pass, whose gradients are not added to
-# others.
-placed = Offered()

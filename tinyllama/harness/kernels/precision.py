@@ -18,7 +18,7 @@ def input_precision(x: torch.Tensor) -> str:
     For float32: "tf32" where `torch.set_float32_matmul_precision` allows it and the chip has it.
     Where it does not, products have float32's accuracy: "tf32x3" on chips that offer it, three
     products of tf32 halves, whose errors were measured to be those of "ieee" or less at a
-    quarter of the time (docs/LOG.md); elsewhere "ieee". For 16-bit operands "ieee".
+    quarter of the time (docs/design.md); elsewhere "ieee". For 16-bit operands "ieee".
     """
     if x.dtype is not torch.float32:
         return "ieee"

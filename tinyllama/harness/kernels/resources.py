@@ -182,32 +182,6 @@ class Compilation:
         return numbers
 
 
-def remembered(compilation: Compilation) -> str:
-    """Its digest. That takes Triton's front end, so it is kept for whatever Triton's own cache
-    takes for the same: the source of the kernel and of what it calls, its arguments, the options,
-    Triton's files and switches; and the code that reads."""
-    from triton._C.libtriton import get_cache_invalidating_env_vars
-
-    switches = sorted(get_cache_invalidating_env_vars().items())
-    with _surroundings():
-        compiler = _backend(compilation.chip).hash()
-    whole = compilation.key, _triton(), compiler, switches, _reader()
-    stored = _cache() / f"of-{hashlib.sha256(repr(whole).encode()).hexdigest()}.txt"
-    if not stored.is_file():
-        _write(stored, compilation.digest)
-    return stored.read_text(encoding="utf-8")
-
-
-@functools.cache
-def _triton() -> str:
-    """A digest of Triton's files."""
-    try:
-        from triton.runtime.cache import triton_key
-    except ImportError:  # triton before 3.5
-        from triton.compiler.compiler import triton_key
-    return str(triton_key())
-
-
 def compile_launch(launch: Launch, chip_name: str) -> Resources:
     """Compile a recorded launch for a chip, without one."""
     return compilation(launch, chip_name).run()
@@ -306,12 +280,9 @@ def _surroundings(folder: str | None = None) -> Iterator[None]:
 
 @functools.cache
 def _reader() -> str:
-    """A digest of the code that compiles and reads. Imports do not count, nor the rest of this
-    file: an edit of these would make every record stale."""
+    """A digest of the code that compiles and reads."""
     parts = (Compilation, _surroundings, assembly, instructions)
-    lines = [line for part in parts for line in inspect.getsource(part).splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("import ", "from "))]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+    return hashlib.sha256("".join(inspect.getsource(part) for part in parts).encode()).hexdigest()
 
 
 @functools.cache

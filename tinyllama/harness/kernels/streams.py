@@ -8,8 +8,8 @@ import torch
 
 
 @functools.cache
-def _side_stream(device: torch.device, urgent: bool) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1 if urgent else 0)
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class Side:
@@ -17,12 +17,11 @@ class Side:
 
     Captured, the branch is part of the graph. What it reads and writes must live until `join`:
     memory that is freed before is handed out to the current stream, which runs at the same time.
-    urgent: another branch, whose kernels come before others that wait for a multiprocessor.
     """
 
-    def __init__(self, device: torch.device, urgent: bool = False) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = _side_stream(device, urgent) if device.type == "cuda" else None
+        self._stream = _side_stream(device) if device.type == "cuda" else None
         self._kept: list[object] = []
 
     @contextlib.contextmanager

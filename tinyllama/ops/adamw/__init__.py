@@ -118,7 +118,7 @@ def default(
     state.step.add_(1)
 
 
-# On a GPU it rounds 1 - beta^t to float32, where 1 - 0.999 is off by 1.3e-5 (docs/LOG.md).
+# On a GPU it rounds 1 - beta^t to float32, where 1 - 0.999 is off by 1.3e-5.
 @adamw.provider("torch", slack={torch.float32: 4.0})
 def fused(
     state: State, lr: Rate, beta1: float, beta2: float, eps: float, weight_decay: float

@@ -7,7 +7,7 @@ from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops.adamw import UPDATE, adamw
 
 
-@adamw.many_programs(narrow_fails=False)
+@adamw.many_programs
 def many_parameters(ends: Ends) -> Pairs:
     """One tensor of them all."""
 

@@ -34,7 +34,7 @@ from tinyllama.ops.attention.kernels import backward_kernel, forward_kernel
 from tinyllama.ops.transpose import transposed
 
 # On a GPU its fp32 kernel makes each product of three tf32 ones: errors up to 8.4 times what is
-# otherwise allowed were seen on an H200, with keys far from zero (docs/LOG.md).
+# otherwise allowed were seen on an H200, with keys far from zero.
 SDPA_SLACK = {torch.float32: 12.0}
 # dq cancels dP against delta = sum(o do), a sum in another order; eager cancels it against itself.
 # Up to 1.25 times what is otherwise allowed was seen on an H200, in heads of 128 and 256.
@@ -152,7 +152,7 @@ def sdpa(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> to
 def _aligned(x: torch.Tensor) -> torch.Tensor:
     """x, or a contiguous copy if a row of x does not begin at a multiple of 16 bytes. The fused
     kernels of torch 2.11 do not check that: on an H100 they gave NaN, or an error after which every
-    call on the GPU failed (docs/LOG.md). Inductor copies such inputs itself."""
+    call on the GPU failed. Inductor copies such inputs itself."""
     if torch.compiler.is_compiling() or (x.is_contiguous() and x.storage_offset() == 0):
         return x
     starts = (x.storage_offset(), *x.stride()[:-1])
@@ -202,7 +202,7 @@ def _statics(q_BTHK: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def lse_dtype(q: torch.Tensor) -> torch.dtype:
     """The dtype of the saved log-sum-exp: float64 where products have float32's accuracy. Rounded
-    to float32 it caused the largest error of dv there, six times all others (docs/LOG.md)."""
+    to float32 it caused the largest error of dv there, six times all others."""
     exact = q.dtype is torch.float32 and input_precision(q) != "tf32"
     return torch.float64 if exact else torch.float32
 

@@ -21,7 +21,7 @@ DEFAULTS: dict[str, dict[str, tuple[Block, ...]]] = {  # up to D = 64, 128, 256
         "long": ((64, 32, 8, 2), (32, 32, 8, 2)),
         "short": ((64, 32, 8, 2), (32, 32, 8, 2)),
         "turned": ((64, 32, 8, 2), (32, 32, 8, 2)),
-        # Eight warps on 64 rows of width 32 gave wrong results (triton 3.6, sm_90; docs/LOG.md).
+        # Eight warps on 64 rows of width 32 gave wrong results (triton 3.6, sm_90).
         "queries": ((32, 32, 4, 2), (16, 32, 8, 2)),
         "keys": ((32, 16, 4, 2), (16, 16, 4, 2)),
     },
@@ -102,7 +102,7 @@ def _pairs(D: int, kind: str) -> list[Config]:
     ]
 
 
-# Fastest on an H200 of what an earlier, wider search tried (docs/LOG.md).
+# Fastest on an H200 of what an earlier, wider search tried.
 FOUND_FORWARD = [(32, 32, 4, 3), (64, 64, 4, 3), (128, 32, 4, 3), (128, 64, 8, 3)]
 FOUND_QUERIES = [(32, 32, 4, 3), (128, 64, 8, 3)]
 FOUND_KEYS = [(32, 32, 4, 3)]

@@ -47,7 +47,7 @@ def attention_of_tokens(put: Put) -> Results:
     return _attended(put, tokens=2**31 // FARTHEST_ROW + 2, axis=1, stride=FARTHEST_ROW)
 
 
-@attention.many_programs(narrow_fails=True)
+@attention.many_programs
 def many_batches(ends: Ends) -> Pairs:
     """With wide heads; o is allocated inside."""
     T, H, K = 64, 2, 256
@@ -93,18 +93,18 @@ def _written(ends: Ends, tokens: int, keys: bool) -> Pairs:
         return ends(call, H, *(ends.room(math.prod(shape)).view(shape) for shape in shapes))
 
 
-@attention.many_programs(narrow_fails=True)
+@attention.many_programs
 def many_heads_of_transposes(ends: Ends) -> Pairs:
     return _written(ends, FARTHEST_ROW, keys=True)
 
 
-@attention.many_programs(narrow_fails=True)
+@attention.many_programs
 def many_tokens_of_transposes(ends: Ends) -> Pairs:
     """Those of a single head lie beyond 2^31."""
     return _written(ends, 2 * FARTHEST_ROW, keys=False)
 
 
-@attention.many_programs(narrow_fails=True)
+@attention.many_programs
 def transposes_that_are_read(ends: Ends) -> Pairs:
     """In float32 alone. The last head lies beyond 2^31."""
     H, K, B = 5, 64, FARTHEST_ROW // T

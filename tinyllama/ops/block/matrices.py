@@ -1,13 +1,12 @@
-"""The matrices of a block as its products read them, and where their gradients are written."""
+"""The matrices of a block as its products read them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
-from tinyllama.harness.kernels.layout import as_one, joined
-from tinyllama.harness.kernels.placed import placed, rounded
+from tinyllama.harness.kernels.layout import joined
+from tinyllama.harness.kernels.placed import rounded
 
 
 @dataclass(frozen=True)
@@ -33,21 +32,6 @@ class Matrices:
         stacked = [(sum(len(w) for w in several), width) for several in ((q, k, v), (gate, up))]
         shapes = (stacked[0], out.shape, stacked[1], down.shape)
         return Matrices(*(p.view(shape) for p, shape in zip(parts, shapes, strict=True)))
-
-
-class Places(NamedTuple):
-    """Where the gradients of `Matrices` are written; None: where the products like."""
-
-    qkv: torch.Tensor | None = None
-    out: torch.Tensor | None = None
-    gate_up: torch.Tensor | None = None
-    down: torch.Tensor | None = None
-
-
-def places_of(weights: Sequence[torch.Tensor]) -> Places | Matrices:
-    whole = as_one(*weights)
-    place = None if whole is None else placed.of(whole)
-    return Places() if place is None else Matrices.of(weights, place)
 
 
 def narrowed(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, Matrices]:

@@ -11,7 +11,7 @@ from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.ops.add_rms_norm import add_norm_forward
 from tinyllama.ops.attention import attend, attend_backward, lse_dtype
 from tinyllama.ops.block import sliced
-from tinyllama.ops.block.matrices import Matrices, Places, narrowed, places_of
+from tinyllama.ops.block.matrices import Matrices, narrowed
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.linear.rounding_kernels import round_operand
 from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, sum_rows
@@ -75,17 +75,15 @@ def backward(grads: Grads, kept: Named, saved: dict[str, torch.Tensor], eps: flo
         dn2_ND, dgate_dup, ddown = sliced.backward(
             dy_low_ND, n2_ND, matrices.gate_up, matrices.down, wide
         )
-        places: Places | Matrices = Places()
     else:
         h_NF = input_gradient(dy_low_ND, matrices.down)  # its gradient, which h then replaces
         dgate_up = torch.empty_like(gate_up_NF)
         (gate, up), (dgate, dup) = gate_up_NF.chunk(2, -1), dgate_up.chunk(2, -1)
         activate_backward(h_NF, gate, up, dgate, dup, h_NF)
-        places = places_of(weights)
-        ddown = weight_gradient(dy_low_ND, h_NF, wide, places.down)
+        ddown = weight_gradient(dy_low_ND, h_NF, wide)
         del h_NF
         dn2_ND = input_gradient(dgate_up, matrices.gate_up)
-        dgate_dup = weight_gradient(dgate_up, n2_ND, wide, places.gate_up)
+        dgate_dup = weight_gradient(dgate_up, n2_ND, wide)
         del dgate_up, dgate, dup
     dsum_ND, dsum_low_ND, _ = norm_backward(
         dn2_ND, saved.pop("sum"), given.mlp_norm, saved["rstd_2"], dy_ND, low, gains_SPD[1]
@@ -93,7 +91,7 @@ def backward(grads: Grads, kept: Named, saved: dict[str, torch.Tensor], eps: flo
     del n2_ND, dn2_ND, dy_low_ND
     dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
     o_BTHK = saved.pop("o").unflatten(-1, (-1, width))
-    dout = weight_gradient(dsum_low_ND, o_BTHK.flatten(2).flatten(0, 1), wide, places.out)
+    dout = weight_gradient(dsum_low_ND, o_BTHK.flatten(2).flatten(0, 1), wide)
     do_BTHK = round_operand(input_gradient(dsum_low_ND, matrices.out)).view_as(o_BTHK)
 
     dqkv_BTE = torch.empty_like(qkv_BTE)
@@ -102,7 +100,7 @@ def backward(grads: Grads, kept: Named, saved: dict[str, torch.Tensor], eps: flo
     attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv, cos, sin)
     del q, k, v, qkv_BTE, o_BTHK, do_BTHK
     dqkv_NE = dqkv_BTE.flatten(0, 1)
-    dqkv = weight_gradient(dqkv_NE, saved.pop("normed_1"), wide, places.qkv)
+    dqkv = weight_gradient(dqkv_NE, saved.pop("normed_1"), wide)
     dx_ND, _, _ = norm_backward(
         input_gradient(dqkv_NE, matrices.qkv),
         x.flatten(0, 1),

@@ -1,8 +1,8 @@
 """A projection, y = x W^T, and the products of its backward pass: dx = dy W, dW = dy^T x.
 
 The products are the vendor's BLAS. In tf32 the matrix units of some chips read operands only
-along the inner axis of a product; kernels for other operands take up to 1.7 times as long
-(docs/LOG.md). There an operand is transposed first, where a search on the chip found that it pays.
+along the inner axis of a product; kernels for other operands take up to 1.7 times as long.
+There an operand is transposed first, where a search on the chip found that it pays.
 """
 
 import torch

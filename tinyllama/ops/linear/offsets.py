@@ -9,7 +9,7 @@ from tinyllama.ops.linear.rounding_kernels import round_kernel
 BLOCK = 2**17  # elements of a program: each one that is left out costs a moment, too
 
 
-@linear.many_programs(narrow_fails=True)
+@linear.many_programs
 def many_elements(ends: Ends) -> Pairs:
     def call(x: torch.Tensor) -> Results:
         round_kernel[(-(-x.numel() // BLOCK),)](x, x.numel(), BLOCK=BLOCK)

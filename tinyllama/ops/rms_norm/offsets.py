@@ -22,7 +22,7 @@ def norm(put: Put) -> Results:
     return [y, rstd, dx, low, partials, added, total, scale]
 
 
-@rms_norm.many_programs(narrow_fails=True)
+@rms_norm.many_programs
 def many_rows(ends: Ends) -> Pairs:
     """Rows of the widest norm, and as many rows of partial sums."""
     weight = randn(kernels.WIDEST)

@@ -29,7 +29,7 @@ def rotation_of_heads(put: Put) -> Results:
     return _rotated(put, axis=2)
 
 
-@rope.many_programs(narrow_fails=False)
+@rope.many_programs
 def many_angles(ends: Ends) -> Pairs:
     """A rotation whose tables have 2^31 elements."""
     width = 2**16

@@ -15,7 +15,7 @@ def activation(put: Put) -> Results:
     return [activate(gate, up), *results]
 
 
-@silu_mul.many_programs(narrow_fails=True)
+@silu_mul.many_programs
 def many_rows(ends: Ends) -> Pairs:
     """The result is dense. Two programs a row: each one that is left out costs a moment, too."""
     rows = 2**31 // 2**14 + 2

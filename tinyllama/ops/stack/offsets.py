@@ -27,7 +27,7 @@ def _tiles(**sizes: int) -> Any:
     return mock.patch.object(launches, "_chosen", return_value=config)
 
 
-@stack.many_programs(narrow_fails=True)
+@stack.many_programs
 def many_rows(ends: Ends) -> Pairs:
     """Each product but those of the weights' gradients, and rows that are folded."""
     w, wide, gain = randn(WIDTH, WIDTH), randn(2 * WIDTH, WIDTH, seed=1), randn(WIDTH, seed=2)
@@ -76,7 +76,7 @@ def many_rows(ends: Ends) -> Pairs:
         return [*ends(call, 1, *far), *ends(folded, 1, few), *ends(attended, 1, sequences)]
 
 
-@stack.many_programs(narrow_fails=False)
+@stack.many_programs
 def many_tokens(ends: Ends) -> Pairs:
     """The first of the weights' gradients and the last: sums over all tokens. Addresses go from
     token to token, by steps that 32 bits hold."""
@@ -100,7 +100,7 @@ def many_tokens(ends: Ends) -> Pairs:
     return found
 
 
-@stack.many_programs(narrow_fails=True)
+@stack.many_programs
 def many_columns_of_transposes(ends: Ends) -> Pairs:
     """What is stored a second time, as its transpose: of so many rows as it is tried for, made of
     few columns, which the kernels read."""

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from tinyllama.harness.kernels.layout import as_one
-from tinyllama.harness.kernels.placed import kept_transposed, placed, rounded
+from tinyllama.harness.kernels.placed import kept_transposed, rounded
 from tinyllama.ops.block.matrices import Matrices
 from tinyllama.ops.block.passes import WEIGHTS
 from tinyllama.ops.transpose import transposed
@@ -16,10 +16,8 @@ from tinyllama.ops.transpose import transposed
 
 def gradients_of(weights: list[torch.Tensor]) -> torch.Tensor:
     """Memory for the gradients of the weights (L P), those of a block side by side."""
-    whole = _whole(weights)
-    place = None if whole is None else placed.of(whole)
     size = sum(w.shape[1:].numel() for w in weights)
-    return weights[0].new_empty((len(weights[0]), size)) if place is None else place
+    return weights[0].new_empty((len(weights[0]), size))
 
 
 def split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ def element(put: Put) -> Results:
     return [h, gate, up]
 
 
-@swiglu.many_programs(narrow_fails=True)
+@swiglu.many_programs
 def many_rows(ends: Ends) -> Pairs:
     """Of one column, since each element has its program."""
     width = 2**14

@@ -4,7 +4,7 @@ from tinyllama.harness.declare.offsets import Ends, Pairs
 from tinyllama.ops.transpose import transpose, transposed
 
 
-@transpose.many_programs(narrow_fails=True)
+@transpose.many_programs
 def many_columns(ends: Ends) -> Pairs:
     width = 64
     rows = 2**31 // width + 2
