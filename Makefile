@@ -38,7 +38,7 @@ test-tools: bootstrap ## the tests of tools/, and of a new op in a copy of this 
 	$(RUN) pytest tools/tests $(WORKERS)
 
 PROCESSES := $(addprefix gate/test_gate_,own.py certify_command.py) project/test_cli_signals.py \
-	$(addprefix harness/test_,plugin.py spread.py lost_gpu.py declarations.py)
+	$(addprefix harness/test_,plugin.py lost_gpu.py declarations.py)
 
 test-processes: bootstrap ## the tests that start gates, workers of pytest or training runs
 	$(RUN) pytest $(addprefix correctness_tests/,$(PROCESSES)) $(WORKERS) -m slow
@@ -50,12 +50,17 @@ bench: ONLY_GROUPS := --groups short
 bench: ## a short training run, then the performance tests of a few groups: the ladder and a page
 bench-full: ## the same with every group that this device takes
 bench bench-full: bootstrap
-	$(RUN) tinyllama train --tier v2 --preset tiny --seq-len 64 --num-steps 200 --data README.md
-	$(RUN) pytest perf_tests -q $(ONLY_GROUPS) --record --results-dir build/results
-	$(RUN) tinyllama report --results-dir build/results --html build/report.html
+	@$(RUN) tinyllama train --tier v2 --preset tiny --seq-len 64 --num-steps 200 --data README.md; \
+	trained=$$?; \
+	$(RUN) pytest perf_tests -q $(ONLY_GROUPS) --record --results-dir build/results; \
+	timed=$$?; \
+	$(RUN) tinyllama report --results-dir build/results --html build/report.html; \
+	for status in $$trained $$timed $$?; do \
+		[ $$status = 0 ] || { echo "$@: not all was measured and met (status $$status)"; exit $$status; }; \
+	done
 
 mutants: bootstrap ## changed kernels: does a check fail? (hours; make mutants ONLY=rope,adamw)
-	$(RUN) tools.mutants --only "$(ONLY)" --sample 100 --json results/mutants.json
+	$(RUN) tools.mutants --only "$(ONLY)" --jobs $$(nproc)
 
 corpus: bootstrap ## every check on every variant of the corpus, and its table (hours)
 	$(RUN) correctness_tests.corpus.matrix --jobs $$(nproc) --record

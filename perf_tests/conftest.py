@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tinyllama.bench import curves, longest, measure_ops, scaling, sweeps, switches
+from tinyllama.bench import curves, longest, measure_ops, scaling, sweeps
 from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.gated import REGISTERED
 from tinyllama.bench.peers import SEARCHED
@@ -28,12 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl
 def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
     device = worker_device(config)
-    if "slow" in (config.option.markexpr or ""):
-        return switches.groups(device)
     steps = [str(group) for group in ALL if not_here(group, device) is None]
-    others = [measure_ops, sweeps, curves, longest]
-    if not hasattr(config, "workerinput"):  # it needs the GPUs of all workers
-        others.append(scaling)
+    others = (measure_ops, sweeps, curves, longest, scaling)
     return [*steps, *(name for each in others for name in each.groups(device))]
 
 

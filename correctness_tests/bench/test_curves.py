@@ -15,9 +15,3 @@ def test_a_point_is_the_mean_of_the_window_that_begins_there() -> None:
     kept = curves.entry_of("v1", "bf16", smooth)
     assert kept.losses == [round(one, 6) for one in smooth.tolist()[:: curves.EVERY]]
     assert (kept.window, kept.every, kept.steps) == (curves.WINDOW, curves.EVERY, curves.STEPS)
-
-
-def test_means_are_of_steps_that_do_not_overlap() -> None:
-    losses = torch.arange(float(curves.STEPS))
-    expected = [losses[n : n + curves.MEAN].mean() for n in range(0, curves.STEPS, curves.MEAN)]
-    torch.testing.assert_close(curves.means(losses), torch.stack(expected))

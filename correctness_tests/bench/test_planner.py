@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tinyllama.bench.planner import SHAPES, Links, Plan, Rates, Work, plans, points
+from tinyllama.bench.planner import Links, Plan, Rates, Work, plans, points
 from tinyllama.cli import main
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.records.entries import Entry, ScalingEntry, StepEntry
 from tinyllama.harness.records.results import Record, load
 from tinyllama.model.config import PRESETS, WORKLOADS
-from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
 from tools.plan_tables import WITHIN
 from tools.result_tables import tracked
@@ -50,11 +49,7 @@ def test_its_ops_do_what_a_step_does(name: str) -> None:
     assert 1 < done / workload.model.step_flops(workload.batch_size, workload.seq_len) < 1.03
 
 
-def test_a_block_has_the_parameters_of_the_model() -> None:
-    layer = TinyLlama(PRESETS["tiny"]).layers[0]
-    assert Work(PRESETS["tiny"], 1, 1).layer == sum(p.numel() for p in layer.parameters())
-
-
+@pytest.mark.long
 def test_recorded_steps_are_within_ten_percent(records: list[Record]) -> None:
     """Times of all, and memory of all but `small`, where 64 MiB and more are neither state nor
     activations; the table of docs/PARALLEL.md says so."""
@@ -76,12 +71,6 @@ def test_no_time_of_a_step_changes_a_plan(records: list[Record]) -> None:
     for before, after in zip(points(records), points(changed), strict=True):
         assert before.plan == after.plan
         assert after.recorded_seconds == 2 * before.recorded_seconds
-
-
-def test_one_gpu_communicates_nothing(rates: Rates) -> None:
-    found = planned("medium", 1, rates)
-    assert {way for way, _ in found} == {"data parallel"}
-    assert all(plan.communication == plan.exposed == 0 for plan in found.values())
 
 
 def test_communication_is_bytes_over_the_slowest_link(rates: Rates) -> None:
@@ -115,18 +104,12 @@ def test_shards_and_selective_memory_take_less(rates: Rates) -> None:
     assert whole.seconds < selective.seconds < whole.seconds + whole.forward
 
 
-def test_published_shapes_have_about_their_parameters() -> None:
-    """Less one matrix V D, since the projection is the embedding."""
-    for name, shape in SHAPES.items():
-        untied = shape.parameters + shape.vocab_size * shape.hidden_dim
-        assert untied == pytest.approx(float(name[:-1]) * 1e9, rel=0.04), name
-
-
 def test_no_rates_no_plan(records: list[Record]) -> None:
     with pytest.raises(UsageError, match="no record has timings of the ops in bf16: make one"):
         Rates([record for record in records if record.group != "ops-bf16"])
 
 
+@pytest.mark.long
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "--gpus", "1024", "--params", "70B", "--seq-len", "8192"]
     assert main(asked) == 0

@@ -1,7 +1,5 @@
-"""The page made from records: what it says. How it looks is in test_page_in_browser.py."""
+"""The page made from records: what it says."""
 
-import base64
-import hashlib
 import html
 import importlib.util
 import re
@@ -44,6 +42,7 @@ def visible(text: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
 
 
+@pytest.mark.long
 def test_every_device_contender_and_op_is_there(text: str) -> None:
     words = visible(text)
     for name in (FIRST, SECOND, *CONTENDERS, *OPS, *PROVIDERS, "megatron"):
@@ -66,7 +65,6 @@ def test_the_sections_answer_in_their_order(text: str) -> None:
         "split",
         "sweep",
         "history",
-        "changes",
         "gate",
         "benchmarks",
     )
@@ -126,6 +124,7 @@ def test_published_figures_carry_their_caveat_and_where_nothing_was_ever_run(tex
     assert text.count("MI325X") >= 3
 
 
+@pytest.mark.long
 @needs_plots
 def test_a_record_of_that_device_ends_the_remark_but_not_the_caveat() -> None:
     own = record("small-bf16", steps("small-bf16"), device="SYNTHETIC AMD MI325X")
@@ -147,6 +146,7 @@ def test_text_of_records_is_escaped() -> None:
     assert "<b>v2</b> $x_1$" in visible(text)
 
 
+@pytest.mark.long
 def test_equal_records_give_equal_pages(text: str) -> None:
     assert render(list(reversed(sample_records())), sample_targets()) == text
 
@@ -158,17 +158,8 @@ def test_ids_are_unique_and_every_reference_has_one(text: str) -> None:
     assert {name for names in used for name in names if name} <= set(found)
 
 
-def test_nothing_is_loaded_and_no_script_runs_but_ours(text: str) -> None:
-    assert not re.findall(r"(?:src|href)=\"(?!#|data:,)|url\((?!#)|@import", text)
-    (script,) = re.findall(r"<script>(.*?)</script>", text, flags=re.S)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', text)
-    assert [part.split() for part in policy.split(";")] == [
-        ["default-src", "'none'"],
-        ["style-src", "'unsafe-inline'"],
-        ["img-src", "data:"],
-        ["script-src", f"'sha256-{digest}'"],
-    ]
+def test_nothing_is_loaded_and_no_script_runs(text: str) -> None:
+    assert not re.findall(r"(?:src|href)=\"(?!#|data:,)|url\((?!#)|@import|<script", text)
     assert "http://" not in text
     assert "https://" not in text
 
@@ -203,11 +194,12 @@ def test_a_device_of_which_nothing_is_shown_comes_last_and_says_no_claims_of_oth
     assert "bars met" not in last
 
 
+@pytest.mark.long
 @needs_plots
 def test_where_only_ops_are_timed_nothing_is_said_of_steps() -> None:
     text = render([r for r in sample_records() if r.group == "ops-bf16"])
     found = re.findall(r'<section id="d0-(\w+)"', text)
-    assert found == ["bars", "roofline", "changes", "gate", "benchmarks"]
+    assert found == ["bars", "roofline", "gate", "benchmarks"]
 
 
 @needs_plots

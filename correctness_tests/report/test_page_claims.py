@@ -46,17 +46,13 @@ def rows(
 @pytest.mark.parametrize(
     ("direction", "bound", "verdict"),
     [
-        (">=", 24.0, "✓ met"),
+        (">=", 24.5, "✓ met"),
         (">=", 25.0, "✗ missed"),
-        (">=", 26.0, "✗ missed"),
-        ("<=", 26.0, "✓ met"),
-        ("<=", 25.0, "✗ missed"),
-        ("<=", 24.0, "✗ missed"),
+        ("<=", 25.0, "✓ met"),
+        ("<=", 24.5, "✗ missed"),
     ],
 )
-def test_a_bar_is_judged_at_the_worse_end_of_the_interval(
-    direction: str, bound: float, verdict: str
-) -> None:
+def test_a_bar_is_judged_by_the_median(direction: str, bound: float, verdict: str) -> None:
     bounds = (bound, None) if direction == ">=" else (None, bound)
     ((row,), ((_, mark),)) = rows([target("speed", bounds[0], at_most=bounds[1])])
     sign = "≥" if direction == ">=" else "≤"
@@ -133,6 +129,7 @@ def test_units_are_those_of_the_row() -> None:
     assert missed[2:] == ["peak over v1 small bf16", "–", "1.00", "≤ 0.54"]
 
 
+@pytest.mark.long
 def test_ops_have_bars_too_and_the_sum_is_said() -> None:
     bar = op_target(over=("torch", "liger"))
     records = [record("ops-bf16", ops()), record("small-bf16", [step("small-bf16", "v3")])]

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 
 from correctness_tests.support import sample_records
 from correctness_tests.support.commands import printed, refused, tinyllama
-from correctness_tests.support.sample_records import bare_step, plain_record, ratio, steps
+from correctness_tests.support.sample_records import bare_step, plain_record, steps
 from tinyllama.harness.machine import files
 from tinyllama.harness.records import results
-from tinyllama.harness.records.entries import PartEntry
-from tinyllama.harness.records.report import markdown, parts_markdown
+from tinyllama.harness.records.report import markdown
 from tinyllama.harness.records.results import Record, as_json
 
 
@@ -129,38 +127,13 @@ def test_list_is_a_table_of_the_records(root: Path) -> None:
         assert "there are A Card ops-bf16, A Card small-bf16, Another" in said
 
 
-def test_export_and_import(root: Path, tmp_path: Path) -> None:
-    output, there = tmp_path / "records.zip", tmp_path / "there"
-    chosen = ("--device", "A Card", "--group", "ops-bf16", "--results-dir", root)
-    said = printed("results", "export", "--output", output, *chosen)
-    assert said == f"1 records in {output}\n"
-    out = printed("results", "import", output, "--results-dir", there)
-    (path,) = there.glob("*/*.json")
-    has(out, f"^imported {path}$", "generate_docs writes the tables, .* report the page")
-    assert results.load(path).group == "ops-bf16"
-    out = printed("results", "import", output, "--results-dir", there)
-    has(out, f"^already there {path}$")
-
-
-def test_what_cannot_be_exported_or_imported(root: Path, tmp_path: Path) -> None:
-    output, folder = str(tmp_path / "records.zip"), str(root)
-    export = ("results", "export", "--output")
-    printed(*export, output, "--results-dir", root)
-    assert "exists: name a new file" in refused(*export, output, "--results-dir", folder)
-    assert "no folder 'gone'" in refused(*export, "gone/x.zip", "--results-dir", folder)
-    found = refused(*export, str(tmp_path / "x.zip"), "--results-dir", "gone")
-    assert "--results-dir 'gone' is no folder" in found
-    assert "gone.zip': No such file" in refused("results", "import", "gone.zip")
+def test_what_is_not_a_record_is_named(root: Path) -> None:
     (root / "bad").mkdir()
     (root / "bad" / "x.json").write_text("{}")
-    found = refused("results", "list", "--results-dir", folder)
-    assert "bad/x.json is not a record of this version" in found
-    found = refused("results", "import", str(root / "bad" / "x.json"))
-    assert "is not an export of records: File is not a zip file: nothing was imported" in found
-    blocked = str(tmp_path / "records.zip" / "under")
-    found = refused("results", "import", output, "--results-dir", blocked)
-    assert "Not a directory: nothing was imported" in found
-    assert "--output" in refused("results", "export")
+    error = refused("results", "list", "--results-dir", str(root))
+    assert "bad/x.json is not a record of this version" in error
+    error = refused("results", "list", "--results-dir", "gone")
+    assert "--results-dir 'gone' is no folder" in error
     assert "COMMAND" in refused("results")
 
 
@@ -171,10 +144,7 @@ def test_a_pipe_is_read_by_nothing(root: Path, tmp_path: Path) -> None:
     why = f"'{pipe}' is a pipe or a device, not a file"
     folder = ("--results-dir", str(root))
     assert f"{why}: repair or remove" in refused("results", "list", *folder)
-    output = str(tmp_path / "x.zip")
-    assert why in refused("results", "export", "--output", output, *folder)
     assert why in refused("compare", good, str(pipe))
-    assert why in refused("results", "import", str(pipe), *folder)
     assert why in refused("kernels", "--chip", "sm_90", "--against", str(pipe))
     assert "is a pipe or a device" in refused("compare", good, "/dev/zero")
     pipe.unlink()
@@ -213,24 +183,3 @@ def test_the_baseline_is_1_over_itself_and_the_others_have_their_intervals() -> 
     assert over["v1"] == "1"
     assert over["v2"] == "12.96 [12.70, 13.22]"
     assert over["floor"] == over["megatron"] == ""
-
-
-def test_a_part_switched_off_has_its_time_and_its_ratio_in_the_column_of_its_group() -> None:
-    def part(group: str, name: str, milliseconds: float, over: float) -> PartEntry:
-        workload, precision = group.split("-")
-        fields: dict[str, Any] = {"workload": workload, "precision": precision}
-        fields |= {"contender": name, "baseline": "v2", "over_baseline": ratio(over)}
-        entry = PartEntry(name=f"parts/{group}/{name}", seconds=milliseconds * 1e-3, **fields)
-        return entry if name != "v2" else replace(entry, over_baseline=ratio(1.0, 0.0))
-
-    found = [
-        part("small-fp32", "v2", 6.0, 1.0),
-        part("small-fp32", "without norm", 8.0, 0.75),
-        part("small-bf16", "v2", 2.0, 1.0),
-    ]
-    header, _, *rows = cells(parts_markdown([sample_records.record("parts", found)]))
-    assert header == ["V2", "small fp32", "small bf16"]
-    assert rows == [
-        ["v2", "6.00 ms", "2.00 ms"],
-        ["without norm", "8.00 ms, 0.75 [0.73, 0.77]", ""],
-    ]

@@ -75,7 +75,7 @@ class Effort:
     """How long to measure. turn: seconds of one turn of one contender, which is at least one step
     and at most ``calls``. total: seconds of all turns, in as many rounds as fit and at most
     ``rounds``. The host's speed changes between turns more than within one
-    (docs/ULTRA_TRIALS.md), so more rounds of fewer steps give a narrower interval in the same
+    (docs/design.md), so more rounds of fewer steps give a narrower interval in the same
     time."""
 
     warm_up: float
@@ -376,15 +376,12 @@ def bars(
 ) -> list[Bar]:
     """Judge the targets of a group by its entries (by contender) on a device of that name. A target
     without a measurement is missed, unless a contender cannot run here."""
-    known = {contender.name for contender in CONTENDERS}
     found = []
     for target in targets:
         if not target.covers((measured.group.workload, measured.group.precision)):
             continue
         ratio, why = target.measured(entries), ""
-        if target.concerns(device) and target.tier not in known:
-            why = f"there is no tier {target.tier} yet"
-        elif ratio is None and (out := {target.tier, target.over} & measured.cannot.keys()):
+        if ratio is None and (out := {target.tier, target.over} & measured.cannot.keys()):
             why = "; ".join(f"{name}: {measured.cannot[name]}" for name in sorted(map(str, out)))
         untimed = [one.name for one in PEERS if one.name in measured.cannot]
         about = f"without {', '.join(untimed)}: " if untimed and target.over == FASTEST_PEER else ""

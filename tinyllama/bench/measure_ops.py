@@ -343,11 +343,11 @@ def held_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Rat
 
 
 def layout_bars(held: Mapping[str, tuple[Op, Mapping[str, Ratio]]]) -> list[Bar]:
-    """Whether the worse end of each interval is within the op's bar."""
+    """Whether the median of each ratio is within the op's bar."""
     said = []
     for case, (op, found) in held.items():
         for layout, bar in op.layouts.items():
-            met = found[layout].high <= bar
+            met = found[layout].median <= bar
             text = f"{case}, {layout}: {found[layout]} times as long as contiguous, allowed {bar:g}"
             caveat = "" if met else f" ({LAYOUTS_CAVEAT})"
             said.append(Bar(Standing.MET if met else Standing.MISSED, text + caveat))

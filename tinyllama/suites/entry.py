@@ -162,9 +162,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--ops: the gate times the benchmarks of this repository's conftest; remove it"
         )
-    for name in ("record", "resume"):
-        if option.op and not gated and getattr(option, name, False):
-            raise pytest.UsageError(f"--op: a record is of every op; remove it, or --{name}")
+    if option.op and not gated and getattr(option, "record", False):
+        raise pytest.UsageError("--op: a record is of every op; remove it, or --record")
 
 
 def _gated(option: Any) -> bool:

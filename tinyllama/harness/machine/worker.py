@@ -41,7 +41,7 @@ LONGEST_ANSWER = 2**28  # bytes
 TOKEN = 16  # bytes, with which a request begins, and its answer
 _SPEAKING = ("-u", "-X", "faulthandler")  # its output is all that a process that died leaves
 _CHECKED = {"PYTHONOPTIMIZE": ""}  # what is asserted there is what holds a result to be right
-# Variables for glibc: how much it returned differed between processes (docs/LOG.md).
+# Variables for glibc: how much it returned differed between processes.
 KEEPS_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest that it takes
     "MALLOC_TRIM_THRESHOLD_": str(2**30),

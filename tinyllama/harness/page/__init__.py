@@ -1,7 +1,5 @@
-"""One page made from records: self-contained, without network. Its script sorts and filters."""
+"""One page made from records: self-contained, without network and script."""
 
-import base64
-import hashlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,9 +47,5 @@ def render(
         undefined=jinja2.StrictUndefined,
     )
     data = page(records, targets, title, certificates)
-    script = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    text = environment.get_template("page.html.j2").render(
-        page=data, script=script, digest=f"sha256-{digest}", recording=recording()
-    )
+    text = environment.get_template("page.html.j2").render(page=data, recording=recording())
     return text.rstrip() + "\n"

@@ -144,7 +144,7 @@ def panel(context: Context, found: Sequence[Claim], devices: Sequence[str]) -> P
 
 HEADERS = (
     Header("who", words=True),
-    Header("verdict", "", "at the worse end of the interval", words=True),
+    Header("verdict", "", "by the median", words=True),
     Header("what", words=True),
     Header("claimed", "", "by published documents; beneath it their caveat", words=True),
     Header("measured", "", "here, with the 99% interval of a ratio"),

@@ -1,12 +1,9 @@
 """The roofline: what each op reaches, under what the device allows."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import scipy
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -14,8 +11,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from tinyllama.harness.page.plots import marker, name_axes
 from tinyllama.harness.page.svg import STYLE, Key, Plot, colour, frame, to_svg
 from tinyllama.harness.records.numbers import tick
-
-GAP = 13.0  # points between letters
 
 
 @dataclass(frozen=True)
@@ -35,8 +30,7 @@ def roofline(
 ) -> Plot:
     """Marks on logarithmic axes under the ceilings: bandwidth in byte/s, peaks in FLOP/s.
 
-    A letter above each op, joined to its marks by a thin line; the letters are spread where
-    ops of nearly equal intensity would print them over one another.
+    A letter stands above each op.
     """
     axes = frame(300, left=46, bottom=38, right=18, top=36)
     axes.set_xscale("log")
@@ -71,40 +65,22 @@ def _ceilings(axes: Axes, bandwidth: float | None, peaks: Sequence[float]) -> No
 
 
 def _letters(axes: Axes, marks: Sequence[Mark]) -> None:
-    """A row of letters above the axes, each over its op."""
-    found: dict[tuple[str, float], list[float]] = {}
+    """The letter of each op above the highest of its marks."""
+    highest: dict[tuple[str, float], float] = {}
     for mark in marks:
-        found.setdefault((mark.letter, mark.x), []).append(mark.y)
-    ordered = sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
-    low, high = axes.get_xlim()
-    width = axes.get_window_extent().width * 72 / axes.figure.dpi
-    scale = width / math.log(high / low)
-    wanted = [math.log(x / low) * scale for (_, x), _ in ordered]
-    _, top = axes.get_ylim()
-    for place, ((letter, x), ys) in zip(spread(wanted, width), ordered, strict=True):
-        at = low * math.exp(place / scale)
-        thin: dict[str, Any] = {"color": colour("muted"), "linewidth": 0.6, "clip_on": False}
-        axes.plot((at, x, x), (top * 1.02, max(ys), min(ys)), **thin)
+        op = mark.letter, mark.x
+        highest[op] = max(mark.y, highest.get(op, 0.0))
+    for (letter, x), y in highest.items():
         axes.annotate(
             letter,
-            (at, top),
-            (0, 3),
+            (x, y),
+            (0, 7),
             textcoords="offset points",
             ha="center",
             weight="bold",
             color=colour("fg"),
             annotation_clip=False,
         )
-
-
-def spread(wanted: Sequence[float], width: float, gap: float = GAP) -> list[float]:
-    """Places for labels near the wanted ones (ascending), ``gap`` apart, within 0 and width.
-
-    They are the nearest in least squares: apart from the gaps, those of an isotonic regression.
-    """
-    gaps = gap * np.arange(len(wanted))
-    places = scipy.optimize.isotonic_regression(np.asarray(wanted) - gaps).x
-    return list(np.clip(places, 0.0, max(0.0, width - gaps[-1])) + gaps)
 
 
 def _ticks(axes: Axes) -> None:

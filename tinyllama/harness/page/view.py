@@ -10,7 +10,6 @@ from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.page import (
     benchmarks,
     certified,
-    changes,
     claims,
     facts,
     ops,
@@ -22,7 +21,6 @@ from tinyllama.harness.page import (
 from tinyllama.harness.page.keys import Keys
 from tinyllama.harness.page.panels import Context, Panel, Steps
 from tinyllama.harness.page.tables import Table
-from tinyllama.harness.records import history
 from tinyllama.harness.records.entries import OpEntry, StepEntry, SweepEntry, Timed
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.targets import OpTarget, Target
@@ -98,7 +96,6 @@ def _device(
     judged: list[Timed] = [entry for rung in rungs for entry in rung.found]
     judged += [e for g, runs in timed.items() for e in select.entries(runs[-1], OpEntry, g)]
     found = claims.claims(targets, judged, name) if judged else []
-    unsearched = history.unsearched(records)
     sections: dict[str, Iterable[Panel | None]] = {
         "bars": [claims.panel(context, found, devices)],
         "ladder": [panels.ladder(context, rungs), *(panels.rung(context, rung) for rung in rungs)],
@@ -118,7 +115,6 @@ def _device(
                 for n, (group, runs) in enumerate(steps.items())
             ),
         ],
-        "changes": [] if unsearched else changes.panels(records),
         "gate": [certified.panel(certificate)] if certificate else [],
         "benchmarks": [benchmarks.panel(context, records)],
     }
@@ -132,15 +128,12 @@ def _device(
         facts.machine(used[-1]) if used else (),
         facts.left_out(records, used),
         facts.sources(used) if used else None,
-        tuple(
-            _section(ident, slug, some, unsearched if slug == "changes" else "")
-            for slug, some in sections.items()
-        ),
+        tuple(_section(ident, slug, some) for slug, some in sections.items()),
     )
 
 
-def _section(ident: str, slug: str, found: Iterable[Panel | None], empty: str) -> Section:
+def _section(ident: str, slug: str, found: Iterable[Panel | None]) -> Section:
     """A section of a device by its name in ids, with the panels that there are."""
     words = dict(SECTIONS[slug])
-    words["empty"] = empty or words.get("empty", "").format(recording=recording())
+    words["empty"] = words.get("empty", "").format(recording=recording())
     return Section(ident=f"{ident}-{slug}", panels=tuple(filter(None, found)), **words)

@@ -28,7 +28,6 @@ from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording
 from tinyllama.harness.plugins.saved_runs import SavedRuns
-from tinyllama.harness.plugins.spread import Spread, tell_groups, to_controller
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.report import terminal
@@ -77,11 +76,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="measure and expect only these groups; short: the few that the suite declares; a lane "
         "of [tool.tinyllama] in pyproject.toml: its groups",
     )
-    group.addoption(
-        "--resume",
-        action="store_true",
-        help="with --record or --benchmark-compare: skip groups that this commit recorded whole",
-    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -97,32 +91,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
     if recording.active:
-        if not hasattr(config, "workerinput"):  # else its controller has refused what is refused
-            check_measuring(config)
+        check_measuring(config)
         try:
             check_results_dir(recording.root)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from error
         recording.stored = _stored(recording.root)
-        if _workers(config):
-            config.pluginmanager.register(Spread(recording), "tinyllama-spread")
-    elif option.resume:
-        raise pytest.UsageError("--resume goes with --record or --benchmark-compare: add one")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Wait for the GPU only now, when every plugin has refused the options that it refuses."""
     recording = session.config.stash[RECORDING]
-    if recording.active and not _workers(session.config):
+    if recording.active:
         _hold(session.config, recording.card)
 
 
 def _hold(config: pytest.Config, card: Card) -> None:
-    """Hold the GPU of ``--device`` or of this worker of xdist, or of several the first that is
-    free, which is then named."""
+    """Hold the GPU of ``--device``, or of several the first that is free, which is then named."""
     try:
-        if config.option.device or hasattr(config, "workerinput") or len(gpus()) < 2:
+        if config.option.device or len(gpus()) < 2:
             card.hold(worker_device(config))
         else:
             config.option.device = str(card.hold_one_of(gpus()))
@@ -144,24 +132,14 @@ def _root(config: pytest.Config) -> Path:
 
 
 def check_measuring(config: pytest.Config) -> None:
-    """Refuse options under which nothing is measured, or several tests at a time on one device.
-    With several GPUs, workers of xdist measure whole groups, each on its own GPU."""
-    workers = _workers(config)
-    if workers and (config.option.device or workers > len(gpus())):
+    """Refuse options under which nothing is measured, or several tests at a time."""
+    if getattr(config.option, "dist", "no") != "no":
         raise pytest.UsageError(
-            f"-n {workers}: --benchmark-compare and --record measure one group at a time on a GPU, "
-            f"and there are {len(gpus())}: remove -n and --device, or use at most so many"
+            "-n: timings are taken one after the other, in processes of their own: remove it"
         )
     for name, message in REFUSED.items():
         if getattr(config.option, name, False):
             raise pytest.UsageError(message)
-
-
-def _workers(config: pytest.Config) -> int:
-    """How many workers of xdist this session starts; 0 in a worker, and without them."""
-    if getattr(config.option, "dist", "no") == "no":
-        return 0
-    return len(config.option.tx) or 1
 
 
 def _stored(root: Path) -> list[results.Record]:
@@ -174,7 +152,6 @@ def _stored(root: Path) -> list[results.Record]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[RECORDING].collected(items)
-    tell_groups(config.stash[RECORDING])
 
 
 @pytest.fixture(scope="session")
@@ -199,7 +176,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     """Conclude before any other plugin: its error must not suppress the verdicts."""
     recording = session.config.stash[RECORDING]
     recording.conclude(session)
-    to_controller(recording)
     recording.card.release()
     return (yield)
 

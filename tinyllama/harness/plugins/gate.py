@@ -30,7 +30,6 @@ REFUSED = {
     "deselect": "--deselect",
     "groups": "--groups",
     "record": "--record",
-    "resume": "--resume",
     "benchmark_autosave": "--benchmark-autosave",
     "benchmark_save": "--benchmark-save",
     "benchmark_json": "--benchmark-json",
@@ -169,8 +168,6 @@ def _refuse(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "tests are named one by one, but the gate times every benchmark: name a folder"
         )
-    if workers := getattr(option, "numprocesses", None):
-        raise pytest.UsageError(f"-n {workers}: the gate starts its own processes; remove -n")
 
 
 def _ours(config: pytest.Config) -> list[str]:

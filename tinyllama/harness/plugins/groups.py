@@ -80,7 +80,7 @@ class Group:
         ]
 
     def _misses(self, report: pytest.TestReport) -> list[str]:
-        """What a report says was missed, though as is known; nothing where it failed otherwise."""
+        """What a report says was missed; nothing where it failed otherwise."""
         if report.nodeid not in self.targets or report.passed:
             return []
         said = getattr(report, "missed", "").partition("\nassert ")[0]  # pytest adds the expression

@@ -3,8 +3,7 @@
 A group is saved before the next one starts, so that a crash loses only what was being measured.
 Its record is complete, and so may be a baseline, only if all of its tests ran and passed and no
 verdict speaks against it. A test marked ``target`` compares what was measured with a bar: where it
-fails the run fails, but the record stays complete and says what was missed. Of bars whose miss is
-known, the test is an expected failure.
+fails the run fails, but the record stays complete and says what was missed.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -42,10 +41,6 @@ class NoBarApplies(NotMeasured):
     __module__ = "builtins"
 
 
-class KnownMiss(pytest.xfail.Exception):  # type: ignore[name-defined]
-    """Bars of a group are missed, all of them as is known of this device, and by no more."""
-
-
 class Recording:
     """The groups of this session, and the verdicts on them."""
 
@@ -66,9 +61,6 @@ class Recording:
         self.lines: list[str] = team.lines()
         self.progress, self.waits = beside_tests(), ""
         self.card = Card(self._wait)
-        self.elsewhere: list[Record] = []  # of groups that xdist's workers measured
-        self.assigned: set[str] = set()  # those groups, measured or not
-        self.spread = hasattr(config, "workerinput")  # a worker of xdist measures some groups
 
     @property
     def active(self) -> bool:
@@ -143,8 +135,6 @@ class Recording:
             about = {_group_name(item) for item in items if _op_name(item) in self.ops}
             others = {*self.expected, *self.groups} - about
             left_out |= dict.fromkeys(others, f"--op: not about {', '.join(self.ops)}")
-        if self.config.option.resume:
-            left_out |= self._resumed()
         self.expected = [name for name in self.expected if name not in left_out]
         _leave_out(self.config, items, left_out)
 
@@ -182,29 +172,6 @@ class Recording:
                 )
         return chosen
 
-    def _resumed(self) -> dict[str, str]:
-        """Groups that a run of this code recorded whole, and where. They are judged again, by what
-        was stored before them."""
-        found = {}
-        device = worker_device(self.config)
-        for name in self.expected:
-            now = results.new_record(device, name, self.config.rootpath)
-            if now.dirty or now.commit == "unknown":
-                self.lines.append("--resume skips nothing: the tree is not that of a commit")
-                break
-            for index, record in enumerate(self.stored):
-                same = (record.group, record.commit) == (name, now.commit)
-                if record.complete and same and record.same_setting(now):
-                    found[name] = index
-        if self.compare:
-            for name, index in found.items():
-                verdicts = judge(self.stored[index], self.stored[:index])
-                self.verdicts += [(name, verdict) for verdict in verdicts]
-        return {
-            name: f"--resume: {name} was recorded at {self.stored[index].date}"
-            for name, index in found.items()
-        }
-
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[None]
@@ -215,7 +182,7 @@ class Recording:
         if call.excinfo and issubclass(call.excinfo.type, NotMeasured):
             report.not_measured = True  # type: ignore[attr-defined]
         raised = call.excinfo if call.when == "call" else None
-        if raised and raised.type in (AssertionError, KnownMiss):
+        if raised and raised.type is AssertionError:
             report.missed = str(raised.value)  # type: ignore[attr-defined]
         state = self.groups.get(self.group_of.get(report.nodeid, ""))
         if state is not None and call.when == "setup" and report.failed:
@@ -242,10 +209,10 @@ class Recording:
             self.groups[name].reports[report.nodeid].append(report)
 
     def hold(self, bars: Sequence[Bar]) -> None:
-        """List the bars of the test that runs. It fails with those that are missed, is an expected
-        failure where each of these is a known miss, and is skipped where none applies."""
+        """List the bars of the test that runs. It fails with those that are missed, and is skipped
+        where none applies."""
         name = self.group_of.get(self.current or "", "")
-        missed = [bar for bar in bars if bar.standing in (Standing.MISSED, Standing.KNOWN_MISS)]
+        missed = [bar for bar in bars if bar.standing is Standing.MISSED]
         self.lines += [
             f"{bar.standing.value} {name}: {bar.text}"
             for bar in bars
@@ -253,16 +220,12 @@ class Recording:
         ]
         if all(bar.standing is Standing.NOT_APPLICABLE for bar in bars):
             raise NoBarApplies(f"none of {len(bars)} bars of {name} applies on this device")
-        said = "\n".join(bar.text for bar in missed)
-        if missed and all(bar.standing is Standing.KNOWN_MISS for bar in missed):
-            raise KnownMiss(said)
-        assert not missed, said
+        assert not missed, "\n".join(bar.text for bar in missed)
 
     def finished(self) -> list[Record]:
         """The records of the groups that were measured to their end."""
         each = self.groups.values()
-        mine = [group.measured.record for group in each if group.finished and group.measured]
-        return [*mine, *self.elsewhere]
+        return [group.measured.record for group in each if group.finished and group.measured]
 
     def finish_left(self) -> None:
         for state in self.groups.values():
@@ -281,10 +244,9 @@ class Recording:
             if state.disturbed:
                 self.lines.append(f"{Outcome.BUSY.title} {state.name}: {state.disturbed}")
             return
-        verdicts = [
-            *state.problems(),
-            *(judge(record, self._stored()) if self.compare else unusable(record)),
-        ]
+        verdicts = state.problems()
+        if record.entries or not state.broken:  # else one line has said that nothing was measured
+            verdicts += judge(record, self._stored()) if self.compare else unusable(record)
         if any("::" in arg for arg in self.config.args):
             text = "tests were chosen one by one, perhaps not all: choose with --groups"
             verdicts.append(Verdict(state.name, Outcome.MISSING, text))
@@ -326,13 +288,10 @@ class Recording:
         unable = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if not self.active or status in unable:
             return
-        if self.spread:
-            self._missing({name for name, state in self.groups.items() if state.reports})
-            return
         if not self.declared:
             text = "no groups are declared: nothing is known to be measured here"
             self.verdicts.append(("groups", Verdict("groups", Outcome.MISSING, text)))
-        self._missing(set(self.expected) - self.assigned)
+        self._missing()
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal and self.verdicts:
             terminal.ensure_newline()  # the progress of the tests is complete
@@ -348,11 +307,11 @@ class Recording:
                 f"the worst verdict is {outcome.title} ({outcome.status})"
             )
 
-    def _missing(self, names: set[str]) -> None:
-        """Which of these groups were not measured to their end, and why."""
+    def _missing(self) -> None:
+        """Which groups were not measured to their end, and why."""
         for name in self.expected:
             state = self.groups.get(name, Group(name))
-            if name in names and not state.finished:
+            if not state.finished:
                 text = "expected, and not measured to its end"
                 missing = Verdict(name, Outcome.MISSING, text)
                 self.verdicts += [(name, v) for v in [missing, *state.problems()]]

@@ -179,16 +179,6 @@ class StepEntry(Contended):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartEntry(Contended):
-    """A tier with one of its parts switched off, or as it is.
-
-    over_baseline: how many times as long it takes as the tier as it is.
-    """
-
-    kind = "part"
-
-
-@dataclass(frozen=True, kw_only=True)
 class SweepEntry(Contended):
     """axis: the field that is varied, ``seq_len`` or ``batch_size``."""
 
@@ -218,7 +208,8 @@ class LongestEntry(Contended):
 @dataclass(frozen=True, kw_only=True)
 class ScalingEntry(Contended):
     """A step on ``ranks`` GPUs. case: ``one`` GPU with the workload's batch, ``weak`` (as much on
-    each) or ``strong`` (as much on all). batch_size: of all ranks. sharing: how they reduce.
+    each) or ``strong`` (as much on all). batch_size: of all ranks. sharing: how they
+    reduced, in records of before 2026-11-29.
 
     efficiency: the time of ``one`` over this one's; ``strong``: divided by the ranks.
     """
@@ -329,7 +320,7 @@ class CeilingEntry(Entry):
 KINDS: dict[str, type[Entry]] = {
     kind.kind: kind
     for kind in (
-        *(StepEntry, PartEntry, SweepEntry, LongestEntry, ScalingEntry),
+        *(StepEntry, SweepEntry, LongestEntry, ScalingEntry),
         *(OpEntry, CurveEntry, FlopsEntry, CeilingEntry),
     )
 }

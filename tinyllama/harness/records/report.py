@@ -13,7 +13,6 @@ from tinyllama.harness.records.entries import (
     Contended,
     Entry,
     OpEntry,
-    PartEntry,
     Ratio,
     StepEntry,
     Timed,
@@ -197,22 +196,6 @@ def _by_size(steps: Sequence[StepEntry]) -> list[StepEntry]:
         least[entry.workload] = min(seconds, least.get(entry.workload, seconds))
         of_group[entry.group] = min(seconds, of_group.get(entry.group, seconds))
     return sorted(steps, key=lambda e: (least.get(e.workload, 0.0), -of_group.get(e.group, 0.0)))
-
-
-def parts_markdown(records: Sequence[Record]) -> str:
-    """What each part of a tier is worth: a row for each part switched off, a column for each
-    workload and precision."""
-    entries = [entry for record in records for entry in record.of(PartEntry)]
-    groups = list(dict.fromkeys(entry.group for entry in entries))
-    cells: dict[str, dict[tuple[str, ...], str]] = {}
-    for entry in entries:
-        text = _number(entry.seconds, 1e3, ".2f", " ms")
-        if entry.over_baseline and entry.contender != entry.baseline:
-            text += f", {entry.over_baseline}"
-        cells.setdefault(entry.contender, {})[entry.group] = text
-    rows = [[(baseline_of(entries) or "").capitalize(), *map(" ".join, groups)]]
-    rows += [[name, *(row.get(group, "") for group in groups)] for name, row in cells.items()]
-    return "\n".join([markdown_table(rows), "", *_sources(records)])
 
 
 def ops_markdown(records: Sequence[Record]) -> str:

@@ -166,32 +166,9 @@ def load(path: Path) -> Record:
 def parse(text: bytes, name: str) -> Record:
     """The record in a file's content; ``name`` is that of the file, for the error."""
     try:
-        return from_json(today(json_of(text)))
+        return from_json(json_of(text))
     except (TypeError, AttributeError, LookupError, ValueError) as error:
         raise ValueError(f"{name} is not a record of this version: {error}") from error
-
-
-def today(data: Any) -> Any:
-    """The content of a file in today's form. No other code knows the older forms."""
-    if not isinstance(data, dict) or data.get("schema") not in (1, SCHEMA):
-        return data
-    data = {"missed": [], **data}  # the first records had no such field
-    if data["schema"] == SCHEMA:
-        return data
-    # The first schema: one record for all groups, no machine, only tiers, milliseconds.
-    entries = []
-    for old in data["entries"]:
-        entry = {"kind": old["name"].partition("/")[0].replace("parts", "part"), **old}
-        if "tier" in entry:
-            entry["contender"] = entry.pop("tier")
-        if "milliseconds" in entry:
-            entry["seconds"] = entry.pop("milliseconds") * 1e-3
-        if entry.pop("passed", True) is not True:
-            entry["cannot"] = "its results were wrong"
-        if entry["kind"] != "part":
-            entry["role"] = "tier"
-        entries.append(entry)
-    return {**data, "schema": SCHEMA, "group": "steps", "machine": {}, "entries": entries}
 
 
 def as_json(record: Record) -> dict[str, Any]:

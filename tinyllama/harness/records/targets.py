@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -35,15 +35,11 @@ OP_METRICS = (
     "repeated_host_seconds",
 )
 ANY = "any"
-INTERVAL, MEDIAN = "interval", "median"
+PROJECT = "project"  # the source of a bar that is no claim of the documents
 
 
 class TargetError(ValueError):
     """A target that cannot be used; the message names file, target and fix."""
-
-
-# What a key takes that may hold several names.
-ANY_NAMES, NAMES = 'a name, a list of names, or "any"', "a name, or a list of names"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +49,15 @@ class Bounded:
     CONTENDER: ClassVar[str]  # the field that names it
     METRICS: ClassVar[tuple[str, ...]]
     CALL: ClassVar[tuple[str, ...]]  # the fields that say what it is about, as in `Timed.call`
-    LISTS: ClassVar[Mapping[str, str]]  # fields of several names, () for "any", and what they take
+    LISTS: ClassVar[tuple[str, ...]]  # fields of several names; empty: of all
 
     metric: str
-    device: tuple[str, ...]  # parts of names; empty for any
-    source: str
+    device: tuple[str, ...] = ()  # parts of names
+    source: str = PROJECT
     at_least: float | None = None
     at_most: float | None = None
     over: str | tuple[str, ...] | None = None
-    judged_by: str = INTERVAL
     caveat: str = ""
-    known_misses: tuple[tuple[str, float], ...] = ()
 
     @property
     def contender(self) -> str:
@@ -136,20 +130,10 @@ class Bounded:
         return min(ran, key=lambda name: ran[name], default=None)
 
     def met(self, found: Ratio) -> bool:
-        """Whether a measurement meets the bound: at the worse end of its interval, or by its median
-        where the target says so."""
-        median, low, high = found
-        if self.judged_by == MEDIAN:
-            low = high = median
+        """Whether the median of a measurement meets the bound; the interval is only shown."""
         if self.at_least is not None:
-            return low >= self.at_least
-        return high <= self.bound
-
-    def held_to(self, device: str) -> float | None:
-        """The bound that is asserted on a device of that name while this one is missed there, as
-        is known; None where no miss is known."""
-        each = (held for name, held in self.known_misses if name.lower() in device.lower())
-        return next(each, None)
+            return found.median >= self.at_least
+        return found.median <= self.bound
 
 
 class Standing(Enum):
@@ -157,7 +141,6 @@ class Standing(Enum):
 
     MET = "MET"
     MISSED = "MISSED"
-    KNOWN_MISS = "KNOWN MISS"  # missed as `known_misses` says, and no worse
     NOT_APPLICABLE = "NOT APPLICABLE"
 
 
@@ -176,7 +159,7 @@ def judged(
     target: Bounded, found: Ratio | None, device: str, why: str = "", about: str = ""
 ) -> Bar:
     """A target and its measurement on a device of that name. One that is missed says its caveat, if
-    it has one, and what a known miss is held to. why: it does not apply, if anything."""
+    it has one. why: it does not apply, if anything."""
     if not target.concerns(device):
         why = f"it is about {target.where}, and this is {device}"
     if why:
@@ -184,14 +167,7 @@ def judged(
     met = found is not None and target.met(found)
     caveat = f" ({target.caveat})" if target.caveat and not met else ""
     text = f"{about}{target}: measured {shown(found)}{caveat}"
-    if met:
-        return Bar(Standing.MET, text)
-    if (held := target.held_to(device)) is None:
-        return Bar(Standing.MISSED, text)
-    least, most = (held, None) if target.at_most is None else (None, held)
-    known = found is not None and replace(target, at_least=least, at_most=most).met(found)
-    text += f"; a known miss, held to {target.direction} {held:g}"
-    return Bar(Standing.KNOWN_MISS if known else Standing.MISSED, text)
+    return Bar(Standing.MET if met else Standing.MISSED, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,12 +180,16 @@ class Target(Bounded):
     CONTENDER = "tier"
     METRICS = METRICS
     CALL = ("workload", "precision")
-    LISTS: ClassVar[Mapping[str, str]] = dict.fromkeys((*CALL, "device"), ANY_NAMES)
+    LISTS = (*CALL, "device")
 
     tier: str
-    workload: tuple[str, ...]
-    precision: tuple[str, ...]
-    documented: bool = False
+    workload: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+
+    @property
+    def documented(self) -> bool:
+        """Whether it is a claim of the published documents."""
+        return self.source != PROJECT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,16 +202,13 @@ class OpTarget(Bounded):
     CONTENDER = "provider"
     METRICS = OP_METRICS
     CALL = ("op", "case", "dtype", "passes")
-    LISTS: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys((*CALL[:3], "device"), ANY_NAMES),
-        "over": NAMES,
-    }
+    LISTS = (*CALL[:3], "device", "over")
 
-    op: tuple[str, ...]
     provider: str
-    case: tuple[str, ...]
-    dtype: tuple[str, ...]
     passes: str
+    op: tuple[str, ...] = ()
+    case: tuple[str, ...] = ()
+    dtype: tuple[str, ...] = ()
 
 
 Kind = TypeVar("Kind", Target, OpTarget)
@@ -278,46 +255,30 @@ def load_ops(path: Path) -> list[OpTarget]:
 
 
 def _load(path: Path, key: str, kind: type[Kind]) -> list[Kind]:
-    found: list[Kind] = []
-    for number, table in enumerate(_tables(path).get(key, ()), 1):
-        target = _target(kind, f"{path}, {key} {number}", table)
-        if target in found:
-            raise TargetError(f"{path}, {key} {number}: {target} is there twice: remove one")
-        found.append(target)
-    return found
-
-
-def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The tables of a file by their name."""
     try:
-        data = toml_of(path.read_text(encoding="utf-8"))
+        tables = toml_of(path.read_text(encoding="utf-8")).get(key, [])
     except (OSError, ValueError) as error:
         raise TargetError(f"{path}: {error}") from error
-    several = all(
-        isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
-        for tables in data.values()
-    )
-    if not data or not set(data) <= {"target", "op"} or not several:
-        raise TargetError(f"{path}: use [[target]] and [[op]] tables and nothing else")
-    return data
+    return [
+        target
+        for number, table in enumerate(tables, 1)
+        for target in _targets(kind, f"{path}, {key} {number}", table)
+    ]
 
 
-def _target(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Kind:
+def _targets(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Iterator[Kind]:
+    """The targets of a table: one for each contender that it names."""
     known = {field.name: field for field in fields(kind)}
     for name in sorted(set(table) - set(known)):
         raise TargetError(f"{where}: unknown key {name!r}: use {', '.join(sorted(known))}")
     for name, field in known.items():
         if field.default is MISSING and name not in table:
             raise TargetError(f"{where}: it lacks {name!r}: add it")
-    for name, value in table.items():
-        if wrong := _mistyped(name, value, kind.LISTS.get(name)):
-            raise TargetError(f"{where}: {name} is {value!r}: use {wrong}")
     if ("at_least" in table) == ("at_most" in table):
         raise TargetError(f"{where}: give at_least or at_most, and not both")
     way = "at_least" if "at_least" in table else "at_most"
-    bound = _in_bytes(table[way]) if str(table.get("metric")).endswith("bytes") else table[way]
-    number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
-    if not number or not math.isfinite(bound) or bound <= 0:
+    bound = _in_bytes(table[way])
+    if not isinstance(bound, (int, float)) or not 0 < bound < math.inf:
         raise TargetError(
             f"{where}: its bound is {bound!r}: use a number above 0, or of bytes '522.3 MiB'"
         )
@@ -327,33 +288,9 @@ def _target(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Kind:
         )
     if table["metric"] == SPEED and "over" not in table:
         raise TargetError(f"{where}: a speed is a ratio: say over what")
-    if table.get("judged_by", INTERVAL) not in (INTERVAL, MEDIAN):
-        raise TargetError(
-            f"{where}: judged_by is {table['judged_by']!r}: use {INTERVAL} or {MEDIAN}"
-        )
     lists = {name: _listed(table[name]) for name in kind.LISTS if name in table}
-    misses = tuple(table.get("known_misses", {}).items())
-    target = kind(**{**table, way: bound, **lists, "known_misses": misses})
-    if misses and (wrong := _not_a_known_miss(target, misses)):
-        raise TargetError(f"{where}: known_misses: {wrong}")
-    return target
-
-
-def _not_a_known_miss(target: Bounded, misses: Iterable[tuple[str, Any]]) -> str:
-    """What is wrong with the misses that a target says are known; empty where nothing is."""
-    if getattr(target, "documented", False):
-        return "a claim of the documents is held as it is: remove the key"
-    if not target.caveat:
-        return "say in caveat why the bar is missed"
-    for name, held in misses:
-        if not target.concerns(name):
-            return f"the bar is not about {name}: use {target.where}"
-        number = isinstance(held, (int, float)) and not isinstance(held, bool)
-        if not number or not 0 < held < math.inf:
-            return f"{name} is {held!r}: use a number above 0"
-        if target.met(Ratio(held, held, held)):
-            return f"{name} is {held!r}, which meets {target.direction} {target.bound:g}: remove it"
-    return ""
+    for contender in _listed(table[kind.CONTENDER]):
+        yield kind(**{**table, way: bound, **lists, kind.CONTENDER: contender})
 
 
 def _in_bytes(bound: Any) -> Any:
@@ -362,27 +299,5 @@ def _in_bytes(bound: Any) -> Any:
     return bound if match is None else float(match[1]) * 2**20
 
 
-def _mistyped(name: str, value: Any, several: str | None) -> str | None:
-    """What a key takes, where this value is of another kind; None where it is not. Bounds are
-    checked elsewhere.
-
-    several: what the key takes, in words, where that may be a list of names.
-    """
-    if name in ("at_least", "at_most"):
-        return None
-    if name == "known_misses":
-        return None if isinstance(value, dict) and value else "a table: device = bound"
-    if name == "documented":
-        return None if isinstance(value, bool) else "true or false"
-    if isinstance(value, str) and (value or name == "caveat"):
-        return several if value == ANY and several == NAMES else None
-    if several is None:
-        return "a text"
-    names = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
-    return None if names and ANY not in value else several
-
-
 def _listed(value: str | Iterable[str]) -> tuple[str, ...]:
-    if value == ANY:
-        return ()
     return (value,) if isinstance(value, str) else tuple(value)
