@@ -132,7 +132,7 @@ def rows(put: Put) -> Results:
     return both_passes(put(randn(3, 50)), put(randn(3, 50, seed=1)))
 
 
-@softmax.many_programs(narrow_fails=True)
+@softmax.many_programs
 def many_rows(ends: Ends) -> Pairs:
     """The results, which are dense, beyond 2^31 elements: the first and the last program run."""
     rows = 2**31 // 2**14 + 2
