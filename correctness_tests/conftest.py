@@ -28,7 +28,6 @@ from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
 from tinyllama.ops import OPS
 from tinyllama.suites.selection import load
 
-LONG = ROOT / "correctness_tests/long.txt"
 DECLARED = pytest.StashKey[dict[str, dict[str, Provider]]]()
 
 
@@ -49,13 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # ahead of -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that take long (`tools.long_tests`), and count those that are left out."""
-    long = frozenset(LONG.read_text().split())
-    marked = [item for item in items if item.nodeid.partition("[")[0] in long]
-    for item in marked:
-        item.add_marker("long")
-    if marked and config.option.markexpr == "not long":
-        config.stash[LEFT_OUT]["long, run with make test-all, as CI does"] += len(marked)
+    if config.option.markexpr == "not long":
+        long = [item for item in items if item.get_closest_marker("long")]
+        if long:
+            config.stash[LEFT_OUT]["long, run with make test-all, as CI does"] += len(long)
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,6 @@
 """From a forward and a backward the harness derives an autograd function and a custom op."""
 
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -64,6 +63,7 @@ def twice(name: str) -> Op:
     return op
 
 
+@pytest.mark.long
 def test_derived_provider_passes_the_cases_of_its_op() -> None:
     cases = list(op_cases([PAIR], providers=["manual"]))
     assert any(case.absent == "y" for case in cases)
@@ -124,6 +124,7 @@ def test_forward_must_return_what_is_declared() -> None:
         op(torch.ones(1, 1), torch.ones(1), provider="one")
 
 
+@pytest.mark.long
 def test_the_custom_op_is_sound_for_the_compiler() -> None:
     """opcheck: schema, fake version, autograd registration, and tracing agree with the op."""
     derived = PAIR["manual"].derived
@@ -134,6 +135,7 @@ def test_the_custom_op_is_sound_for_the_compiler() -> None:
     torch.library.opcheck(custom_op, (x, weight, 3.0))
 
 
+@pytest.mark.long
 def test_results_in_other_layouts_are_contiguous_for_the_compiler() -> None:
     """An output, a saved tensor and a gradient, the first of views of one memory among them: code
     of the compiler refuses other strides than those that it was told."""
@@ -163,6 +165,7 @@ def test_results_in_other_layouts_are_contiguous_for_the_compiler() -> None:
     assert told[2:] == [False]
 
 
+@pytest.mark.long
 def test_compiled_and_eager_agree() -> None:
     """Under torch.compile the custom op runs, in one graph, with the same gradients."""
 
@@ -181,6 +184,7 @@ def test_compiled_and_eager_agree() -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
+@pytest.mark.long
 def test_a_provider_has_the_compilers_limit_to_itself() -> None:
     """The compiler counts how often one code object was compiled, and raises past a limit."""
     op = twice("compiled_apart")
@@ -194,6 +198,7 @@ def test_a_provider_has_the_compilers_limit_to_itself() -> None:
             assert torch.equal(compiled(torch.ones(3, 8)), torch.full((3, 8), 2.0))
 
 
+@pytest.mark.long
 def test_an_output_of_a_dtype_that_the_compiler_was_not_told_is_an_error() -> None:
     op = twice("untold")
     op.provider("wide")(derived(lambda x: x.double(), lambda grads, kept, saved, needs: {}))
@@ -268,25 +273,6 @@ def test_double_backward_is_right_or_raises(op: Op, provider: Any) -> None:
     for one, other in zip(got, expected, strict=True):
         assert (one.double() - other).norm() <= 1e-4 * other.norm()
         assert other.norm() > 0
-
-
-def test_an_equal_call_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = scaled_pair("checked_once")
-    checked = Mock(return_value={})
-    monkeypatch.setattr(op, "check_arguments", checked)
-    x, weight = torch.ones(3, 8), torch.ones(8)
-    for _ in range(3):
-        op["manual"].call(x, weight)
-    assert checked.call_count == 1
-    op["manual"].call(x[:2], weight)
-    assert checked.call_count == 2
-
-
-def test_compiled_outputs_of_mixed_inputs_have_the_dtypes_of_the_reference() -> None:
-    derived = PAIR["manual"].derived
-    assert derived is not None
-    x, weight = torch.ones(3, 8, dtype=torch.bfloat16), torch.ones(8)
-    assert derived.output_dtypes((x, weight, 3.0)) == [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("of_input", [True, False])

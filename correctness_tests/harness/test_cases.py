@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct import cases as module
-from tinyllama.harness.correct.cases import OpCase, References, elements, op_cases
-from tinyllama.harness.correct.evaluate import GradientError
+from tinyllama.harness.correct.cases import OpCase, op_cases
 from tinyllama.harness.declare.values import normal
 from tinyllama.ops import OPS
 
@@ -131,78 +129,6 @@ def test_each_tensor_of_each_seed_and_call_has_values_of_its_own() -> None:
     ]
     assert len(drawn) == 2 * (5 + 8 + 4)
     assert len({*drawn}) == len(drawn)
-
-
-def test_a_bound_is_the_slack_of_the_dtype_times_that_of_the_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(OpCase, "judge", lambda self, *given, **more: asked.append(more["slack"]))
-    case = plain()
-    loose = replace(case.provider, slack={torch.float32: 5.0, torch.bfloat16: 7.0})
-    case.compare()
-    case.compare(slack=2.0)
-    case.compare(slack=2.0, provider=loose)
-    assert asked == [module.SLACK, 2.0, 10.0]
-
-
-def test_each_result_is_judged_by_the_larger_of_its_gain_and_the_median(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And what is missing, or has no reference and is not zero, is told."""
-    gains = {"y": 1.0, "z": 4.0, "n": 9.0, "gone": 2.0}
-    asked: list[Any] = []
-
-    def compared(
-        name: str, result: Any, reference: Any, *, gain: float, slack: float, of_elements: float
-    ) -> str:
-        asked.append((name, gain, slack, of_elements))
-        return name
-
-    class Gains(References):
-        def of(self, name: str) -> Any:
-            return type("Reference", (), {"gain": gains[name]})
-
-    monkeypatch.setattr(module, "compare", compared)
-    zero, one = torch.zeros(1), torch.ones(1)
-    references = Gains({}, dict.fromkeys(gains, zero), [])
-    results = {"y": one, "z": one, "n": one, "d_a": zero}
-    case, inputs = plain(), plain().inputs()
-    found = case.judge(results, inputs, slack=2.0, references=references, of_elements=8.0)
-    assert asked == [("y", 3.0, 2.0, 8.0), ("z", 4.0, 2.0, 8.0), ("n", 9.0, 2.0, 8.0)]
-    missing: Any = found[3]
-    assert missing == module.Comparison.missing("gone")
-    with pytest.raises(GradientError, match="pair: d_a is not zero"):
-        case.judge({**results, "d_a": one}, inputs, references=references)
-
-
-def test_elements_are_of_all_inputs() -> None:
-    op = made()
-    assert [elements(op, case) for case in op.cases] == [6 + 3 + 2, 81 + 18, 2 + 2 + 1, 16 + 8]
-
-
-def test_what_results_are_compared_with_is_of_every_output_and_of_so_many_draws() -> None:
-    case = plain()
-    found = case.references(case.inputs(), draws=3)
-    assert len(found.perturbed) == 3
-    assert found.off_by == {"y": 0, "n": 1, "z": 0}
-    y, n = found.of("y"), found.of("n")
-    assert [len(one.perturbed) for one in (y, n)] == [3, 3]
-    assert [one.off_by for one in (y, n)] == [0, 1]
-    assert [y.magnitude, found.magnitudes] == [None, {}]
-    assert y.oracle.dtype is torch.float64
-    assert y.eager.dtype is torch.float32
-
-
-def test_magnitudes_are_of_upstream_gradients_and_of_none_zero() -> None:
-    case = plain(absent="z")
-    case.op.magnitudes = lambda upstream, **args: {**upstream, "names": list(args)}
-    exact = case.inputs().double()
-    oracle = {"y": torch.ones(2, 3), "n": torch.ones(2), "z": torch.ones(2)}
-    found: Any = case.magnitudes(exact, oracle)
-    assert found["names"] == ["a", "b", "c"]
-    assert found["y"] is exact.upstream["y"]
-    assert torch.equal(found["z"], torch.zeros(2))
 
 
 def test_the_one_output_of_an_op_is_never_without_a_gradient() -> None:

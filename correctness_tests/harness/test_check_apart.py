@@ -65,6 +65,7 @@ def checked(tmp_path: Path, text: str, *options: str) -> tuple[int, dict[str, di
     return status, {finding["check"]: finding for finding in findings}
 
 
+@pytest.mark.long
 def test_right_values_pass_and_the_rest_is_called_undefended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,8 +1,7 @@
 """The comparison itself: what it must refuse, and what it must let pass."""
 
 import math
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -106,30 +105,6 @@ def test_one_row_may_be_as_far_off_as_chance_makes_one_of_many(times: float, pas
     assert row.passed is passed
 
 
-def test_bounds_over_the_whole_and_along_the_oracle_are_those_of_the_rule() -> None:
-    """As `tinyllama.harness.correct.compare` states it, where eager is 100 times worse than
-    rounding."""
-    reference, other = rounded(eager_error=100)
-    eager, oracle, perturbed = reference.eager, reference.oracle, reference.perturbed
-    whole, _, scale = compare("y", other, rounded(eager_error=100)[0]).checks
-
-    def along(x: torch.Tensor) -> torch.Tensor:
-        return (x * oracle).sum().abs() / oracle.norm() ** 2
-
-    def rms(norm: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        return torch.stack([norm(one - oracle) for one in perturbed]).square().mean().sqrt()
-
-    def spread(freedom: int) -> float:
-        return 1 + math.sqrt(2 * math.log(1e4) / freedom)
-
-    error, eps = eager.double() - oracle, torch.finfo(torch.float32).eps
-    gain = error.norm() / max(rms(torch.Tensor.norm), eps / math.sqrt(12) * oracle.norm())
-    bound = max(error.norm(), spread(oracle.numel()) * gain * rms(torch.Tensor.norm))
-    assert whole.bound == pytest.approx(3 * float(bound))
-    bound = max(along(error), spread(1) * gain * rms(along))
-    assert scale.bound == pytest.approx(3 * float(bound) + 4 * eps)
-
-
 def test_says_when_it_could_not_have_failed() -> None:
     """An eager result that is itself useless leaves nothing to compare others with."""
     reference, other = rounded()
@@ -223,6 +198,7 @@ def test_changes_that_elements_share_are_few_draws(factors: int, alone: bool, sh
     assert replace(reference, terms=Terms(None, True)).freedom <= (4 * factors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(1, 64), (64,)], ids=str)
 def test_a_single_row_may_be_off_by_a_factor_that_its_elements_share(
     shape: tuple[int, ...],
@@ -247,12 +223,23 @@ def test_a_single_row_may_be_off_by_a_factor_that_its_elements_share(
     assert refused == 0 if len(shape) > 1 else refused > 0
 
 
-def test_the_message_names_norm_error_and_bound() -> None:
-    reference, _ = rounded()
-    text = str(compare("y", (reference.oracle * 1.01).float(), reference))
-    assert text.startswith("y: tensor error")
-    assert "> allowed" in text
-    assert "scale error 0.01" in text
+@pytest.mark.parametrize(
+    ("result", "off_by", "passed"),
+    [
+        ([5, 6, 7, 0], 0, True),  # as the oracle
+        ([5, 6, 8, 0], 0, True),  # as eager
+        ([4, 6, 7, 0], 0, False),
+        ([4, 6, 7, 0], 1, True),
+        ([3, 6, 7, 0], 1, False),
+        ([4, 7, 6, 1], 1, False),  # more of them than three times as often as eager
+    ],
+)
+def test_integers_are_equal_or_off_by_what_is_declared(
+    result: list[int], off_by: int, passed: bool
+) -> None:
+    oracle, eager = torch.tensor([5, 6, 7, 0]), torch.tensor([5, 6, 8, 0])
+    reference = Reference(eager, oracle, [oracle, oracle], off_by=off_by)
+    assert compare("y", torch.tensor(result), reference).passed is passed
 
 
 @pytest.mark.parametrize(
@@ -278,20 +265,3 @@ def test_a_wrong_row_of_zeros_may_be_terms_that_cancel(
     found = compare("y", result, Reference(eager, oracle, moved))
     assert found.passed is (tells is None)
     assert ("if terms of a sum cancel in this row" in str(found)) is bool(tells)
-
-
-def test_changes_of_the_oracle_are_held_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the largest cases each takes 2 GiB, and eight of them at once do not fit on a GPU."""
-    reference, result = rounded()
-    made: list[weakref.ref[torch.Tensor]] = []
-    every = Reference.changes
-
-    def counted(self: Reference) -> Iterator[torch.Tensor]:
-        for change in every(self):
-            made.append(weakref.ref(change))
-            assert sum(one() is not None for one in made) <= 2  # this one and the one before
-            yield change
-
-    monkeypatch.setattr(Reference, "changes", counted)
-    assert compare("y", result, reference).passed
-    assert len(made) == len(reference.perturbed)

@@ -87,14 +87,6 @@ def test_the_order_of_a_keys_parts_does_not_matter(space: Space, write: Write) -
         assert space.choose(CPU, dtype="bf16", D=512) == TUNED
 
 
-def test_a_gpus_table_is_that_of_its_chip(
-    space: Space, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(spaces())
-    monkeypatch.setattr("tinyllama.harness.kernels.launch._gpu_chip", lambda device: "gfx942")
-    assert space.choose(torch.device("cuda"), D=512, dtype="bf16") == TUNED
-
-
 def test_a_forced_configuration_holds_for_its_key_and_ends(space: Space, write: Write) -> None:
     write(spaces())
     first, second = Config(ROWS=2), Config(ROWS=8)
@@ -144,11 +136,6 @@ def test_tables_lie_beside_the_file_that_declares_the_space() -> None:
     made = Space("toy_here", default=lambda: DEFAULT, configs=lambda: [DEFAULT])
     del SPACES["toy_here"]
     assert made.tables == Path(__file__).parent / "tuned"
-
-
-def test_the_fewest_warps_and_stages_are_one(space: Space, write: Write) -> None:
-    write(spaces(num_warps=1, num_stages=1))
-    assert chosen(space) == Config(num_warps=1, num_stages=1, ROWS=4)
 
 
 # -- tables that are wrong --------------------------------------------------------------------
@@ -230,8 +217,3 @@ def parsed(text: str) -> dict[str, Any]:
 
     pairs = (part.split("=") for part in text.split(",") if part)
     return {name: value(word) for name, word in pairs}
-
-
-def test_a_key_survives_its_text() -> None:
-    key = {"D": 512, "causal": True, "dtype": "bf16"}
-    assert parsed(key_text(key)) == key

@@ -12,7 +12,6 @@ pytest.importorskip("triton")
 from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
 from tinyllama.harness.correct.launched import WHOLLY
 from tinyllama.harness.correct.offsets import EndsAlone, Far, NoAddressesError
-from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.copying import DIGITS, dense_copy
 from tinyllama.harness.kernels.launch import Launch, recorded
 from tinyllama.harness.kernels.resources import compilation, lacking
@@ -139,11 +138,3 @@ def test_both_sides_of_a_copy_are_accessed_16_bytes_at_a_time(
     found = compilation(launch, chip).run()
     assert (found.instructions.loads, found.instructions.stores) == (16, 16)
     assert found.spilled == 0
-
-
-def test_contiguous_counts_one_copy_and_makes_it_in_one_launch() -> None:
-    before = layout.copies
-    with recorded() as launches:
-        layout.contiguous(torch.empty(3, 4, 5, device="meta").permute(2, 1, 0))
-        layout.contiguous(torch.empty(3, 4, 5, device="meta"))
-    assert layout.copies - before == len(launches) == 1

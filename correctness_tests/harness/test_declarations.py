@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT, python
-from tinyllama.harness import Case, DeclarationError, Op, Provider, Registry, Tensor, load_file
+from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
 from tinyllama.harness.correct.cases import OpCase, op_cases
 from tinyllama.harness.correct.layouts import FAINT, LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare import registry as registry_file
@@ -96,12 +96,7 @@ def declare_affine() -> Op:
     return op
 
 
-def test_a_provider_has_no_slack_but_what_it_declares() -> None:
-    provider = Provider("x", "y", torch.sin, (), slack={torch.float16: 3.0})
-    found = [provider.slack_in(dtype) for dtype in (torch.float16, torch.float32)]
-    assert found == [3.0, 1.0]
-
-
+@pytest.mark.long
 def test_an_implementation_may_take_its_inputs_together() -> None:
     op = declare_affine()
     op.provider("together")(affine)
@@ -185,18 +180,6 @@ def test_registry_refuses_duplicates_and_incomplete_ops() -> None:
         registry["tay"]
 
 
-def test_an_op_that_has_two_names_in_a_module_is_declared_once() -> None:
-    module = ModuleType("two_names")
-    module.__spec__ = ModuleSpec("two_names", None)
-    op = declare()
-    op.reference(lambda x: x)
-    op.module = "two_names"
-    vars(module).update(one=op, other=op)
-    registry = Registry()
-    registry.add_module(module)
-    assert list(registry) == ["toy"]
-
-
 FILE = """
 from tinyllama.harness.declare import registry as registry_file
 from tinyllama.harness import Case, Op, Tensor
@@ -214,6 +197,7 @@ def added(x):
 """
 
 
+@pytest.mark.long
 def test_a_file_is_all_that_a_new_op_takes(tmp_path: Path) -> None:
     (tmp_path / "double.py").write_text(FILE)
     registry = Registry()
@@ -255,6 +239,7 @@ class Launched:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kernel",
     [KERNEL, KERNEL.replace("@triton.jit", "@jit"), KERNEL.replace("@triton.jit", "@triton.jit()")],
@@ -300,6 +285,7 @@ def theirs(x, weight, eps=1e-5):
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow("it collects the suite in a process of its own")
 def test_ops_of_a_file_join_the_suite(tmp_path: Path) -> None:
     """Their references and providers are tested; a provider on an op of the tree is, too."""

@@ -6,7 +6,7 @@ A simulated sensor on a simulated clock stands for a GPU of 200 W: 200 J in each
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -120,54 +120,10 @@ def test_where_no_counter_advances_power_is_integrated(
     assert found.joules == pytest.approx(WATTS * CALL)
 
 
-def test_power_that_changes_is_integrated_by_trapezoids(gpu: MadeUpSensor) -> None:
-    log = energy_module._PowerLog(gpu)
-    log.samples = [(0.0, 100.0), (1.0, 300.0), (1.5, 300.0), (3.5, 0.0)]
-    assert log.joules() == 200.0 + 150.0 + 300.0
-
-
 def test_without_counter_and_power_there_is_a_reason(gpu: MadeUpSensor) -> None:
     gpu.counts, gpu.power = iter([None, None]), None
     with pytest.raises(NotToldError, match="no counter of energy, no power: there is no power"):
         energy(gpu.clock.call, CPU, gpu)
-
-
-def test_the_device_is_waited_for_before_the_counter_is_read(
-    gpu: MadeUpSensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Calls are queued: what they use is used when the device has done them."""
-    queued = 0
-
-    def call() -> None:
-        nonlocal queued
-        queued += 1
-        gpu.clock.seconds += CALL / 2
-
-    def wait(device: torch.device) -> None:
-        nonlocal queued
-        gpu.clock.seconds += queued * CALL / 2
-        queued = 0
-
-    monkeypatch.setattr(energy_module, "synchronize", wait)
-    found = energy(call, GPU, gpu, seconds=2.3)
-    assert queued == 0
-    assert found.joules == pytest.approx(WATTS * CALL, rel=0.02)
-
-
-def test_the_device_is_waited_for_after_each_eight_calls(
-    gpu: MadeUpSensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that no more are queued: before any call, after 8 and 16 of 20, and at the end."""
-    calls: list[int] = []
-    monkeypatch.setattr(energy_module, "synchronize", lambda device: waits.append(len(calls)))
-    waits: list[int] = []
-
-    def call() -> None:
-        calls.append(1)
-        gpu.clock.call()
-
-    energy(call, GPU, gpu, seconds=20 * CALL)
-    assert waits == [0, 8, 16, 20]
 
 
 # -- what disturbs ----------------------------------------------------------------------------
@@ -180,14 +136,6 @@ def stranger() -> Iterator[int]:
     with subprocess.Popen(sleep, start_new_session=True) as process:
         yield process.pid
         process.kill()
-
-
-def test_nothing_disturbs_a_gpu_that_rests_or_has_no_sensor(
-    gpu: MadeUpSensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert machine.disturbance(GPU) is None
-    monkeypatch.setattr(machine, "sensor", lambda device: "there is none")
-    assert machine.disturbance(GPU) is None
 
 
 def test_another_process_disturbs_and_ones_own_do_not(gpu: MadeUpSensor, stranger: int) -> None:
@@ -220,21 +168,3 @@ def test_a_busy_gpu_disturbs_once_it_had_time_to_rest(
 def test_a_throttled_gpu_disturbs(gpu: MadeUpSensor) -> None:
     gpu.reason = "power brake"
     assert machine.disturbance(GPU) == "the GPU is throttled: power brake"
-
-
-@pytest.mark.parametrize("question", ["processes", "busy_share", "throttled"])
-def test_a_question_that_the_sensor_cannot_answer_hides_no_other(
-    gpu: MadeUpSensor, stranger: int, question: str
-) -> None:
-    def silent() -> None:
-        raise NotToldError("not supported")
-
-    setattr(gpu, question, silent)
-    assert machine.disturbance(GPU) is None
-    disturbs: dict[str, Callable[[], object]] = {
-        "processes": lambda: setattr(gpu, "reason", "power brake"),
-        "busy_share": lambda: gpu.pids.append(stranger),
-        "throttled": lambda: setattr(gpu, "shares", iter([0.5] * 6)),
-    }
-    disturbs[question]()
-    assert machine.disturbance(GPU) is not None

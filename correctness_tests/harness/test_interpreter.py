@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from triton.runtime.jit import JITFunction
 
 from tinyllama.harness.kernels.bounds import Bounds, watched
-from tinyllama.harness.kernels.interpreter_values import to_bits, to_values
+from tinyllama.harness.kernels.interpreter import limited
 from tinyllama.harness.kernels.launch import jit, recorded, tl
 from tinyllama.harness.kernels.resources import compile_launch, lacking
 from tinyllama.harness.kernels.tuned import adopted
@@ -67,13 +67,6 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     bits = {2: torch.int16, 4: torch.int32}[found.element_size()]
     kept = ~expected.isnan()
     assert torch.equal(found[kept].view(bits), expected[kept].view(bits))
-
-
-def test_shapes_are_kept_and_scalars_stay_scalars() -> None:
-    assert to_bits(floats(24).view(2, 3, 4).numpy()).shape == (2, 3, 4)
-    scalar = to_bits(torch.tensor(1.5).numpy())
-    assert scalar.shape == ()
-    assert to_values(scalar) == 1.5
 
 
 # -- kernels ----------------------------------------------------------------------------------
@@ -369,6 +362,46 @@ def test_an_atomic_on_bfloat16_is_refused_before_it_writes_past_the_end() -> Non
     assert torch.equal(wide_y, x.float())
 
 
+# -- loops -------------------------------------------------------------------------------------
+
+
+@jit
+def counts(x, y, N, stride):  # type: ignore[no-untyped-def]
+    """Each program a share of the rows, counted in both ways."""
+    for row in range(tl.program_id(0), N, tl.num_programs(0)):
+        at = x + row.to(tl.int64) * stride  # type: ignore[attr-defined]
+        for column in tl.range(0, 2):
+            place = (column.to(row.dtype) + (2 * row).to(tl.int64)).to(row.dtype)  # type: ignore[attr-defined]
+            tl.store(y + place, tl.load(at + (column - 1 + 1).to(tl.int64)))
+
+
+def test_what_a_loop_counts_can_be_cast_as_where_it_compiles() -> None:
+    x, y = torch.randn(5, 3), torch.zeros(5, 2)
+    counts[(2,)](x, y, 5, 3)
+    assert torch.equal(y, x[:, :2])
+    assert "range" not in counts.fn.__globals__
+    with recorded("sm_90") as launches:
+        counts[(2,)](x.to("meta"), y.to("meta"), 5, 3)
+    assert lacking("sm_90") or compile_launch(launches[0], "sm_90")
+
+
+@jit
+def doubled(x, TIMES: tl.constexpr):  # type: ignore[no-untyped-def]
+    a = tl.load(x)
+    for _ in range(TIMES):
+        a = a + a
+    tl.store(x, a)
+
+
+def test_an_endless_loop_is_ended() -> None:
+    x = torch.zeros(1)
+    with limited(steps=100), pytest.raises(Exception, match="more than 100 operations"):
+        doubled[(1,)](x, TIMES=300)
+    with limited(steps=100):
+        doubled[(1,)](x, TIMES=50)
+    doubled[(1,)](x, TIMES=300)
+
+
 # -- functions that a kernel calls ------------------------------------------------------------
 
 
@@ -418,6 +451,7 @@ def compiled() -> dict[str, str]:
     return found or pytest.skip("this triton compiles for neither chip")
 
 
+@pytest.mark.long
 def test_the_language_is_put_back_and_the_same_kernel_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,6 +475,7 @@ def faulty_inside(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     faulty(x, BLOCK)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [faulty, faulty_inside], ids=lambda k: k.__name__)
 def test_an_error_in_a_kernel_puts_the_language_back_too(
     kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

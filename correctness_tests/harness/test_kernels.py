@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from correctness_tests.support.launched import every_launch
 from tinyllama.harness.kernels import launch as kernels
 from tinyllama.harness.kernels import resources
 from tinyllama.harness.kernels.launch import (
-    STATED,
     cdiv,
     chip_of,
     dot_precisions,
@@ -119,20 +117,6 @@ def test_recordings_nest_and_end_with_an_error_too() -> None:
     assert chip_of(CPU) == ""
 
 
-@needs_triton
-def test_on_a_gpu_stated_options_are_passed_and_nothing_is_interpreted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from triton.runtime.jit import JITFunction
-
-    seen = []
-    monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: seen.append(kwargs))
-    with pytest.raises(RuntimeError):  # still an error where it can run on no device
-        launched(torch.empty(4, device="meta"))
-    doubled.run(grid=(1,), num_warps=2)  # no tensor among the arguments: the compiler's
-    assert seen == [{"grid": (1,), "warmup": False, "num_warps": 2, **STATED}]
-
-
 @jit
 def begun(x, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     kernels.begin(PDL)
@@ -185,52 +169,6 @@ def test_launches_depend_on_chips_that_have_that(chip: str, there: bool) -> None
 
 
 # -- chips ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("hip", "arch", "capability", "chip"),
-    [
-        ("6.4", "gfx942:sramecc+:xnack-", (9, 4), "gfx942"),
-        ("6.4", "gfx90a", (9, 0), "gfx90a"),
-        (None, "NVIDIA H200", (9, 0), "sm_90"),  # there the name says nothing
-        (None, "", (10, 0), "sm_100"),
-        (None, None, (8, 6), "sm_86"),
-    ],
-)
-def test_a_gpu_has_the_name_of_its_compiler_target(
-    hip: str | None,
-    arch: str | None,
-    capability: tuple[int, int],
-    chip: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    properties = SimpleNamespace(major=capability[0], minor=capability[1])
-    if arch is not None:
-        properties.gcnArchName = arch
-    monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    kernels._gpu_chip.cache_clear()
-    assert chip_of(torch.device("cuda", 0)) == chip
-    kernels._gpu_chip.cache_clear()
-    assert chip_of(CPU) == chip_of(META) == ""
-
-
-@needs_triton
-@pytest.mark.parametrize(
-    ("chip", "backend", "arch", "wave"),
-    [
-        ("sm_90", "cuda", 90, 32),
-        ("sm_100", "cuda", 100, 32),
-        ("gfx90a", "hip", "gfx90a", 64),
-        ("gfx950", "hip", "gfx950", 64),
-        ("gfx1100", "hip", "gfx1100", 32),
-    ],
-)
-def test_a_chip_is_a_target_of_the_compiler(
-    chip: str, backend: str, arch: object, wave: int
-) -> None:
-    target = target_of(chip)
-    assert (target.backend, target.arch, target.warp_size) == (backend, arch, wave)
 
 
 @needs_triton
@@ -304,6 +242,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.long
 def test_without_triton_stock_providers_run_and_a_launch_says_what_to_install(
     tmp_path: Path,
 ) -> None:
@@ -319,6 +258,7 @@ def test_without_triton_stock_providers_run_and_a_launch_says_what_to_install(
 # -- names ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @needs_triton
 def test_a_profile_tells_the_kernels_of_the_tree_apart() -> None:
     """By file and function, and each counts among products, attention, and so on."""
@@ -333,12 +273,3 @@ def test_a_profile_tells_the_kernels_of_the_tree_apart() -> None:
     assert kinds["stack_norm_gradient"] == "products"  # the product is in a function that it calls
     assert kinds["stack_fold"] == kinds["rms_norm_forward"] == "elementwise"
     assert kinds["attention_forward"] == "attention"
-
-
-def test_a_file_of_any_name_gives_a_symbol() -> None:
-    def double_kernel() -> None: ...
-
-    double_kernel.__module__ = "ops_of.my-kernels"
-    assert kernels.shown_name(double_kernel) == "my_kernels_double"
-    double_kernel.__module__ = "tinyllama_ops_file_01_softmax"
-    assert kernels.shown_name(double_kernel) == "_01_softmax_double"

@@ -9,11 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-import triton
 from triton.runtime.jit import JITFunction
 
 from tinyllama.harness.kernels.launch import jit, tl
-from tinyllama.harness.kernels.tuned import AutoTuned
 from tinyllama.ops import OPS
 
 
@@ -67,17 +65,6 @@ def test_a_launch_is_on_the_device_of_its_tensors(seen: list[int]) -> None:
         double[(1,)](x, y, 8, BLOCK=8)
     assert seen == [1, 0, 1]
     assert torch.cuda.current_device() == 0
-
-
-def test_a_tuned_kernel_is_timed_there_too(seen: list[int]) -> None:
-    class Tuner:
-        def run(self, *args: Any, **kwargs: Any) -> None:
-            seen.append(torch.cuda.current_device())
-
-    tuned: Any = AutoTuned(double, [triton.Config({})], lambda kernel: Tuner())
-    x, y = on("cuda:1", "cuda:1")
-    tuned[(1,)](x, y, 8, BLOCK=8)
-    assert seen == [1]
 
 
 @pytest.mark.parametrize("devices", [("cuda:0", "cuda:1"), ("cpu", "cuda:1"), ("cuda:1", "cpu")])

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tinyllama.harness.declare.specs import size_of
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.layout import (
     as_one,
@@ -15,10 +14,8 @@ from tinyllama.harness.kernels.layout import (
     dense_rows,
     even_rows,
     joined,
-    placed_alike,
     stacked,
 )
-from tinyllama.harness.kernels.precision import compute_dtype, product
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import ALIGNMENT, TinyLlama
 
@@ -99,43 +96,6 @@ def test_a_models_matrices_lie_side_by_side(change: object) -> None:
     assert len(storages) == 1
 
 
-@pytest.mark.parametrize(
-    ("axis", "size"), [("Q", 32), ("Q+2*R", 64), ("Q/2/C", 2), ("B*T", 15), ("0", 0)]
-)
-def test_sizes_of_declared_axes(axis: str, size: int) -> None:
-    assert size_of(axis, {"Q": 32, "R": 16, "C": 8, "B": 3, "T": 5}) == size
-
-
-def test_the_dtype_of_products_is_autocasts() -> None:
-    x = torch.randn(5, 7)
-    assert compute_dtype(x) is torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        assert compute_dtype(x) is torch.bfloat16
-        assert compute_dtype(x.double()) is torch.float64
-
-
-def test_a_16_bit_product_may_have_a_wide_result() -> None:
-    a, b = torch.randn(5, 7).bfloat16(), torch.randn(7, 3).bfloat16()
-    assert product(a, b, torch.bfloat16).dtype is torch.bfloat16
-    wide = product(a, b, torch.float32)
-    assert wide.dtype is torch.float32
-    torch.testing.assert_close(wide, (a.float() @ b.float()), rtol=1e-2, atol=1e-2)
-
-
-def test_zeros_lie_as_the_tensors_do() -> None:
-    buffer = torch.arange(300.0)
-    a, b, c = buffer[100:106].view(2, 3), buffer[106:110], buffer[128:200]
-    found = placed_alike([a, c, b], torch.bfloat16)
-    assert [(t.shape, t.dtype, t.count_nonzero().item()) for t in found] == [
-        (t.shape, torch.bfloat16, 0) for t in (a, c, b)
-    ]
-    assert as_one(found[0], found[2]) is not None
-    assert {t.untyped_storage().nbytes() for t in found} == {200}, "100 elements, those between"
-    for others in ([a, torch.ones(3)], [a, buffer[200:220:2]], [buffer[:6], buffer[294:]]):
-        apart = placed_alike(others)
-        assert all(t.untyped_storage().nbytes() == 4 * t.numel() for t in apart)
-
-
 STACKED = {  # by what lies where: whether they are one view, and how far apart
     "side by side": (lambda b: [b[0:6], b[6:12], b[12:18]], 6),
     "a gap each": (lambda b: [b[0:6], b[8:14], b[16:22]], 8),
@@ -163,31 +123,6 @@ def test_tensors_equally_far_apart_are_stacked_without_a_copy(
     if apart is not None:
         assert found.data_ptr() == tensors[0].data_ptr()
         assert found.stride() == (apart, *tensors[0].stride())
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [lambda b: [b[2:4]], lambda b: [b[2:4], b[6:8]], lambda b: [b[2:4], b[4:8].view(2, 2)[:1]]],
-)
-def test_zeros_for_one_memory_end_where_the_last_tensor_does(
-    tensors: Callable[[torch.Tensor], list[torch.Tensor]],
-) -> None:
-    some = tensors(torch.arange(20.0))
-    zeros = placed_alike(some)
-    between = [one.storage_offset() - some[0].storage_offset() for one in some]
-    assert [one.storage_offset() for one in zeros] == between
-    last = between[-1] + some[-1].numel()
-    assert {one.untyped_storage().nbytes() for one in zeros} == {4 * last}
-    assert all(one.dtype is torch.float32 for one in zeros)
-
-
-def test_what_lies_up_to_a_limit_apart_shares_one_memory() -> None:
-    """Together at most `MOST_BETWEEN` elements beside each tensor's own."""
-    for more, shared in ((0, True), (1, False)):
-        gap = 2 * layout.MOST_BETWEEN + more
-        buffer = torch.zeros(gap + 8)
-        found = placed_alike([buffer[:4], buffer[4 + gap :]])
-        assert (found[0].data_ptr() + 4 * (4 + gap) == found[1].data_ptr()) is shared
 
 
 def test_rows_are_a_matrix_and_a_dense_axis_is_enough() -> None:

@@ -50,6 +50,7 @@ def test_a_worker_that_lost_its_gpu_is_replaced(pytester: pytest.Pytester) -> No
     assert found.parseoutcomes() == {"passed": 7, "failed": 3}
 
 
+@pytest.mark.long
 def test_without_workers_the_session_ends_there(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

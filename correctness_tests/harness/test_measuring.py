@@ -1,18 +1,13 @@
 """What is measured besides time: kernels, their kinds and overlap, bytes, ceilings, cold caches."""
 
-import contextlib
 import statistics
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from correctness_tests.conftest import shared
-from tinyllama.harness.machine import facts
-from tinyllama.harness.measure import ceilings, memory
-from tinyllama.harness.measure import overlap as timelines
+from tinyllama.harness.measure import memory
 from tinyllama.harness.measure.cache import Flush, last_level_bytes
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.harness.measure.clock import Clock, queue_of
@@ -20,40 +15,11 @@ from tinyllama.harness.measure.launches import (
     covered,
     kind_of,
     launches,
-    seconds_by_kind,
-    totals_by_name,
 )
 
 CPU = torch.device("cpu")
 MIB = 2**20
 AT = "void at::native::"
-
-
-@pytest.mark.parametrize(
-    ("device", "workers", "gpus", "named", "expected"),
-    [
-        ("cuda", None, 1, False, False),
-        ("cuda", "1", 1, False, False),
-        ("cuda", "2", 1, False, True),
-        ("cuda", "2", 2, False, False),  # each its own
-        ("cuda", "3", 2, False, True),
-        ("cuda", "2", 2, True, True),
-        ("cpu", "2", 0, False, False),
-    ],
-)
-def test_a_gpu_is_shared_when_workers_outnumber_the_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    workers: str | None,
-    gpus: int,
-    named: bool,
-    expected: bool,
-) -> None:
-    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
-    if workers:
-        monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", workers)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert shared(torch.device(device), named) is expected
 
 
 # -- where the time goes ----------------------------------------------------------------------
@@ -121,14 +87,6 @@ def test_overlapping_kernels_count_once(spans: list[tuple[float, float]], length
     assert covered(spans) == length
 
 
-def test_times_of_one_kind_and_of_one_name_add_up() -> None:
-    timed = [("aten::mm", 2.0), ("aten::exp", 7.0), ("aten::mm", 3.0), ("aten::addmm", 4.0)]
-    assert seconds_by_kind(timed) == pytest.approx({"products": 9e-6, "elementwise": 7e-6})
-    expected = {"aten::mm": (2, 5e-6), "aten::exp": (1, 7e-6), "aten::addmm": (1, 4e-6)}
-    found = totals_by_name(timed)
-    assert {name: pytest.approx(total) for name, total in expected.items()} == found
-
-
 def test_on_a_cpu_the_operators_are_timed_and_nothing_is_counted() -> None:
     x = torch.randn(256, 256)
     took = 0.0
@@ -185,25 +143,6 @@ def test_waits_of_the_host_are_counted(gpu: torch.device) -> None:
 # -- bytes ------------------------------------------------------------------------------------
 
 
-def test_a_graphs_pool_counts_whole_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three segments one is nobody's and two are the graph's, in part allocated."""
-    segments = [((0, 0), 100, 40), ((0, 7), 64, 8), ((0, 7), 32, 0), ((0, 9), 16, 16)]
-    names = ("segment_pool_id", "total_size", "allocated_size")
-    snapshot = [dict(zip(names, segment, strict=True)) for segment in segments]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: snapshot)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 64)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 120)
-    graph: Any = SimpleNamespace(pool=lambda: (0, 7))
-    assert memory.pool_bytes([]) == (0, 0)
-    last: Any = SimpleNamespace(pool=lambda: (0, 9))
-    assert memory.pool_bytes([graph, graph]) == (96, 8)
-    assert memory.pool_bytes([graph, last]) == memory.pool_bytes([last, graph]) == (112, 24)
-    assert memory.live_bytes(CPU) == 64
-    assert memory.live_bytes(CPU, [graph]) == 64 - 8 + 96
-    assert memory.peak_bytes(CPU, [graph]) == 152, "a peak is not below what is live"
-    assert memory.peak_bytes(CPU) == 120
-
-
 @pytest.mark.gpu
 def test_what_a_captured_graph_allocates_is_live(gpu: torch.device) -> None:
     x = torch.ones(64 * MIB, dtype=torch.int8, device=gpu)
@@ -236,24 +175,6 @@ def test_the_peak_of_a_process_does_not_fall() -> None:
     assert memory.resident_peak_bytes() >= peak
 
 
-@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
-def test_the_peak_of_a_process_is_told_in_the_unit_of_its_system(
-    platform: str, unit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = {memory.resource.RUSAGE_SELF: SimpleNamespace(ru_maxrss=10)}
-    monkeypatch.setattr(memory.sys, "platform", platform)
-    monkeypatch.setattr(memory.resource, "getrusage", told.__getitem__)
-    assert memory.resident_peak_bytes() == 10 * unit
-
-
-def test_the_peak_of_a_gpu_alone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    forgotten: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
-    for device in (CPU, torch.device("cuda", 1)):
-        memory.forget_peak(device)
-    assert forgotten == [torch.device("cuda", 1)]
-
-
 # -- caches and ceilings ----------------------------------------------------------------------
 
 
@@ -283,62 +204,13 @@ def test_after_a_flush_a_read_comes_from_memory(own_gpu: None, gpu: torch.device
     assert seconds(flush) > 1.1 * seconds(read)
 
 
+@pytest.mark.long
 def test_ceilings_are_rates(device: torch.device) -> None:
     assert copy_rate(device, rounds=2) > 1e8
     assert product_rate("fp32", device, rounds=2) > 1e8
-
-
-@pytest.mark.parametrize(("precision", "mode"), [("fp32", "highest"), ("tf32", "high")])
-def test_a_ceiling_is_measured_in_its_precision_and_leaves_the_mode(
-    monkeypatch: pytest.MonkeyPatch, precision: str, mode: str
-) -> None:
-    modes: list[str] = []
-
-    def best(call: Any, device: torch.device, rounds: int) -> float:
-        modes.append(torch.get_float32_matmul_precision())
-        raise RuntimeError("the device is lost")
-
-    monkeypatch.setattr(ceilings, "least_seconds", best)
-    before = torch.get_float32_matmul_precision()
-    with pytest.raises(RuntimeError, match="lost"):
-        product_rate(precision, CPU)
-    assert modes == [mode]
-    assert torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.gpu
 def test_narrower_products_are_no_slower(own_gpu: None, gpu: torch.device) -> None:
     rates = [product_rate(precision, gpu, rounds=4) for precision in ("fp32", "tf32", "bf16")]
     assert rates == sorted(rates)
-
-
-def test_a_gpu_that_is_as_busy_as_allowed_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts.time, "sleep", lambda _: None)
-    read = iter([1.0, facts.BUSY_SHARE, 0.0])
-    gpu: Any = SimpleNamespace(busy_share=lambda: next(read))
-    assert facts.busy_at_rest(gpu) == facts.BUSY_SHARE
-
-
-def test_a_timeline_is_of_kernels_and_of_no_annotation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def event(name: str, start: float, end: float, where: str, annotated: bool) -> SimpleNamespace:
-        kind = getattr(torch.autograd.DeviceType, where)
-        span = SimpleNamespace(start=start, end=end)
-        return SimpleNamespace(
-            name=name, time_range=span, device_type=kind, is_user_annotation=annotated
-        )
-
-    events = [
-        event("ncclDevKernel_AllReduce", 0.0, 4.0, "CUDA", False),
-        event("product", 3.0, 9.0, "CUDA", False),
-        event("a range", 0.0, 99.0, "CUDA", True),
-        event("a launch", 0.0, 99.0, "CPU", False),
-    ]
-    profiler = SimpleNamespace(events=lambda: events)
-    monkeypatch.setattr(timelines, "profile", lambda **given: contextlib.nullcontext(profiler))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    calls: list[int] = []
-    found = timelines.overlap(lambda: calls.append(1), torch.device("cuda", 0))
-    assert calls == [1]
-    assert found == timelines.overlap_of(
-        [("ncclDevKernel_AllReduce", 0.0, 4.0), ("product", 3.0, 9.0)]
-    )

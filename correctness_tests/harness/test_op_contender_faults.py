@@ -3,7 +3,6 @@
 The faults come after a right first call, which is the one that a quick check would look at.
 """
 
-import re
 from typing import Any
 
 import pytest
@@ -46,7 +45,6 @@ def overwritten(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 # Of a message: error and bound over the tensor, error and bound of the worst row.
-NUMBERS = re.compile(r"(?:error|allowed|row) ([\d.e+-]+\d)")
 
 LATER: dict[str, Call] = {
     "zeros": lambda x, w, first: weighed(x, w) * 0,
@@ -71,35 +69,6 @@ def test_a_fault_after_a_right_first_call_gives_no_time(
     faulty = contender(after_the_first(LATER[fault]), dtype=dtype)
     with pytest.raises(WrongResultError):
         faulty.turn()
-
-
-def test_what_is_allowed_in_one_dtype_is_not_allowed_in_another(contender: Contender) -> None:
-    def larger(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return weighed(x, weight) * 1.001
-
-    wide = {torch.bfloat16: 1e4}
-    contender(larger, dtype="bf16", slack=wide).turn()
-    with pytest.raises(WrongResultError, match="allowed"):
-        contender(larger, dtype="fp32", slack=wide)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "case", "seen"),
-    [
-        (LATER["all_but_the_last_row"], 1, (False, True)),
-        (lambda x, w, first: weighed(x, w) * 1.03, 0, (True, False)),
-    ],
-    ids=["one row of many", "everywhere"],
-)
-def test_a_lost_row_shows_in_its_row_and_a_small_fault_in_the_whole(
-    contender: Contender, wrong: Call, case: int, seen: tuple[bool, bool]
-) -> None:
-    """All roundings of 32768 rows are together larger than what one row has to lose. Each row alone
-    could be rounded as badly as by a small fault; all of them are not."""
-    with pytest.raises(WrongResultError, match="y of a timed call") as caught:
-        contender(after_the_first(wrong), dtype="bf16", case=case).turn()
-    whole, allowed, row, allowed_row = map(float, NUMBERS.findall(str(caught.value)))
-    assert (whole > allowed, row > allowed_row) == seen
 
 
 def test_a_fault_that_comes_late_is_found_when_it_comes(contender: Contender) -> None:
@@ -150,6 +119,7 @@ def test_a_call_that_waits_is_checked_as_well(contender: Contender) -> None:
         waits.turn()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("left_out", ["everything", "one_moment", "last_parameter", "step"])
 def test_an_op_in_place_is_checked_by_what_it_wrote(contender: Contender, left_out: str) -> None:
     eager = OPS["adamw"]["eager"].call
@@ -174,11 +144,3 @@ def test_an_op_in_place_is_checked_by_what_it_wrote(contender: Contender, left_o
     faults = True
     with pytest.raises(WrongResultError):
         faulty.turn()
-
-
-def test_a_layout_that_gives_wrong_results_gives_no_time(contender: Contender) -> None:
-    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return weighed(x, weight) if x.is_contiguous() else weighed(x, weight) * 1.01
-
-    with pytest.raises(WrongResultError):
-        contender(call).layouts(("strided",), rounds=8)

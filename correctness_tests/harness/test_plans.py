@@ -1,7 +1,6 @@
 """A plan repeats the calls of an op where nothing has changed, and nowhere else.
 
-No GPU is needed: see `correctness_tests.support.posed`. test_plan_functions.py has what a plan is
-made of.
+No GPU is needed: see `correctness_tests.support.posed`.
 """
 
 import contextlib
@@ -15,16 +14,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 pytest.importorskip("triton")
 
 from correctness_tests.support.planned import BOTH, SCALE, Calls, X, scale_kernel, scaled, shifted
-from correctness_tests.support.posed import STREAM, Posed
-from tinyllama.harness.declare.checked import signature
-from tinyllama.harness.kernels import known, launch, plans
+from correctness_tests.support.posed import Posed
+from tinyllama.harness.kernels import known, launch
 from tinyllama.harness.kernels.configs import Config, asked
 from tinyllama.harness.kernels.launch import launched, processors, recorded
+from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.plans import Repeated
 
 
 @pytest.fixture
@@ -84,31 +84,6 @@ def test_autocast_is_part_of_the_signature(calls: Calls) -> None:
             assert calls.new(lambda: calls(X)) == BOTH
 
 
-def test_so_are_the_precision_of_products_the_device_and_the_class(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    usual = signature([X], {})
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-    assert signature([X], {}) != usual
-    monkeypatch.undo()
-    assert signature([X.to("meta")], {}) != usual
-    assert signature([X.as_subclass(Odd)], {}) is None
-    assert signature([torch.nn.Parameter(X, requires_grad=False)], {}) == usual
-    assert signature([torch.nn.Parameter(X)], {}) != usual
-    assert signature([X, None], {}) not in (usual, None)
-
-
-class Odd(torch.Tensor):
-    """A tensor that may hold its memory elsewhere."""
-
-
-@pytest.mark.parametrize("value", [0.0, -0.0, 0, False, None, ""], ids=repr)
-def test_equal_parameters_of_other_types_or_signs_have_other_signatures(value: Any) -> None:
-    others = [0.0, -0.0, 0, False, None, ""]
-    same = [one for one in others if signature([X], {"a": one}) == signature([X], {"a": value})]
-    assert [repr(one) for one in same] == [repr(value)]
-
-
 @contextlib.contextmanager
 def traced_by_python() -> Iterator[None]:
     before = sys.gettrace()
@@ -157,6 +132,102 @@ def test_whatever_watches_or_changes_launches_is_asked_each_time(
     assert calls.new(lambda: calls(X)) == []
 
 
+def repeated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as the passes of a provider are called, by its plan from the fourth call on."""
+    put: list[Callable[..., Any]] = []
+    again = Repeated(function, put.append)
+    return lambda *tensors: (put[-1] if put else again)(*tensors)
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    return scaled(contiguous(x.view(8, 8).T).view(64), 2.0)
+
+
+def another_grid(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    scale_kernel[lambda named: (4,)](x, y, 2.0, 64, BLOCK=16)
+    return y
+
+
+def filled_by_others(x: torch.Tensor) -> torch.Tensor:
+    """As by a kernel that is not launched by `tinyllama.harness.kernels.jit`."""
+    y = torch.empty_like(x)
+    with _disable_current_modes():
+        y.copy_(x)
+    return y
+
+
+def without_autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return torch.mm(x.view(8, 8), x.view(8, 8))
+
+
+def in_parts(x: torch.Tensor) -> torch.Tensor:
+    """Products into the halves of a buffer, sums in place, and a kernel between them."""
+    rows, both = x.view(4, 16), torch.empty(4, 8)
+    for half, part in zip(both.chunk(2, -1), rows.split(8, -1), strict=True):
+        torch.mm(part, x[:32].view(8, 4), out=half)
+    twice = scaled(both, 2.0).view(4, 8)
+    twice.addmm_(rows[:, :4], both[:4])
+    twice[1:].add_(1.0)
+    return twice.t()
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a value that is read": lambda x: scaled(x, x[1].item()),
+    "a list": lambda x: torch.cat([scaled(x, 2.0), scaled(x, 3.0)]),
+    "a copy": copied,
+    "an argument": lambda x: x,
+    "a view of an argument": lambda x: x[:8],
+    "a new size": lambda x: scaled(x, 2.0).resize_(8),
+    "another dtype": lambda x: scaled(x, 2.0).view(torch.int32) + 1,
+    "the other sign": lambda x: torch._neg_view(scaled(x, 2.0)) + 1,
+    "another grid": another_grid,
+    "what is not seen": filled_by_others,
+    "autocast turned off": without_autocast,
+    "products in parts": in_parts,
+    "an address inside of an argument": lambda x: scaled(x.view(4, 16)[1:], 2.0).sum(0),
+    "memory that is free again": lambda x: scaled(scaled(scaled(x, 2.0), 3.0), 4.0)[:8],
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_function_gives_its_own_results_whatever_it_does(
+    function: Callable[[torch.Tensor], torch.Tensor], posed: Posed
+) -> None:
+    call, inside = repeated(lambda x: [function(x)]), torch.arange(128.0)[4:68]
+    with torch.autocast("cpu", torch.bfloat16):
+        for x in (X, X + 1, X * 3, X * 0.5, inside, shifted(1), X - 7):
+            (result,) = call(x)
+            assert torch.equal(result, function(x))
+
+
+def test_what_python_counts_or_torch_draws_is_new_in_each_call(posed: Posed) -> None:
+    count, at_times = iter(range(1, 100)), iter(range(100))
+    counting = repeated(lambda x: [scaled(x, float(next(count)))])
+    assert all(torch.equal(counting(X)[0], X * i) for i in range(1, 6))
+    every_other = repeated(lambda x: [scaled(x, 2.0) if next(at_times) % 2 else x * 3])
+    assert all(torch.equal(every_other(X)[0], X * (2 if i % 2 else 3)) for i in range(6))
+    drawing = repeated(lambda x: [scaled(torch.rand_like(x), 2.0)])
+    first, *others = [drawing(X)[0] for _ in range(5)]
+    assert not any(torch.equal(first, one) for one in others)
+
+
+def test_arguments_may_share_memory_in_some_calls(posed: Posed) -> None:
+    call = repeated(lambda x, y: [scaled(x, 2.0), scaled(y, 3.0)])
+    both = torch.arange(128.0)
+    for x, y in ((X, X + 1), (X, X + 2), (X, X + 3), (X, X), (both[:64], both[64:])):
+        assert all(map(torch.equal, call(x, y), (x * 2, y * 3)))
+
+
+def test_a_planned_call_inside_of_a_planned_one_is_repeated(posed: Posed) -> None:
+    inner = repeated(lambda x: [scaled(x, 2.0)])
+    outer = repeated(lambda x: [scaled(inner(x)[0], 3.0)])
+    for i in range(8):
+        assert torch.equal(inner(X + i)[0], (X + i) * 2)
+        assert torch.equal(outer(X + i)[0], (X + i) * 6)
+
+
 def test_a_forced_configuration_is_the_one_that_is_launched(calls: Calls) -> None:
     with launched() as seen, SCALE.force(Config(BLOCK=32)):
         calls(X)
@@ -177,72 +248,6 @@ def test_recorded_launches_are_not_made(calls: Calls) -> None:
     assert [one.kernel.fn.__name__ for one in launches] == ["scale_kernel"]
 
 
-def test_tensors_of_the_cpu_are_interpreted(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan is for GPUs alone."""
-    monkeypatch.undo()
-    derived: Any = calls.op["triton"].derived
-    derived.known.clear()
-    monkeypatch.setattr(plans, "planned", None)
-    for _ in range(4):
-        assert calls.new(lambda: calls(X)) == BOTH
-
-
-def test_hooks_of_triton_are_called(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profiler sees every launch."""
-    assert not known.hooked()
-    hook = lambda metadata: None  # noqa: E731
-    monkeypatch.setattr(known, "hooks", lambda: (hook, None))
-    assert calls.new(lambda: calls(X)) == BOTH
-
-
-def test_a_chain_without_hooks_calls_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Chain:
-        calls: tuple[Any, ...] = ()
-
-    monkeypatch.setattr(known, "hooks", lambda: (Chain(), None))
-    assert not known.hooked()
-    monkeypatch.setattr(Chain, "calls", (print,))
-    assert known.hooked()
-
-
-def test_launches_are_on_the_device_of_their_tensors(
-    calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where another one is the current one, there is no plan to use."""
-    current, seen = [1], []
-
-    @contextlib.contextmanager
-    def device(index: int) -> Iterator[None]:
-        before, current[0] = current[0], index
-        yield
-        current[0] = before
-
-    def stream_of(index: int) -> int:
-        seen.append(current[0])
-        return STREAM
-
-    for plan in plans_of(calls):
-        monkeypatch.setitem(plan.__globals__, "current_device", lambda: current[0])
-        monkeypatch.setitem(plan.__globals__, "stream_of", stream_of)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(known, "stream_of", lambda: stream_of)
-    assert calls.new(lambda: calls(X)) == BOTH
-    assert (seen, current) == ([0, 0], [1])
-    current[0] = 0
-    assert calls.new(lambda: calls(X)) == []
-    assert seen == [0] * 4
-
-
-def plans_of(calls: Calls) -> list[Any]:
-    """The plans that are used now."""
-    (known_calls,) = calls.op["triton"].derived.known.values()  # type: ignore[union-attr]
-    passes = [one for needs in known_calls._backward.values() for one in needs.values()]
-    found = [one.run for one in (known_calls.forward, *passes)]
-    assert all(plan.__name__ == "plan" for plan in found)
-    return found
-
-
 def test_results_are_new_memory_each_time(calls: Calls) -> None:
     first, second = (calls.op["triton"](X) for _ in range(2))
     assert first.data_ptr() != second.data_ptr()
@@ -259,22 +264,6 @@ def test_a_plan_keeps_no_tensor(posed: Posed) -> None:
     assert alive() is None
 
 
-def test_a_launcher_of_another_form_is_called_by_its_kernel(
-    posed: Posed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A later Triton may take other arguments."""
-    assert known.takes_stream(posed_kernel(posed))
-    monkeypatch.setattr(known, "takes_stream", lambda kernel: False)
-    calls = Calls()
-    ran = [calls.new(lambda: calls(X)) for _ in range(4)]
-    assert ran == [BOTH, BOTH, BOTH, []]
-
-
-def posed_kernel(posed: Posed) -> Any:
-    scaled(X, 2.0)
-    return posed.specialised[-1]
-
-
 def test_deterministic_algorithms_are_part_of_the_signature(calls: Calls) -> None:
     torch.use_deterministic_algorithms(True)
     try:
@@ -288,27 +277,6 @@ def test_so_is_whether_a_gradient_is_required(calls: Calls) -> None:
     assert calls.new(lambda: calls.op["triton"](X)) == ["forward"]
 
 
-@pytest.mark.parametrize(
-    "value", [torch.arange(5000.0), object(), [1], {}], ids=lambda v: str(type(v))
-)
-def test_a_parameter_whose_text_need_not_tell_all_has_no_signature(value: Any) -> None:
-    assert signature([X], {"a": value}) is None
-
-
-def test_inference_mode_uses_and_makes_the_same_plans(posed: Posed) -> None:
-    calls = Calls()
-    with torch.inference_mode():
-        x = torch.arange(64.0)
-        for _ in range(4):
-            y = calls.op["triton"](x)
-            assert y.is_inference()
-            assert torch.equal(y, x * 3)
-    assert calls.ran == ["forward"] * 3
-    with torch.no_grad():
-        assert not calls.op["triton"](X).is_inference()
-    calls(X)
-
-
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
 def test_transforms_of_functions_are_refused(transform: Callable[..., Any], calls: Calls) -> None:
     """As by every autograd function without a rule of theirs: no plan is used before. Calls of
@@ -320,42 +288,7 @@ def test_transforms_of_functions_are_refused(transform: Callable[..., Any], call
         transform(lambda x: (calls.op["triton"](X) * x).sum())(x)
 
 
-def test_transforms_are_refused_again_where_nothing_else_was_called(posed: Posed) -> None:
-    """Not by an assertion of torch's own."""
-    calls = Calls()
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="setup_context"):
-            torch.func.grad(lambda x: calls.op["triton"](x).sum())(X.clone())
-
-
-def test_a_tensor_that_was_a_transforms_is_unwrapped(calls: Calls) -> None:
-    left: list[torch.Tensor] = []
-
-    def kept(x: torch.Tensor) -> torch.Tensor:
-        left.append(x)
-        return x.sum()
-
-    torch.func.grad(kept)(X.clone())
-    assert torch.equal(calls.op["triton"](left[0]), X * 3)
-    calls(X)
-    assert torch.equal(calls.op["triton"](left[0]), X * 3)
-
-
-def test_a_forward_derivative_is_refused(calls: Calls) -> None:
-    with (
-        torch.autograd.forward_ad.dual_level(),
-        pytest.raises((RuntimeError, NotImplementedError), match="jvp"),
-    ):
-        calls.op["triton"](torch.autograd.forward_ad.make_dual(X, X))
-
-
-def test_tensors_without_memory_have_no_plan(calls: Calls) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode() as mode:
-        assert signature([mode.from_tensor(X)], {}) is None
-
-
+@pytest.mark.long
 def test_threads_plan_and_use_plans_at_once(posed: Posed) -> None:
     calls, failed = Calls(), []
 

@@ -1,18 +1,14 @@
 """The compile gate sees what passes a limit, and compiles what a launch on that chip would."""
 
-import inspect
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, create_autospec
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness.kernels import resources
 from tinyllama.harness.kernels.launch import jit, recorded, tl
 from tinyllama.harness.kernels.limits import Known, load, stale, suggestion, triton_minor, verdict
 from tinyllama.harness.kernels.resources import (
@@ -21,7 +17,6 @@ from tinyllama.harness.kernels.resources import (
     compilation,
     compile_launch,
     lacking,
-    remembered,
 )
 
 # -- the gate is seen to fail -----------------------------------------------------------------
@@ -205,88 +200,9 @@ def test_an_unknown_chip_is_refused_with_the_known_ones() -> None:
         compile_launch(launches[0], "sm_75")
 
 
-def test_a_triton_without_a_vendors_half_says_what_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reasons = {name: lacking(name) for name in CHIPS}
-    assert None in reasons.values(), "this triton compiles nothing"
-
-    def none(wanted: object) -> object:
-        raise RuntimeError("0 compatible backends")
-
-    monkeypatch.setattr(resources, "nvidia_tools", lambda: tmp_path)
-    if reasons["sm_90"] is None:
-        assert "no ptxas" in str(resources.lacking.__wrapped__("sm_90"))
-    monkeypatch.setattr(resources, "_backend", none)
-    for name in CHIPS:
-        reason = resources.lacking.__wrapped__(name)
-        assert reason == f"this triton does not compile for {name}: 0 compatible backends"
-
-
 def test_an_option_that_triton_does_not_know_is_refused() -> None:
     with pytest.raises(ValueError, match=r"centred: triton knows no option num_wraps"):
         one(centred, *torch.empty(2, 64, device="meta"), 64, chip="sm_90", BLOCK=64, num_wraps=2)
-
-
-@pytest.mark.parametrize("set_before", [True, False])
-def test_compiling_leaves_the_environment_and_tritons_own_cache_alone(
-    set_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, own = tmp_path / "kept", tmp_path / "own"
-    own.mkdir()
-    monkeypatch.setattr(resources, "_cache", lambda: kept)
-    monkeypatch.delenv("TRITON_HIP_LLD_PATH", raising=False)
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    if set_before:
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(own))
-    before = dict(os.environ)
-    taken = of_centred("gfx942", 512, 2).run()
-    assert dict(os.environ) == before
-    assert not list(own.iterdir())
-    assert 0 < sum(path.stat().st_size for path in kept.iterdir()) < 1000
-    assert taken.num_warps == 2
-
-
-def test_what_was_compiled_is_not_compiled_again_unless_something_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resources, "_cache", lambda: tmp_path)
-    compiled = create_autospec(Compilation._compile, side_effect=Compilation._compile)
-    monkeypatch.setattr(Compilation, "_compile", compiled)
-    first = of_centred("gfx942", 512, 2).run()
-    assert of_centred("gfx942", 512, 2).run() == first
-    assert compiled.call_count == 1
-    of_centred("gfx942", 512, 4).run()
-    assert compiled.call_count == 2
-    monkeypatch.setattr("triton.__version__", "0.0.0")
-    of_centred("gfx942", 512, 2).run()
-    assert compiled.call_count == 3
-    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
-    of_centred("gfx942", 512, 2).run()
-    assert compiled.call_count == 4
-
-
-def test_a_digest_is_remembered_unless_something_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resources, "_cache", lambda: tmp_path)
-    usual = of_centred("gfx942", 512, 2).digest
-    found = Mock(return_value=usual)
-    monkeypatch.setattr(Compilation, "digest", property(found))
-    assert [remembered(of_centred("gfx942", 512, 2)) for _ in range(2)] == [usual] * 2
-    assert found.call_count == 1
-    others = of_centred("gfx942", 512, 4), of_centred("gfx942", 256, 2), of_centred("sm_90", 512, 2)
-    for count, other in enumerate(others, 2):
-        remembered(other)
-        assert found.call_count == count
-    sources = "_triton", "_reader"
-    for count, source in enumerate(sources, 5):
-        monkeypatch.setattr(resources, source, lambda: "other")
-        remembered(of_centred("gfx942", 512, 2))
-        assert found.call_count == count
-    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
-    remembered(of_centred("gfx942", 512, 2))
-    assert found.call_count == 7
 
 
 # -- the list of known limits -----------------------------------------------------------------
@@ -316,16 +232,6 @@ def written(folder: Path, text: str) -> Path:
     path = folder / "limits.toml"
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def test_an_edit_of_imports_leaves_every_record_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the code that compiles and reads, each other line counts."""
-    source, reader = inspect.getsource, resources._reader.__wrapped__
-    before = reader()
-    for more, same in (("import os\nfrom re import sub\n\n", True), ("WIDTH = 4\n", False)):
-        for edited in (lambda text, more=more: more + text, lambda text, more=more: text + more):
-            monkeypatch.setattr(inspect, "getsource", lambda part, e=edited: e(source(part)))
-            assert (reader() == before) is same, more
 
 
 def test_a_suggested_entry_allows_what_was_found(tmp_path: Path) -> None:

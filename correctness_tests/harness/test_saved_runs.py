@@ -1,14 +1,13 @@
 """What pytest-benchmark saves and compares, in a suite of the plugin for timings."""
 
 import json
-import warnings
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from correctness_tests.support.timed_suite import COMPARE, Suite, lines
-from tinyllama.harness.plugins.saved_runs import SavedRuns
+
+pytestmark = pytest.mark.long
 
 pytest_plugins = ["pytester"]
 
@@ -116,18 +115,3 @@ def test_readings_are_entered_under_benchmark_only(
     (entered,) = json.loads((pytester.path / "found.json").read_text())["benchmarks"]
     assert (entered["group"], entered["extra_info"]) == ("small", {"plan": "captured"})
     assert entered["stats"]["data"] == [0.5, 0.25, 0.75]
-
-
-def test_what_pytest_benchmark_warns_of_is_no_error_while_it_is_configured() -> None:
-    config = Mock()
-    config.option.benchmark_compare, config.option.benchmark_compare_fail = [], None
-    config.invocation_params.args = []
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("error")
-        SavedRuns(config)
-        warnings.warn("Can't compare. No benchmark files in 'x'", stacklevel=1)
-        warnings.warn(differs := "Benchmark machine_info is different. Current: x", stacklevel=1)
-        config.add_cleanup.call_args.args[0]()
-        with pytest.raises(UserWarning, match=differs):
-            warnings.warn(differs, stacklevel=1)
-    assert [str(one.message) for one in said] == [differs]

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
-from tinyllama.harness.kernels.launch import described, jit, tl
+from tinyllama.harness.kernels.launch import HAS_DESCRIPTORS, described, jit, tl
 from tinyllama.harness.kernels.tf32 import descriptors_round, rounded_to_tf32, to_tf32
 from tinyllama.ops.linear import rounding_kernels
 from tinyllama.ops.linear.rounding_kernels import BLOCK
@@ -87,6 +87,20 @@ def test_an_operand_is_rounded_in_place_and_nothing_beside_it(device: torch.devi
         rounding_kernels.round_kernel[(2,)](found, len(x), BLOCK=BLOCK, num_warps=4)
     assert torch.equal(found, expected)
     assert not memory.broken()
+
+
+def test_errors_cancel_where_cutting_has_one_sign(device: torch.device) -> None:
+    x = torch.rand(1 << 16, generator=torch.Generator().manual_seed(0)).to(device) + 1
+    cut = (x.view(torch.int32) & -0x2000).view(torch.float32)
+    bias = [((y - x).double().mean() / x.double().mean()).item() for y in (cut, by_kernel(x))]
+    assert bias[0] == pytest.approx(-(2**-11) / 1.5, rel=0.02)
+    assert abs(bias[1]) < 2**-11 / 100
+
+
+# -- descriptors ----------------------------------------------------------------------------------
+
+if HAS_DESCRIPTORS:
+    pass
 
 
 @jit

@@ -3,19 +3,15 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from correctness_tests.support import rocm_files
 from correctness_tests.support.commands import printed, refused, tinyllama
-from tinyllama.cli import main
 from tinyllama.model.config import PRESETS, ModelConfig
-from tinyllama.ops import OPS
-from tinyllama.profiling import documents, flops, kept, kernels, observe, op_times, shown
+from tinyllama.profiling import documents, flops, observe
 from tinyllama.profiling.ranges import UNKNOWN, Work, by_order, in_layers
-from tinyllama.profiling.step_tables import advice, layers_of
 
 TINY = ["--preset", "tiny", "--seq-len", "32", "--batch-size", "2", "--device", "cpu"]
 
@@ -27,6 +23,7 @@ def profile(tool: str, folder: Path, *options: str) -> tuple[Path, str]:
     return found, text
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("tier", ["v1", "v2"])
 def test_each_operator_is_mapped_to_its_op_and_layer(tier: str, tmp_path: Path) -> None:
@@ -55,23 +52,22 @@ def test_each_operator_is_mapped_to_its_op_and_layer(tier: str, tmp_path: Path) 
     assert "tinyllama.profiling.observe" in recorded["commands"][0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_the_peak_of_memory_is_split_by_category(tmp_path: Path) -> None:
     folder, text = profile("memory", tmp_path, "--tier", "v1")
     found = json.loads((folder / "memory.json").read_text())
     size = 4 * PRESETS["tiny"].parameters
-    assert size <= found["fixed_bytes"]["parameters"] <= 1.01 * size
-    states = found["fixed_bytes"]["optimizer states"]
-    assert 2 * size <= states <= 2.01 * size
-    assert found["peak_bytes"] == sum(found["at_peak_bytes"].values())
-    phases = [phase for phase, *_ in found["course"]]
-    assert list(dict.fromkeys(phases)) == ["forward", "backward", "update"]
-    last = found["course"][-1]
-    assert size <= last[1] <= 1.01 * size, "all gradients are there when the step ends"
-    assert (folder / "memory.svg").read_text().count("<svg") == 1
-    assert "activations" in text
+    peak = found["at_peak_bytes"]
+    assert size <= peak["parameters"] <= 1.01 * size
+    assert 2 * size <= peak["optimizer states"] <= 2.01 * size
+    assert peak["gradients"] <= 1.01 * size
+    assert found["peak_bytes"] == sum(peak.values())
+    assert re.search(r"activations +[\d.]+ +[\d.]+%", text)
+    assert f"is in the {found['peak_phase']} pass" in text
 
 
+@pytest.mark.long
 def test_the_counts_of_operations_agree() -> None:
     """Three ways that share no code; PyTorch counts attention whole, and no elementwise work."""
     for name, samples, length in (("small", 8, 128), ("medium", 16, 512)):
@@ -110,17 +106,6 @@ def test_each_op_is_compared_with_pytorch(tmp_path: Path) -> None:
     assert studied == ["64", "128", "256", "512", "1024"]
 
 
-def test_the_figures_of_an_op_are_those_of_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_times, "READINGS", 2)
-    monkeypatch.setattr(op_times, "WARM_UP", 0.01)
-    found = op_times.measured(OPS["rms_norm"], ("torch", "eager"), torch.device("cpu"), "fp32")
-    both = found["passes"]["forward+backward"]
-    assert both["speedup"] == both["other_seconds"] / both["seconds"]
-    size = 8 * 128 * 512
-    moved = both["bytes_per_second"] * both["seconds"]
-    assert 4 * 4 * size <= moved <= 8 * 4 * size  # x, y, dy and dx at least, in bytes
-
-
 def test_energy_needs_a_sensor(tmp_path: Path) -> None:
     said = refused("profile", "energy", "--output", tmp_path, *TINY)
     assert "energy cannot be measured here: a CPU has no GPU sensor" in said
@@ -133,15 +118,6 @@ def test_two_profiles_are_compared(tmp_path: Path) -> None:
     assert "rms_norm_forward" in text
     assert "3 launches in 6.0 us before, 3 in 6.0 us after" in text
     assert "two profiles" in refused("profile", "compare", tmp_path / "a")
-
-
-def test_the_first_of_two_profiles_is_the_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(kept, "read", lambda path: str(path))
-    monkeypatch.setattr(kernels, "compare", lambda before, after: (before, after))
-    monkeypatch.setattr(shown, "changes", lambda *told: seen.append(told))
-    assert main(["profile", "compare", "old", "new"]) == 0
-    assert seen == [(("old", "new"), "old", "new", 20)]
 
 
 @pytest.mark.parametrize("tool", ["counters", "rocprof-compute", "rocprof-sys"])
@@ -179,6 +155,7 @@ def test_what_cannot_be_used_is_one_error(options: list[str], said: str, tmp_pat
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.long
 def test_a_profiled_program_that_fails_is_a_failure(tmp_path: Path) -> None:
     done = tinyllama("profile", "flops", "--output", tmp_path, *TINY, "--time-limit", "1")
     assert done.status == 1
@@ -220,32 +197,10 @@ def test_a_captured_step_is_mapped_by_order() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("ops", "said"),
-    [
-        (["layers.0.rope", "layers.1.rope", "layers.2.rope"], "0-2"),
-        (["layers.0.rope", "layers.2.rope"], "0, 2"),
-        (["layers.7.rope"], "7"),
-        (["loss"], ""),
-    ],
-)
-def test_layers_are_shown_in_short(ops: list[str], said: str) -> None:
-    assert layers_of(Work("x", 1.0, op) for op in ops) == said
-
-
-def test_the_three_largest_are_advised() -> None:
-    """Of ten microseconds between kernels, the gap of a step that is not captured is first."""
-    work = [Work("gemm", 3e-6, "a"), Work("memcpy", 2e-6, "b"), Work("Memcpy DtoD", 2e-6, "b")]
-    spans = [(0.0, 3.0, 7), (13.0, 15.0, 7), (15.0, 17.0, 7)]
-    found = advice({"spans_us": spans, "captured": False}, work)
-    assert [round(seconds * 1e6) for seconds, _ in found] == [10, 4, 3]
-    assert "capture it" in found[0][1]
-    assert "contiguous" in found[1][1]
-
-
 # -- the documents --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_command_of_the_table_is_one_that_there_is() -> None:
     for row in documents.ROWS:
         if not row.ours.startswith("python -m tinyllama"):

@@ -4,13 +4,10 @@ import errno
 import json
 import re
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-import torch
 
 import tinyllama as package
 from correctness_tests.support.commands import (
@@ -23,14 +20,12 @@ from correctness_tests.support.commands import (
 )
 from correctness_tests.support.faults import dead_swiglu_tier
 from tinyllama import cli
-from tinyllama.cli import doctor, train
+from tinyllama.cli import train
 from tinyllama.cli.summary import ProgressBar
-from tinyllama.harness.declare.registry import providers_restored
-from tinyllama.harness.machine import device, files
-from tinyllama.model.config import PRESETS, ModelConfig, TrainConfig
+from tinyllama.harness.machine import files
+from tinyllama.model.config import PRESETS
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
-from tinyllama.ops import OPS
 from tinyllama.training import checkpoint
 from tinyllama.training.train import StepRecord
 
@@ -70,6 +65,7 @@ def test_an_empty_text_is_an_error(
 # -- a run ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_prints_progress_and_summary(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,13 +89,7 @@ def test_a_run_prints_progress_and_summary(
         assert re.search(line, out), line
 
 
-def test_the_bar_counts_the_samples_of_all_micro_batches() -> None:
-    bar = ProgressBar(TrainConfig(batch_size=2, accumulate=3, seq_len=8))
-    bar.update(StepRecord(1, 6.9, 0.1, 2**20))
-    state = bar._progress.tasks[0].fields["state"]
-    assert state == "loss 6.9000  60.0 samples/s  480 tokens/s  1.0 MiB"
-
-
+@pytest.mark.long
 def test_json_holds_what_is_printed(tmp_path: Path) -> None:
     record = record_of(tmp_path / "run.json", "--seed", "3", "--diagnose")
     assert record["status"] == "completed"
@@ -115,11 +105,6 @@ def test_json_holds_what_is_printed(tmp_path: Path) -> None:
     first = record["diagnoses"][0]["ops"][0]
     assert first["name"] == "embedding"
     assert first["output"].keys() == {"minimum", "maximum", "std", "nonfinite"}
-
-
-def test_without_options_the_settings_are_the_documents() -> None:
-    args = cli.parser().parse_args(["train"])
-    assert train.settings(args, None) == (ModelConfig(), TrainConfig())
 
 
 def test_options_override_the_preset(tmp_path: Path) -> None:
@@ -146,16 +131,7 @@ def test_key_heads_are_half_of_the_heads_that_are_given(
     assert (model.num_heads, model.num_kv_heads) == heads
 
 
-@pytest.mark.parametrize("given", [[], ["--num-heads", "6"]], ids=["alone", "named again"])
-def test_a_resumed_run_keeps_its_key_heads(tmp_path: Path, given: list[str]) -> None:
-    shape = ["--hidden-dim", "48", "--num-layers", "1", "--num-heads", "6", "--num-kv-heads", "2"]
-    saved = str(tmp_path / "run.safetensors")
-    record_of(tmp_path / "one.json", *shape, "--save", saved)
-    asked = cli.parser().parse_args(["train", "--resume", saved, *given])
-    model, _ = train.settings(asked, checkpoint.load(Path(saved)))
-    assert (model.num_heads, model.num_kv_heads) == (6, 2)
-
-
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "precision"),
     [
@@ -169,25 +145,13 @@ def test_amp_is_bf16(tmp_path: Path, options: list[str], precision: str) -> None
     assert record_of(tmp_path / "run.json", *options)["train"]["precision"] == precision
 
 
+@pytest.mark.long
 def test_parts_of_a_tier_can_be_switched_off(tmp_path: Path) -> None:
     options = ["--tier", "v2", "--without", "attention", "--without", "compile"]
     assert record_of(tmp_path / "run.json", *options)["tier"] == "v2-no-attention-compile"
 
 
-def test_a_plan_of_the_blocks_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none of another tier or memory mode."""
-    ran = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("tinyllama.training.train.train", ran)
-    with providers_restored([OPS["stack"]]):
-        for plan, name in (("single", "v4-single"), ("down+out", "v4-down+out"), ("fused", "v4")):
-            cli.main(["train", "--tier", "v4", "--plan", plan])
-            assert ran.call_args.args[2].name == name
-    ran.reset_mock()
-    for options in (["--tier", "v3"], ["--tier", "v4", "--memory", "small"]):
-        assert cli.main(["train", *options, "--plan", "single"]) == 2
-    ran.assert_not_called()
-
-
+@pytest.mark.long
 def test_clipping_and_accumulation(tmp_path: Path) -> None:
     options = ["--accumulate", "3", "--max-grad-norm", "0.001"]
     out, record = shown(tmp_path / "run.json", *options)
@@ -197,6 +161,7 @@ def test_clipping_and_accumulation(tmp_path: Path) -> None:
     assert re.search(r"clipped +2 of 2 steps, to norm 0\.001 \(it was [\d.]+ to [\d.]+\)\n", out)
 
 
+@pytest.mark.long
 def test_small_memory(tmp_path: Path) -> None:
     fast = record_of(tmp_path / "fast.json", "--tier", "v2")
     out, small = shown(tmp_path / "small.json", "--tier", "v2", "--memory", "small")
@@ -206,6 +171,7 @@ def test_small_memory(tmp_path: Path) -> None:
     assert re.search(r"live memory +4\.8 MiB \(parameters and optimizer state\)\n", out)
 
 
+@pytest.mark.long
 def test_it_trains_on_text(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("to be or not to be")
@@ -215,6 +181,7 @@ def test_it_trains_on_text(tmp_path: Path) -> None:
     assert "data         text, 18 bytes, 1 files taken, 1 files left out\n" in out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "steps"),
     [(["--diagnose"], [1, 7]), (["--diagnose-every", "3"], [1, 3, 6, 7]), ([], [])],
@@ -229,6 +196,7 @@ def test_diagnosis_shows_the_steps_asked_for(options: list[str], steps: list[int
 # -- saved and resumed ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path: Path) -> None:
     """So ``--resume PATH`` alone continues the curve; ``--num-steps`` are added."""
     path = str(tmp_path / "saved")
@@ -243,6 +211,7 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path: Path) ->
     assert resumed["train"] == {**whole["train"], "num_steps": 3}
 
 
+@pytest.mark.long
 def test_a_resumed_run_keeps_its_step_until_told_otherwise(tmp_path: Path) -> None:
     path = str(tmp_path / "saved")
     record_of(tmp_path / "a.json", "--accumulate", "2", "--max-grad-norm", "0.5", "--save", path)
@@ -253,6 +222,7 @@ def test_a_resumed_run_keeps_its_step_until_told_otherwise(tmp_path: Path) -> No
     assert record_of(tmp_path / "c.json", *told)["train"]["max_grad_norm"] is None
 
 
+@pytest.mark.long
 def test_text_must_be_named_again_and_other_text_is_said(tmp_path: Path) -> None:
     text, path = tmp_path / "text", str(tmp_path / "saved")
     text.write_text("to be or not to be")
@@ -270,6 +240,7 @@ def test_text_must_be_named_again_and_other_text_is_said(tmp_path: Path) -> None
 # -- runs that go wrong -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_lost_gradients_are_shown_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dead_swiglu_tier() as tier:
         monkeypatch.setitem(TIERS, "dead", tier)
@@ -280,6 +251,7 @@ def test_lost_gradients_are_shown_loudly(tmp_path: Path, monkeypatch: pytest.Mon
     assert record["gradients"]["layers.1.w_gate"] is False
 
 
+@pytest.mark.long
 def test_a_diverging_run_stops_and_says_where(tmp_path: Path) -> None:
     options = ["--learning-rate", "1e18", "--num-steps", "9", "--diagnose"]
     out, record = shown(tmp_path / "run.json", *options, status=1)
@@ -293,6 +265,7 @@ def test_a_diverging_run_stops_and_says_where(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_ctrl_c_prints_and_writes_what_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +285,7 @@ def test_ctrl_c_prints_and_writes_what_was_done(
     printed(*SHORT, "--resume", tmp_path / "saved")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_checkpoint_is_written_waits_for_it(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -329,6 +303,7 @@ def test_a_signal_while_the_checkpoint_is_written_waits_for_it(
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.long
 def test_a_run_whose_checkpoint_cannot_be_written_is_shown_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +337,7 @@ def test_a_run_whose_checkpoint_cannot_be_written_is_shown_and_kept(
 # -- the rest ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_help_and_version_load_no_torch() -> None:
     code = """
 import sys
@@ -398,18 +374,3 @@ def test_doctor_says_what_runs_here_and_why_the_rest_cannot(
         r"ncu +│ no: not on PATH",
     ):
         assert re.search(line, out), line
-
-
-def test_doctor_says_how_a_tier_runs_and_which_ways_are_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def how(*missing: str) -> str:
-        reason = lambda way, device: f"no {way}" if way in missing else None  # noqa: E731
-        monkeypatch.setattr(device, "cannot", reason)
-        return doctor._how(replace(TIERS["v2"], cpu=TIERS["v2"].gpu), torch.device("cpu"))
-
-    assert how() == "compile + capture"
-    assert how("capture") == "compile; without capture: no capture"
-    assert how("compile", "capture") == (
-        "eager; without compile: no compile; without capture: no capture"
-    )

@@ -2,31 +2,26 @@
 
 import json
 import re
+import shlex
 import subprocess
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from correctness_tests.support.sample_records import record, step
-from tinyllama.cli import main
+from tinyllama.cli import main, parser
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.harness.correct.reference import disagreements
-from tinyllama.harness.machine.distribution import DISTRIBUTION
-from tinyllama.harness.machine.toml import tomllib
-from tinyllama.harness.records.entries import Ratio, StepEntry
 from tinyllama.model.config import ModelConfig, Workload
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, Tier
-from tinyllama.ops import OPS
-from tools import generate_docs, model_tables, readme_tables, result_tables
+from tools import generate_docs, model_tables
 
 ROOT = generate_docs.ROOT
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)", re.M)
@@ -36,6 +31,8 @@ NAMED = re.compile(r"<\w+ [^>]*?\b(?:id|name)=\"([^\"]+)\"")
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.M | re.S)
 PATH = re.compile(r"`((?:tinyllama|correctness_tests|perf_tests|tools|field|docs)/[\w./-]*)`")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.M | re.S)
+COMMAND = re.compile(r"(?:^\s*|`)(?:\$ |\.venv/bin/)?python -m tinyllama ([^`\n]+)", re.M)
+PLACEHOLDER = re.compile(r"(?<![\w./-])[A-Z]{3,}(?![\w.])|\.\.\.")
 EXAMPLES = ROOT / "docs" / "examples"
 EXAMPLE = re.compile(r"^```python\n(# layer_norm\.py\n.*?)^```$", re.M | re.S)
 
@@ -49,60 +46,11 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-HISTORIES = ("LOG.md", "CHANGELOG.md")  # they name what was there
-PRESENT = [path for path in generate_docs.documents() if path.name not in HISTORIES]
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("path", generate_docs.documents(), ids=name)
 def test_generated_tables_are_current(path: Path) -> None:
     _, stale = generate_docs.fill(path.read_text(encoding="utf-8"), name(path))
     assert not stale, f"{name(path)}: {', '.join(stale)}: run python -m tools.generate_docs"
-
-
-def test_a_stale_table_is_named_and_a_broken_marker_refused() -> None:
-    old = "<!-- generated: presets -->\n| old |\n<!-- end -->\n"
-    text, stale = generate_docs.fill(old, "X.md")
-    assert stale == ["presets"]
-    assert generate_docs.fill(text, "X.md") == (text, [])
-    with pytest.raises(generate_docs.DocumentError, match=r"X\.md: no generator 'prests'"):
-        generate_docs.fill(old.replace("presets", "prests"), "X.md")
-    with pytest.raises(generate_docs.DocumentError, match="no line `<!-- end -->`"):
-        generate_docs.fill("<!-- generated: tiers -->\n" + old, "X.md")
-
-
-def test_a_bar_holds_or_is_missed_and_one_without_a_time_has_no_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def table(v3: float, **changed: Any) -> str:
-        over = {"v1": Ratio(v3, 0.9 * v3, 1.1 * v3)}
-        entries = [step("small-tf32", name) for name in ("v1", "hf-eager")]
-        entries.append(step("small-tf32", "v3", over=over, **changed))
-        found = record("small-tf32", entries, device="NVIDIA H200")
-        monkeypatch.setattr(result_tables, "newest", lambda kind: [[found]] * (kind is StepEntry))
-        return result_tables.step_bars()
-
-    bar = "| small-tf32 | NVIDIA H200 | v3 speed over v1 >= 5.5 | {} | {} |"
-    assert bar.format("7.000 [6.300, 7.700]", "holds") in table(7)
-    assert bar.format("6.000 [5.400, 6.600]", "**missed**") in table(6), "its worse end"
-    assert "v3 speed over v1" not in table(7, seconds=None)
-    assert result_tables.op_bars() == "Nothing is recorded yet."
-
-
-def test_the_short_ladder_says_what_was_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(peer: str) -> list[str]:
-        records = [
-            record(group, [step(group, name) for name in ("v1", "v3", peer)], device="a GPU")
-            for group in readme_tables.GROUPS
-        ]
-        monkeypatch.setattr(readme_tables, "newest", lambda kind: [records])
-        return readme_tables.ladder().splitlines()
-
-    assert any(
-        line.startswith("| fastest peer | ") and "(hf-eager)" in line for line in found("hf-eager")
-    )
-    assert "| fastest peer | not measured |  | not measured |  |" in found("v2")
-    monkeypatch.setattr(readme_tables, "newest", lambda kind: [])
-    assert readme_tables.ladder() == "Nothing is recorded yet."
 
 
 @cache
@@ -145,76 +93,23 @@ def test_relative_links_point_to_files_and_headings() -> None:
     assert not {name(p): links for p in found if (links := broken_links(p))}
 
 
-INSTALLS = re.compile(r"pip install ['\"]?(?!-)(tiny[\w-]*|triton\b)")
-
-
-def test_what_is_installed_is_this_distribution() -> None:
-    """The import name is a stranger's distribution; Triton is pinned by the extra."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["name"] == DISTRIBUTION != "tinyllama"
-    files = [*PRESENT, *(ROOT / "tinyllama").rglob("*.py"), *(ROOT / ".github").rglob("*.yml")]
-    named = {
-        (name(path), found)
-        for path in files
-        for found in INSTALLS.findall(path.read_text(encoding="utf-8"))
-    }
-    assert {found for _, found in named} <= {DISTRIBUTION}, named
-    extras = project["optional-dependencies"]
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tinyllama").rglob("*.py")]
-    asked = {extra for text in sources for extra in re.findall(r"\binstall\(['\"](\w+)", text)}
-    assert asked
-    assert asked <= extras.keys()
-
-
-@pytest.mark.parametrize("path", PRESENT, ids=name)
+@pytest.mark.parametrize("path", generate_docs.documents(), ids=name)
 def test_files_and_folders_that_a_page_names_exist(path: Path) -> None:
     named = [p for p in PATH.findall(path.read_text(encoding="utf-8")) if "NAME" not in p]
     missing = [p for p in named if not ((ROOT / p).exists() or (ROOT / f"{p}.py").is_file())]
     assert not missing
 
 
-def unwritten_tests(text: str) -> set[str]:
-    """The tests that a page names, as `test_file.py::test_name`, further tests of that file, or
-    `test_file.py`, and that no file has."""
-    found, file = set[str](), ""
-    for named, _, test in re.findall(r"`(test_\w+\.py)?(::)?(test_\w+)?`", text):
-        file = named or file
-        places = list((ROOT / "correctness_tests").rglob(file)) if file else []
-        if not any(not test or f"def {test}(" in one.read_text() for one in places):
-            found.add(f"{file}::{test}")
-    return found
+@pytest.mark.parametrize("path", generate_docs.documents(), ids=name)
+def test_every_command_that_a_page_names_is_accepted(path: Path) -> None:
+    """Its parser takes it; what runs is tested elsewhere."""
+    for command in COMMAND.findall(path.read_text(encoding="utf-8")):
+        words = re.split(r"\s+#|\s*[|;&]|\s{2,}| >", command)[0]
+        if not PLACEHOLDER.search(words) and "--help" not in words:
+            parser().parse_args(shlex.split(words))
 
 
-def test_each_way_past_the_gate_that_a_page_names_has_its_test() -> None:
-    text = (ROOT / "docs/TRUST.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"`test_\w+\.py", text)) > 20
-    assert not unwritten_tests(text)
-    broken = "`test_docs.py::test_a_broken_link_is_found`, `test_nothing`, `test_none.py`"
-    assert unwritten_tests(broken) == {"test_docs.py::test_nothing", "test_none.py::"}
-
-
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    (tmp_path / "there.md").write_text("# B\n")
-    text = (
-        "[a](there.md#b) [c](gone.md) `[d](e.md)` [f](https://g.h)\n```\n[i](j.md)\n```\n[k]: l.md"
-    )
-    (tmp_path / "x.md").write_text(text)
-    assert broken_links(tmp_path / "x.md") == ["gone.md", "l.md"]
-
-
-def test_a_link_to_a_heading_that_is_not_there_is_found(tmp_path: Path) -> None:
-    (tmp_path / "there.md").write_text(
-        "# The host's time: `a_b` (x)\n## Again\n## Again ##\n### [Led](on.md)\n"
-        '<a id="named"></a>\n```\n# code\n```\n'
-    )
-    right = ["the-hosts-time-a_b-x", "again", "again-1", "led", "named"]
-    wrong = ["the-host-s-time", "again-2", "code", "Again"]
-    links = [f"[a](there.md#{anchor})" for anchor in right + wrong]
-    (tmp_path / "x.md").write_text(" ".join(links) + "\n# Own\n[b](#own) [c](#other)\n")
-    expected = [*(f"there.md#{anchor}" for anchor in wrong), "#other"]
-    assert broken_links(tmp_path / "x.md") == expected
-
-
+@pytest.mark.long
 def test_the_worked_example_is_right_as_it_stands(
     tmp_path: Path, device: torch.device, seed: int
 ) -> None:
@@ -276,14 +171,7 @@ def test_the_wrong_kernel_of_the_readme_is_found_as_it_says(
     assert shown.splitlines()[-1].removesuffix("; ...") in capsys.readouterr().out
 
 
-def test_an_op_that_no_tier_uses_makes_no_table_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    before, registry = (model_tables.op_costs(), model_tables.op_costs_small()), Registry()
-    load_file(EXAMPLES / "softmax.py", registry)
-    monkeypatch.setattr(model_tables, "OPS", {**OPS, **registry})
-    assert (model_tables.op_costs(), model_tables.op_costs_small()) == before
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("tier", TIERS.values(), ids=lambda tier: tier.name)
 def test_the_table_of_tiers_names_what_the_model_of_each_calls(tier: Tier) -> None:
     if tier.interpreted:

@@ -67,6 +67,7 @@ def collected(*hidden: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("without", ["triton", "the rest"])
 def test_all_tests_are_collected_without_an_extra(without: str) -> None:
     """Triton is apart: a file that is skipped without it may import more that is missing."""

@@ -7,7 +7,6 @@ cli.
 """
 
 import ast
-import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -92,6 +91,7 @@ def test_a_folder_imports_only_what_lies_below(name: str) -> None:
     assert not wrong, f"{name} imports {', '.join(sorted(wrong))}, which lies above it"
 
 
+@pytest.mark.long
 def test_there_are_no_circles() -> None:
     """A package's ``__init__`` hands names on, and is no file of the circle."""
     graph = {name: imported(name) - PUBLIC for name in modules()}
@@ -107,37 +107,6 @@ def test_nothing_imports_a_test() -> None:
         assert not tests, f"{name} imports {', '.join(tests)}: move what is shared into support"
 
 
-def test_a_file_of_tests_names_the_plugin_whose_fixture_it_uses() -> None:
-    """So that it runs alone; beside other files, one of those names it."""
-    for name, path in modules().items():
-        text = path.read_text(encoding="utf-8")
-        if name.startswith("correctness_tests.") and path.name.startswith("test_"):
-            taken = re.search(r"\b(pytester: pytest\.Pytester|gated: GatedSuite)\b", text)
-            assert not taken or 'pytest_plugins = ["pytester"]' in text, name
-
-
-def test_a_part_of_scipy_is_loaded_by_its_first_use() -> None:
-    """Not by an import: `scipy.stats` takes half a second of every worker that starts."""
-    at_once = re.compile(r"^\s*(from scipy\b|import scipy\.)", re.MULTILINE)
-    found = [name for name in packaged() if at_once.search(modules()[name].read_text("utf-8"))]
-    assert not found, f"{', '.join(found)}: write `import scipy`"
-
-
-def test_the_parameters_of_kernels_have_no_types_but_constexpr() -> None:
-    """Triton 3.6 compiles no kernel whose parameters name another type."""
-    for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list)):
-                types = {ast.unparse(one.annotation) for one in node.args.args if one.annotation}
-                assert types <= {"tl.constexpr", "gl.constexpr"}, (
-                    f"{name}.{node.name} names {types}"
-                )
-
-
-def _is_jit(decorator: ast.expr) -> bool:
-    return ast.unparse(decorator) in ("jit", "triton.jit")
-
-
 def words(path: Path) -> Iterator[str]:
     """The strings of a file that are no docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -150,6 +119,7 @@ def words(path: Path) -> Iterator[str]:
 GENERAL = {"attention", "linear", "transpose"}  # kinds of work, and words of torch, too
 
 
+@pytest.mark.long
 def test_the_harness_names_no_op_no_tier_and_no_layer_above() -> None:
     above = tuple(f"tinyllama.{name}." for name in PACKAGE[2:])
     names = {*OPS.keys() - GENERAL, "v1", "v2", "v3", "v4"}
@@ -168,6 +138,7 @@ def loaded_by(statement: str) -> list[str]:
     return python("-c", code, cwd=ROOT, check=True).stdout.split()
 
 
+@pytest.mark.long
 def test_the_harness_loads_no_model() -> None:
     rooms = "tinyllama.harness, tinyllama.harness.plugins.suite, tinyllama.harness.correct.cases"
     made = "with tinyllama.harness.correct.poison.PoisonedMemory(): print(torch.empty(1).item())"

@@ -5,6 +5,7 @@ A fresh interpreter imports torch in 1.2 s of processor time. These are forked f
 
 import faulthandler
 import io
+import multiprocessing
 import os
 import runpy
 import subprocess
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import torch
@@ -21,7 +22,14 @@ import torch
 from tinyllama.harness.machine import worker
 from tinyllama.harness.measure import cache
 from tinyllama.profiling import running
-from tools.mutant_trials import forkserver
+
+
+def forkserver() -> Any:
+    """A context of multiprocessing whose processes have imported what takes long."""
+    context = multiprocessing.get_context("forkserver")
+    # Under a dispatch mode the first random number imports torch._dynamo.
+    context.set_forkserver_preload(["correctness_tests.support.forked", "torch._dynamo"])
+    return context
 
 
 @pytest.fixture

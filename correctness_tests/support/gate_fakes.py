@@ -100,6 +100,7 @@ class Script:
         self.accepted: list[Entry] = []
         self.accepted_by_base: list[Entry] = []
         self.watch = Watching()
+        self.at_work: set[str] = set()  # sides that work while the other one is timed
         self.launches = 0
         self.asked: list[tuple[int, str, str, tuple[Any, ...]]] = []  # launch, side, method, args
         self.said: list[str] = []
@@ -298,6 +299,7 @@ class ScriptedWorker:
         self.script, self.tree, self.launch = script, tree, launch
         self.pid = 1000 + 2 * launch + SIDES.index(tree.name)
         self.shifts: dict[tuple[str, str], float] = {}
+        self.seconds = 0.0
 
     def make(self, key: str, factory: str, *, timeout: float, **arguments: Any) -> None:
         assert arguments["usual"] == self.tree.usual
@@ -307,7 +309,8 @@ class ScriptedWorker:
         return self.script.answer(self, method, args)
 
     def worked(self) -> float:
-        return 0.0
+        self.seconds += 0.01 * (self.tree.name in self.script.at_work)
+        return self.seconds
 
     def hang_up(self) -> None:
         pass

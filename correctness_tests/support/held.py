@@ -30,13 +30,6 @@ class Thing:
     def get(self) -> Any:
         return self.value
 
-    def asserts(self) -> bool:
-        try:
-            assert not self, "it is checked"
-        except AssertionError:
-            return True
-        return False
-
     def environment(self, *names: str) -> list[str | None]:
         return [os.environ.get(name) for name in names]
 

@@ -10,16 +10,13 @@ from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.correct.launched import (
     WHOLLY,
     Planned,
-    held_kernels,
     launches_of,
     plan,
     with_kernels,
 )
 from tinyllama.harness.declare.specs import flat
 from tinyllama.harness.kernels import limits
-from tinyllama.harness.kernels.instruction_record import Key, Record, load_all, made_of
 from tinyllama.harness.kernels.launch import HAS_TRITON, Launch
-from tinyllama.harness.kernels.resources import CHIPS, Compilation, lacking, remembered
 from tinyllama.ops import OPS
 
 
@@ -128,30 +125,6 @@ def planned(*, only_quick: bool) -> dict[str, Planned]:
     return plan(OPS.values(), only_quick=only_quick)
 
 
-# -- what is recorded of them -----------------------------------------------------------------
-
-FOLDERS = {op.name: op.folder for op in OPS.values() if op.folder is not None}
 MINOR = limits.triton_minor() if HAS_TRITON else ""
 LIMITS = {op.name: limits.of_op(op.name, op.folder) for op in OPS.values()}
 KNOWN = [entry for declared in LIMITS.values() for entry in declared.of(MINOR)]
-AVAILABLE = [chip for chip in CHIPS if not lacking(chip)]
-
-
-@functools.cache
-def recorded_kernels() -> Record:
-    return load_all(FOLDERS)
-
-
-@functools.cache
-def held() -> dict[Key, list[Compilation]]:
-    """By chip and kernel, the compilations that are held to the record."""
-    found = held_kernels(planned(only_quick=True).values())
-    return {key: compilations for key, compilations in found.items() if key[0] in AVAILABLE}
-
-
-@functools.cache
-def is_recorded_so(key: Key) -> bool:
-    """Whether what would be compiled of a kernel is what was compiled when it was recorded. Then it
-    is not compiled again by `make test`, but by `make test-slow`."""
-    known = recorded_kernels().get(MINOR, {}).get(key)
-    return known is not None and known.made_of == made_of(held()[key], KNOWN, remembered)

@@ -51,15 +51,6 @@ def judged(
 ) -> Mapping[str, str]:
     """By benchmark, what differs. file: the one with all of the ops; empty where each has its own,
     with its name."""
-    return differences(folder, names, seen, file).whole
-
-
-def differences(
-    folder: Path,
-    names: Sequence[str],
-    seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
-    file: str = "",
-) -> identity.Differs:
     trees = [Tree(n, folder / n, sys.executable, n, folder / "caches") for n in (BASE, CANDIDATE)]
     return identity.differs(
         trees,
@@ -67,7 +58,7 @@ def differences(
         registered=Registered(ops, own=Own(("kernels/*.py",))),
         sources=sources.Sources,
         observe=seen,
-    )
+    ).whole
 
 
 def pair(folder: Path, files: dict[str, str], changed: dict[str, str]) -> None:

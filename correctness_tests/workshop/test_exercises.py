@@ -1,7 +1,6 @@
 """The exercises' tables, the starters and their solutions, and the commands of the pages."""
 
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import printed, ran, refused
-from tinyllama.cli import exercise, main, parser
+from tinyllama.cli import exercise, main
 from tinyllama.harness.correct.checks import run
 from tinyllama.harness.correct.checks.finding import Candidate, Finding
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
@@ -43,6 +42,7 @@ def checked(path: Path, only: tuple[str, ...]) -> list[Finding]:
         return list(run(Candidate(op, op["lesson"]), only))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FILES)
 def test_a_starter_is_red_until_its_blanks_are_filled(name: str) -> None:
     starter, solution = (PAGES / kind / f"{name}.py" for kind in ("starters", "solutions"))
@@ -58,6 +58,7 @@ def test_a_starter_is_red_until_its_blanks_are_filled(name: str) -> None:
     assert set(outcomes(solution, only).values()) == {"passed"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "check"),
     [
@@ -99,6 +100,7 @@ def test_scores_grow_with_the_square_of_the_length_and_flash_attention_does_not(
     assert float(last[4]) == pytest.approx(2.0, abs=0.01)
 
 
+@pytest.mark.long
 def test_each_block_size_is_compiled_and_the_time_needs_a_gpu() -> None:
     rows = printed("exercise", "block-sizes", "--device", "cpu").splitlines()
     assert [row.split()[0] for row in rows[1:]] == [str(block) for block in exercises.BLOCKS]
@@ -119,6 +121,7 @@ def test_larger_blocks_of_attention_take_more_registers_until_they_spill() -> No
     assert {row[-1] for row in rows} == {"needs a GPU"}
 
 
+@pytest.mark.long
 def test_the_picture_of_attentions_memory(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "memory.svg"
@@ -167,18 +170,3 @@ def test_every_command_of_the_pages_runs(tmp_path: Path) -> None:
         done = ran("bash", "-c", line, cwd=tmp_path, env=None, timeout=300)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, command
-
-
-IN_TABLES = re.compile(r"`(python -m tinyllama [^`]+)`")
-
-
-@pytest.mark.parametrize(
-    "path", [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "AMD.md"], ids=lambda path: path.name
-)
-def test_every_command_that_a_page_names_is_accepted(path: Path) -> None:
-    """Those of tables and sentences too, which are not run: the parser takes them."""
-    named = IN_TABLES.findall(path.read_text(encoding="utf-8"))
-    if path.name != "ANSWERS.md" and "EXERCISE" not in path.name:
-        assert named
-    for line in named:
-        parser().parse_args(shlex.split(line)[3:])

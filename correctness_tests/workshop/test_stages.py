@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.support.commands import printed, refused, tinyllama
+from correctness_tests.support.commands import printed, refused
 from correctness_tests.support.queues import SimulatedQueue
-from tinyllama.bench.steps import TierStep
 from tinyllama.harness.kernels import HAS_TRITON
-from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import wall_seconds
 from tinyllama.harness.records.results import records
-from tinyllama.model.config import ModelConfig, TrainConfig
+from tinyllama.model.config import ModelConfig
 from tinyllama.ops import OPS
-from tinyllama.workshop import checks, running, stages, strided
+from tinyllama.workshop import checks, running, strided
 from tinyllama.workshop.contender import StageStep, Unwaited
-from tinyllama.workshop.stages import STAGES, Parts, Trained
+from tinyllama.workshop.stages import STAGES
 
 WHERE: dict[str, Any] = {"group": "tiny-fp32", "device": "cpu", "batch_size": 1, "seq_len": 8}
 MODEL = ModelConfig(hidden_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=8)
@@ -26,6 +24,7 @@ BROKEN = [stage for stage in STAGES.values() if stage.fault]
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", BROKEN, ids=lambda stage: stage.fault)
 def test_the_check_of_a_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
     if stage.check in ("dense inputs", "products by BLAS") and not HAS_TRITON:
@@ -40,19 +39,13 @@ def test_the_check_of_a_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
         assert what
 
 
+@pytest.mark.long
 @needs_triton
 def test_nothing_is_wrong_with_the_hybrid() -> None:
     step = StageStep(5, **WHERE)
     found = {name: step.check(name)[0] for name in checks.CHECKS}
     assert found.pop("phases add up") == "unsupported"
     assert set(found.values()) == {"passed"}
-
-
-def test_the_checks_of_the_first_loss_and_of_gradients_pass_a_tier() -> None:
-    v1 = TierStep("v1", **WHERE)
-    v1.first_loss = v1.loss_series()[0]  # type: ignore[attr-defined]
-    assert checks.first_loss(v1) is None  # type: ignore[arg-type]
-    assert checks.gradients(v1) is None  # type: ignore[arg-type]
 
 
 def test_a_clock_that_does_not_wait_reads_the_host_and_phases_do_not_add_up() -> None:
@@ -78,6 +71,7 @@ def test_only_the_embedding_gets_a_gradient_without_a_backward() -> None:
     assert changed == {"embedding"}
 
 
+@pytest.mark.long
 def test_on_text_a_stage_without_a_backward_learns_no_more_than_an_embedding() -> None:
     losses = StageStep(6, **{**WHERE, "batch_size": 4, "seq_len": 32}).text_losses(60)
     last = {name: sum(series[-10:]) / 10 for name, series in losses.items()}
@@ -101,25 +95,6 @@ def test_the_strided_kernel_is_right(dense: bool) -> None:
         found, torch.autograd.grad(expected, exact, upstream.double()), strict=True
     ):
         torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-5)
-
-
-@needs_triton
-def test_a_stage_of_kernels_is_right_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU runs, with the kernels interpreted: the loss is that of the eager stage."""
-
-    def loss(parts: Parts) -> torch.Tensor:
-        step = Trained(parts, MODEL, TrainConfig(batch_size=1, seq_len=4), torch.device("cpu")).step
-        tables.append(step.model.tier.table["swiglu"])
-        return step.probe(tokens[:, :-1], tokens[:, 1:])
-
-    tokens, gpu, tables = torch.arange(5)[None], torch.device("cuda"), list[str]()
-    expected = loss(Parts())
-    tier, attend = stages.tier_of, stages.attention_of
-    monkeypatch.setattr(stages, "tier_of", lambda parts, _: tier(parts, gpu))
-    monkeypatch.setattr(stages, "attention_of", lambda parts, _: attend(parts, gpu))
-    for number in (2, 5):
-        torch.testing.assert_close(loss(STAGES[number].parts), expected, rtol=1e-5, atol=1e-5)
-    assert tables == ["eager", "naive", "triton"]
 
 
 # -- the command --------------------------------------------------------------------------------
@@ -154,29 +129,6 @@ def test_names_with_commas_stay_one_column() -> None:
     assert row.endswith(",2,3000,1500,100.00")
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "holds"),
-    [
-        (("failed", "passed"), True),
-        (("passed", "passed"), False),
-        (("failed", "failed"), False),
-        (("unsupported", "unsupported"), True),
-    ],
-)
-def test_the_status_says_whether_red_was_red_and_green_green(
-    verdicts: tuple[str, str], holds: bool
-) -> None:
-    pairs = [(which, outcome, "") for which, outcome in zip(("a", "b"), verdicts, strict=True)]
-    assert running.as_promised(running.Seen("1", STAGES[1], 7.0, [], verdicts=pairs)) == holds
-
-
-def test_bad_values_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bad_values_are_one_line() -> None:
     assert "from 1 to 6" in refused("stages", "7")
     assert "--output /dev/null/x" in refused("stages", "--output", "/dev/null/x")
-
-    def ends(*_: Any) -> None:
-        raise WorkerError("1: its process ended")
-
-    monkeypatch.setattr(running, "run", ends)
-    done = tinyllama("stages", "1", "--device", "cpu", "--output", tmp_path)
-    assert (done.status, done.err) == (1, "tinyllama: error: 1: its process ended\n")

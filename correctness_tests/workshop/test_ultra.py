@@ -15,6 +15,7 @@ LAUNCHED = ("n, total, D, BLOCK=block", "n, total, D, eps, BLOCK=block")
 ABSENT = ("if grads[1] is not None:", "if grads[1] is not None and grads[0] is None:")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -35,7 +35,6 @@ _ALLOCATION_FAILED = re.compile("out of memory|can('t|not) allocate memory", re.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
-    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name need not be UTF-8
@@ -67,16 +66,6 @@ def _check_empty(args: argparse.Namespace) -> None:
     for name, value in vars(args).items():
         if "" in (value if isinstance(value, list) else [value]):
             raise UsageError(f"{name.replace('_', '-')} is empty: give a value, or leave it out")
-
-
-def _open_what_is_closed() -> None:
-    """Give a process that was started without stdin, stdout or stderr (``>&-``) an empty one: else
-    the next file that it opens has that number, and gets what is printed."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-        name = ("stdin", "stdout", "stderr")[number]
-        setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
-    os.close(number)
 
 
 def parser() -> argparse.ArgumentParser:

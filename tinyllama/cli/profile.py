@@ -60,7 +60,6 @@ def add(subparsers: Any) -> None:
     option("--with", dest="way", metavar="PROFILER", help="rocprofv3, ncu or torch")
     option("--print-command", action="store_true", help="print what would be run, and stop")
     option("--no-capture", action="store_true", help="profile the step uncaptured")
-    option("--keep", action="store_true", help="keep the summary below --results-dir")
     option("--results-dir", type=file_path, default=Path("results"), metavar="DIR")
     option("--output", type=file_path, default=Path("build/profiles"), metavar="DIR")
     option(
@@ -115,10 +114,10 @@ def _attempt(args: argparse.Namespace, tool: str) -> "Part":
     """How one of several tools ended, and what it printed."""
     from tinyllama.profiling.command_lines import MissingToolError
     from tinyllama.profiling.kernels import ProfileError
-    from tinyllama.profiling.page import Part, kept
+    from tinyllama.profiling.page import Part, copied_output
 
     print(f"== {tool}")
-    with kept() as printed:
+    with copied_output() as printed:
         try:
             outcome = "done" if _profile(args, tool) == 0 else "failed: its folder has a log"
         except (MissingToolError, ProfileError) as error:
@@ -129,19 +128,13 @@ def _attempt(args: argparse.Namespace, tool: str) -> "Part":
 
 
 def _profile(args: argparse.Namespace, tool: str) -> int:
-    from tinyllama.harness.machine.device import device_name
-    from tinyllama.harness.machine.files import check_results_dir
-    from tinyllama.profiling import kept, running, shown
+    from tinyllama.profiling import running, shown
 
     workload = _workload(args)
     way, lines = _lines(args, tool, workload, Path("FOLDER"))
     if args.print_command:
         print("\n".join(shlex.join(line.argv) for line in lines))
         return 0
-    keep = args.keep and not (args.tool == "all" and kept.leaves_none(tool, way))
-    if keep:
-        kept.check(tool, way)
-        check_results_dir(args.results_dir)
     folder = running.new_folder(args.output, tool).resolve()
     _, lines = _lines(args, tool, workload, folder)
     running.note(folder, tool, lines, way=way, workload=workload.dump())
@@ -153,17 +146,12 @@ def _profile(args: argparse.Namespace, tool: str) -> int:
         return FAILED
     print(f"{tool} with {way}: {folder}")
     shown.show(tool, way, folder, args.top)
-    if keep:
-        device = device_name(workload.on())
-        print(f"kept {kept.keep(tool, way, folder, args.results_dir, device)}")
     return 0
 
 
 def _study(args: argparse.Namespace) -> int:
     from tinyllama.profiling import study
 
-    if args.keep:
-        raise UsageError("--keep: a study reads records, which are kept already: remove it")
     if args.print_command:
         print(shlex.join(study.command()))
         return 0
@@ -238,10 +226,10 @@ def _no_gpu(workload: "Workload") -> str | None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from tinyllama.profiling import kept, kernels, shown
+    from tinyllama.profiling import kernels, shown
 
     if len(args.profiles) != 2:
         raise UsageError(f"compare takes two profiles, and {len(args.profiles)} are given")
-    before, after = (kept.read(path) or shown.read(path) for path in args.profiles)
+    before, after = map(shown.read, args.profiles)
     shown.changes(kernels.compare(before, after), before, after, args.top)
     return 0

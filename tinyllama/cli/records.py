@@ -1,4 +1,4 @@
-"""The commands on records: ``tinyllama compare``, ``tinyllama results list|export|import``.
+"""The commands on records: ``tinyllama compare``, ``tinyllama results list``.
 
 torch is imported by the commands, not here, so that ``--help`` is quick.
 """
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyllama.cli.argument_types import file_path
-from tinyllama.harness.machine.files import check_writable
 from tinyllama.model.config import ConfigError
 
 if TYPE_CHECKING:
@@ -28,29 +27,19 @@ def add(subparsers: Any) -> None:
     compare.add_argument("b", type=file_path, metavar="B.json", help="what is judged")
     compare.set_defaults(run=_compare)
 
-    commands = subparsers.add_parser("results", help="list, export and import records")
+    commands = subparsers.add_parser("results", help="list the records")
     commands = commands.add_subparsers(metavar="COMMAND", required=True)
     listing = commands.add_parser("list", help="a table of the records")
     listing.set_defaults(run=_list)
-    exporting = commands.add_parser(
-        "export", help="pack records into a zip file, to copy to another machine"
+    listing.add_argument("--device", metavar="NAME", help="only records of this device")
+    listing.add_argument("--group", metavar="G", help="only records of this group")
+    listing.add_argument(
+        "--results-dir",
+        type=file_path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder of the records (default %(default)s)",
     )
-    exporting.add_argument("--output", type=file_path, required=True, metavar="FILE.zip")
-    exporting.set_defaults(run=_export)
-    for parser in (listing, exporting):
-        parser.add_argument("--device", metavar="NAME", help="only records of this device")
-        parser.add_argument("--group", metavar="G", help="only records of this group")
-    importing = commands.add_parser("import", help="import the records of an export")
-    importing.add_argument("file", type=file_path, metavar="FILE.zip")
-    importing.set_defaults(run=_import)
-    for parser in (listing, exporting, importing):
-        parser.add_argument(
-            "--results-dir",
-            type=file_path,
-            default=Path("results"),
-            metavar="DIR",
-            help="folder of the records (default %(default)s)",
-        )
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -193,37 +182,4 @@ def _list(args: argparse.Namespace) -> int:
             path.name,
         )
     console().print(table)
-    return 0
-
-
-def _export(args: argparse.Namespace) -> int:
-    from tinyllama.harness.records import exchange
-
-    check_writable(args.output, "--output")
-    found = _selected(args)
-    try:
-        exchange.export([path for path, _ in found], args.output)
-    except FileExistsError:
-        raise ConfigError(f"--output {str(args.output)!r} exists: name a new file") from None
-    except OSError as error:
-        raise ConfigError(f"--output {str(args.output)!r}: {error.strerror}") from error
-    print(f"{len(found)} records in {args.output}")
-    return 0
-
-
-def _import(args: argparse.Namespace) -> int:
-    from tinyllama.harness.records import exchange
-
-    try:
-        found = exchange.load(args.file, args.results_dir)
-    except OSError as error:
-        where = error.filename or args.file
-        raise ConfigError(f"{str(where)!r}: {error.strerror}: nothing was imported") from error
-    except ValueError as error:
-        raise ConfigError(f"{error}: nothing was imported; export the records again") from error
-    for path in found.written:
-        print(f"imported {path}")
-    for path in found.present:
-        print(f"already there {path}")
-    print("python -m tools.generate_docs writes the tables, python -m tinyllama report the page")
     return 0

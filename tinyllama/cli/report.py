@@ -40,7 +40,6 @@ def report(args: argparse.Namespace) -> int:
     from tinyllama.harness.gate.certificates import certificates
     from tinyllama.harness.machine.files import check_apart, check_writable, replace_text
     from tinyllama.harness.page import check_needs, render
-    from tinyllama.harness.records import history
     from tinyllama.harness.records.report import latest, markdown, terminal
 
     printed = args.markdown == Path("-")
@@ -61,7 +60,7 @@ def report(args: argparse.Namespace) -> int:
         check_writable(aside, "--markdown")
     shown = latest(records)
     claims = _claims(targets, records)
-    text = "\n\n".join([markdown(shown), history.markdown(records), *claims]) + "\n"
+    text = "\n\n".join([markdown(shown), *claims]) + "\n"
     if printed:
         sys.stdout.write(text)
     else:

@@ -97,8 +97,7 @@ def _rows(result: Result) -> Iterable[tuple[str, str]]:
     yield "device", result.device
     if result.ranks > 1:
         how = "shards of all parameters (FSDP2)" if result.in_shards else "all parameters"
-        summed = f"; gradients summed by {result.reduced}" if result.reduced else ""
-        yield "ranks", f"{result.ranks}, each with {how} and its part of the batch{summed}"
+        yield "ranks", f"{result.ranks}, each with {how} and its part of the batch"
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.versions.items())
     yield (
         "model",

@@ -1,6 +1,7 @@
 """``tinyllama train``: train a model, and print how it went."""
 
 import argparse
+import os
 import sys
 from collections.abc import Container
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tinyllama.training.ranks import Ranks
 
 STATUS = {"completed": 0, "failed": 1, "interrupted": 130}
+NO_RANK = 1  # exit status when another rank was lost
 NO_GRADIENT = 1  # exit status when the run completed and a parameter received no gradient
 
 Config = TypeVar("Config", ModelConfig, TrainConfig)
@@ -65,12 +67,6 @@ def add(subparsers: Any) -> None:
         "--shard",
         action="store_true",
         help="split parameters, gradients and moments over the ranks of torchrun (FSDP2; v1 to v3)",
-    )
-    option(
-        "--reduce",
-        choices=("copies", "collectives"),
-        help="how ranks sum gradients: by copies between the GPUs of a machine, or by collectives "
-        "(default)",
     )
     option(
         "--rank-timeout",
@@ -157,6 +153,9 @@ def run(args: argparse.Namespace) -> int:
         return status
     except UsageError as error:
         raise UsageError(f"rank {ranks.rank} of {ranks.count}: {error}") from error
+    except ConnectionError as error:
+        print(f"tinyllama: error: rank {ranks.rank}: {error}", file=sys.stderr, flush=True)
+        os._exit(NO_RANK)  # an orderly exit waits for the GPU, and that waits for the lost rank
 
 
 def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
@@ -212,7 +211,6 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
                 "steps done": resumed.steps if resumed else 0,
                 "versions": {"tinyllama": tinyllama.__version__, **versions()},
                 "--shard": args.shard,
-                "--reduce": args.reduce,
                 "--save-every": args.save_every,
                 "diagnosed steps": str(_diagnosed_steps(args, config.num_steps)),
             }
@@ -231,7 +229,6 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
                 on_step=bar.update if bar else None,
                 ranks=ranks,
                 in_shards=args.shard,
-                reduce=args.reduce,
             )
         except NotSavedError as error:
             result, not_saved = error.result, error

@@ -46,7 +46,7 @@ class Tier:
     """A named choice of providers.
 
     table: op name -> provider name.
-    gpu, cpu: the fastest plan of this tier on a device of that kind, as measured (docs/LOG.md).
+    gpu, cpu: the fastest plan of this tier on a device of that kind, as measured.
     switches: parts of the tier by name -> the table entries they set; with a part switched off,
         its ops have the first tier's provider.
     """
@@ -185,7 +185,7 @@ V2 = Tier(
     "PyTorch with fused operations",
     {**V1.table, **{op: p for part in _V2_PARTS.values() for op, p in part.items()}},
     gpu=StepPlan(compile=True, capture=True),
-    cpu=StepPlan(capture=True),  # no CPU can capture; compiling gains little there (docs/LOG.md)
+    cpu=StepPlan(capture=True),  # no CPU can capture; compiling gains little there
     switches=_V2_PARTS,
 )
 

@@ -11,9 +11,9 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ON_HOST = "cpu_op"
 
 
-def read(path: Path, *, inner: bool = False) -> Profile:
-    """The kernels of a trace; of a machine without a GPU its outermost operators, or with ``inner``
-    the stretches that operators spend by themselves. Raises ProfileError."""
+def read(path: Path) -> Profile:
+    """The kernels of a trace; of a machine without a GPU its outermost operators. Raises
+    ProfileError."""
     try:
         data = path.read_bytes()
         if path.suffix == ".gz":
@@ -21,8 +21,7 @@ def read(path: Path, *, inner: bool = False) -> Profile:
         events = json_of(data)["traceEvents"]
         complete = [event for event in events if event.get("ph") == "X"]
         found = [_dispatch(event) for event in complete if event.get("cat") in ON_DEVICE]
-        on_host = _pieces if inner else _outermost
-        found = found or [_dispatch(event) for event in on_host(complete)]
+        found = found or [_dispatch(event) for event in _outermost(complete)]
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProfileError(
             f"{path} cannot be read as a trace of PyTorch's profiler: {error!r}; profile again"
@@ -47,33 +46,6 @@ def _outermost(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if event["ts"] >= reached.get(event["tid"], float("-inf")):
             found.append(event)
             reached[event["tid"]] = event["ts"] + event.get("dur", 0)
-    return found
-
-
-def _pieces(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The stretches of time that operators spend by themselves, and in no operator they call."""
-    found: list[dict[str, Any]] = []
-    open_: dict[Any, list[dict[str, Any]]] = {}
-    reached: dict[Any, float] = {}
-
-    def until(thread: Any, end: float) -> None:
-        """What runs on a thread up to a time, the innermost first."""
-        stack = open_.setdefault(thread, [])
-        while stack and reached[thread] < end:
-            event = stack[-1]
-            stop = min(end, event["ts"] + event.get("dur", 0))
-            if stop > reached[thread]:
-                found.append({**event, "ts": reached[thread], "dur": stop - reached[thread]})
-                reached[thread] = stop
-            if stop < end or stop == event["ts"] + event.get("dur", 0):
-                stack.pop()
-
-    for event in _on_host(events):
-        until(event["tid"], event["ts"])
-        open_.setdefault(event["tid"], []).append(event)
-        reached[event["tid"]] = event["ts"]
-    for thread in open_:
-        until(thread, float("inf"))
     return found
 
 

@@ -89,7 +89,6 @@ def kernels(folder: Path, workload: Workload) -> None:
             "plan": str(step.plan),
             "left_out": step.left_out,
             "device": str(step.device),
-            "steps": workload.train.num_steps,
             "unprofiled_seconds": unprofiled,
             "costs": {name: asdict(cost) for name, cost in costs(workload).items()},
             "ceilings": {
@@ -103,7 +102,7 @@ def kernels(folder: Path, workload: Workload) -> None:
 
 
 def memory(folder: Path, workload: Workload) -> None:
-    """Write the bytes of a step by category, over its course."""
+    """Write the bytes of a step by category, at its peak."""
     from tinyllama.profiling.memory import observe
 
     with workload.step(capture=False) as (step, once):

@@ -34,8 +34,8 @@ class _Both(io.StringIO):
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[io.StringIO]:
-    """Keep what is printed meanwhile; it is shown as well."""
+def copied_output() -> Iterator[io.StringIO]:
+    """What is printed meanwhile; it is shown as well."""
     both = _Both(sys.stdout)  # type: ignore[arg-type]
     with contextlib.redirect_stdout(both):
         yield both
@@ -48,7 +48,5 @@ def write(folder: Path, about: str, parts: Mapping[str, Part]) -> Path:
     for tool, part in parts.items():
         lines += ["", f"## {tool}", ""]
         lines += [f"    {line}".rstrip() for line in part.text.splitlines()]
-        for picture in sorted(folder.glob(f"{tool}_*/*.svg")):
-            lines += ["", f"![{picture.stem} of {tool}]({picture.relative_to(folder)})"]
     replace_text(folder / PAGE, "\n".join(lines) + "\n")
     return folder / PAGE

@@ -1,21 +1,18 @@
 """What a profile says, as tables in a terminal."""
 
-import importlib.util
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.records.report import console
-from tinyllama.profiling import chrome, memory, nsight, rocprof, timeline
+from tinyllama.profiling import chrome, nsight, rocprof
 from tinyllama.profiling.command_lines import NSIGHT
 from tinyllama.profiling.kernels import Change, Profile, ProfileError, Total, of_dispatches, summed
 from tinyllama.profiling.observe import KERNELS, TABLE, TRACE, load
 from tinyllama.profiling.ranges import Work
 from tinyllama.profiling.step_tables import columns
 from tinyllama.profiling.step_tables import show as of_step
-
-PICTURE = "timeline.svg"
 
 # -- reading --------------------------------------------------------------------------------------
 
@@ -69,9 +66,7 @@ def show(tool: str, way: str, folder: Path, top: int) -> None:
     if tool == "flops":
         flops(json.loads((folder / "flops.json").read_text(encoding="utf-8")))
     elif tool == "memory":
-        found = json.loads((folder / "memory.json").read_text(encoding="utf-8"))
-        memory.picture(found, folder / "memory.svg")
-        of_memory(found, folder / "memory.svg")
+        of_memory(json.loads((folder / "memory.json").read_text(encoding="utf-8")))
     elif tool == "triton":
         of_triton(json.loads((folder / "triton.json").read_text(encoding="utf-8")))
     elif tool == "energy":
@@ -81,13 +76,6 @@ def show(tool: str, way: str, folder: Path, top: int) -> None:
         facts, work = load(folder / KERNELS)
         of_step(facts, work, top)
         print(f"timeline for ui.perfetto.dev: {folder / TRACE}; operators: {folder / TABLE}")
-        if importlib.util.find_spec("matplotlib") is None:
-            print("no picture of it: matplotlib is not installed (extra report)")
-        else:
-            launches = chrome.read(folder / TRACE, inner=True).dispatches
-            steps = 1 if facts["device"] == "cpu" else facts["steps"]
-            timeline.picture(timeline.first_step(launches, steps), folder / PICTURE)
-            print(f"picture: {folder / PICTURE}")
     elif tool in ("hotspots", "counters"):
         totals(read(folder), top)
     else:
@@ -169,14 +157,13 @@ def of_triton(found: dict[str, Any]) -> None:
     out.print(study)
 
 
-def of_memory(found: dict[str, Any], picture: Path) -> None:
+def of_memory(found: dict[str, Any]) -> None:
     out, whole = console(), found["peak_bytes"]
     table = columns("at the peak", "MiB", "share")
     for name, size in found["at_peak_bytes"].items():
         table.add_row(name, f"{size / 2**20:.1f}", f"{size / whole:.1%}")
     out.print(table)
     out.print(f"the peak, {whole / 2**20:.1f} MiB, is in the {found['peak_phase']} pass")
-    out.print(f"picture: {picture}")
 
 
 def changes(found: Sequence[Change], before: Profile, after: Profile, top: int) -> None:
