@@ -5,8 +5,9 @@
 
 Needs a GPU. Each tree has a process for each group, which makes the steps as they run by default
 and answers a line of JSON for each request. Prints, for each step, the median milliseconds, the
-ratio to the other tree with the range of its middle half, and a digest of all kernels that Triton
-compiled for it. Exit status: 1 if a median ratio is outside 0.99 to 1.01, else 0.
+ratio to the other tree with the range of its middle half, and a digest of the kernels that Triton
+compiled for it and for no tier before it. Exit status: 1 if a median ratio is outside 0.99 to 1.01
+or a digest differs, else 0.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from tinyllama.cli.argument_types import whole_within
 
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = 20  # steps of a turn; the turn's time is their median
@@ -105,8 +108,8 @@ def compared(group: str, tiers: list[str], trees: list[Path], rounds: int) -> bo
         if len(workers) == 2:
             ratios = [mine / other for mine, other in seconds[tier]]
             low, median, high = statistics.quantiles(ratios, n=4)
-            near = near and abs(median - 1) <= WITHIN
             same = workers[0].digests[tier] == workers[1].digests[tier]
+            near = near and same and abs(median - 1) <= WITHIN
             text += f" ({'the same' if same else 'CHANGED'})"
             text += f", times the other tree's {median:.4f} [{low:.4f}, {high:.4f}]"
         print(text, flush=True)
@@ -120,13 +123,13 @@ def main() -> int:
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="a checkout to compare with")
     parser.add_argument("--groups", default="small-bf16,medium-bf16")
     parser.add_argument("--tiers", default="v1,v2,v3,v4")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=whole_within(2, 10_000), default=20)
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         serve(args.worker[0], args.worker[1:])
         return 0
-    trees = [ROOT, args.against] if args.against else [ROOT]
+    trees = [ROOT, args.against.resolve()] if args.against else [ROOT]
     groups, tiers = args.groups.split(","), args.tiers.split(",")
     return int(not all([compared(group, tiers, trees, args.rounds) for group in groups]))
 

@@ -1,4 +1,4 @@
-"""Every check on every variant of the corpus, and the table of what they found.
+"""Checks on the variants of the corpus, and the table of what they found.
 
     python -m correctness_tests.corpus.matrix [--only A,B] [--checks A,B] [--jobs 2]
         [--seconds 600] [--all] [--device cuda] [--record]
@@ -8,7 +8,7 @@ finds it; with --all it goes on. Prints a line for each variant: which checks ac
 many seconds. --only: variants whose name begins with one of these. --record: writes results
 to results/corpus.json, where rows of other variants stay, and from it TABLE.md. A variant runs in a
 process of its own, which is ended after --seconds; what was found until then counts. Exit status: 1
-if a wrong variant is passed or a right one accused that does not say that it is open.
+if a wrong variant is not found, or a right one is accused or does not end, that is not open.
 """
 
 import argparse
@@ -16,9 +16,10 @@ import json
 import multiprocessing
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from tinyllama.harness.records.results import current_commit, now, versions
 
 RECORD = Path(__file__).parents[2] / "results/corpus.json"
 TABLE = Path(__file__).parent / "TABLE.md"
+STARTING = threading.Lock()  # a fork in another thread would keep this one's pipe open
 FORK = multiprocessing.get_context("fork")  # a fresh process imports torch and Triton for 4 s
 
 
@@ -68,6 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no variant begins with {args.only!r}, or a check is none of {CHECKS}")
     if args.record and args.checks:
         parser.error("--record writes what all checks find: leave --checks out")
+    with ProcessPoolExecutor(1, FORK) as other_process:  # what asks a GPU cannot be forked
+        name = other_process.submit(device_name, torch.device(args.device)).result()
+    made_by = {
+        "device": name,
+        "versions": versions(),
+        "seconds": args.seconds,
+    }
+    if args.record and args.only and (other := differing(made_by)):
+        parser.error(f"the record is of another {other}: leave --only out")
     torch.set_num_threads(1)
     rows = []
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -75,24 +86,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for row in pool.map(lambda each: judged(each, checks, *limits), chosen):
             rows.append(row)
             print(line_of(row), flush=True)
-    record = {
-        "device": device_name(torch.device(args.device)),
-        "versions": versions(),
-        "commit": current_commit(),
-        "date": now(),
-        "seconds": args.seconds,
-        "rows": rows,
-    }
     if args.record:
-        record["rows"] = with_others(rows)
+        merged = with_others(rows) if args.only else rows
+        record = {**made_by, "commit": current_commit(), "date": now(), "rows": merged}
         replace_text(RECORD, as_json(record))
         replace_text(TABLE, table(record))
     return int(any(unexpected(row) for row in rows))
 
 
+def differing(made_by: dict[str, Any]) -> str:
+    """What the record has another value of: "device", "versions" or "seconds"; "" if nothing."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    return next((name for name, value in made_by.items() if record[name] != value), "")
+
+
 def with_others(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """These rows, and those that the record has of other variants that there still are."""
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"rows": []}
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
     by_name = {row["variant"]: row for row in (*record["rows"], *rows)}
     return [by_name[name] for each in variants() if (name := str(each)) in by_name]
 
@@ -101,11 +111,12 @@ def judged(
     variant: Variant, checks: Sequence[str], device: str, seconds: float, every: bool
 ) -> dict[str, Any]:
     """What the checks find in a variant, as plain data."""
-    receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=_judge, args=(variant, checks, device, every, sender))
     start, seen, end, trying = time.monotonic(), [], "", "loading"
-    process.start()
-    sender.close()
+    with STARTING:
+        receiver, sender = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=_judge, args=(variant, checks, device, every, sender))
+        process.start()
+        sender.close()
     while not end:
         left = start + seconds - time.monotonic()
         try:
@@ -178,7 +189,7 @@ def _judge(
 def unexpected(row: dict[str, Any]) -> bool:
     if row["open"]:
         return False
-    return not row["found_by"] if row["class"] else bool(row["accused_by"])
+    return not row["found_by"] if row["class"] else bool(row["accused_by"] or row["ended"])
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a variant of the corpus is, and what the checks say of it."""
+"""What a variant of the corpus is, how it is loaded, and whether a finding is of its fault."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -81,11 +81,11 @@ class Variant:
 
     path: the file; name: of the variant, "" for the file as it is. edits: (old, new) texts; each
         old text stands in the file exactly once. fault: its class, one of `CLASSES`; "" if the
-        variant is right. result: what a finding has to name, such as "grad x". rank: how much the
-        fault matters, one of `RANKS`. eager: the reference is judged, not the kernel.
-    as_reference: independent code contradicts it where it is the op's reference, too.
-    open: what today's checks say, where that is not the truth. slow: why `make test` leaves it out.
-        gpu: why it needs a GPU.
+        variant is right. result: a text in the message of the finding, such as "grad x". rank: how
+        much the fault matters, one of `RANKS`. eager: the provider ``eager`` is judged, not the
+        kernel. as_reference: used as the op's reference, it is contradicted by independent code.
+    open: what today's checks say, where that is wrong. slow: why `make test` leaves it out. gpu:
+        why it needs a GPU.
     """
 
     name: str
@@ -197,18 +197,20 @@ class Loaded:
 
 
 def findings(candidate: Candidate, checks: Sequence[str]) -> Iterator[Finding]:
-    """What each check says, as soon as it is known; the checks in the order given, each behind the
-    faults of plain cases that those before it found."""
+    """The finding of each check, in the order given. A later check works around the faults of plain
+    cases that earlier ones found, and does not tell an access out of bounds again."""
     before: list[Finding] = []
     for check in checks:
-        for finding in run(candidate, (check,), plain=accuracy.plain_faults(before)):
+        plain = accuracy.plain_faults(before)
+        bounded = all(f.outcome.good for f in before if f.check == accuracy.BOUNDS)
+        for finding in run(candidate, (check,), plain=plain, bounded=bounded):
             before.append(finding)
             yield finding
 
 
 def finds(variant: Variant, finding: Finding) -> bool:
-    """Whether a finding is what is expected of a wrong variant: about the right result, and of its
-    rank, where a warning may not be more, and a refusal may count as an accusation."""
+    """Whether a finding is the fault of a wrong variant: its message has the result, and its rank
+    is right. A warning is found by advice alone, a refusal also by an accusation."""
     if finding.outcome not in (Outcome.FAILED, Outcome.CRASHED):
         return False
     expected = {"refused": (*ACCUSING, Rank.CONTRACT), "warning": (Rank.ADVICE,)}

@@ -61,7 +61,7 @@ def with_gradient_times(factor, name):
 
 WEIGHTS = ("attention_norm", "w_q", "w_k", "w_v", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
 VARIANTS = [
-    right(),
+    right(open="its process ended by a division by zero in empty batch, with torch 2.11"),
     missing("gradient_of_x_lost", ("    y = x\n", "    y = x.detach()\n"), result="grad x"),
     missing("gradient_of_x_zero", with_gradient_times(0.0, "x"), result="grad x"),
     *(
