@@ -21,7 +21,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tinyllama.cli.argument_types import whole_within
+import torch
+
+from tinyllama.bench.workloads import ALL
+from tinyllama.cli.argument_types import check_known, whole_within
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.model.tiers import TIERS
 
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = 20  # steps of a turn; the turn's time is their median
@@ -129,10 +134,20 @@ def main() -> int:
     if args.worker:
         serve(args.worker[0], args.worker[1:])
         return 0
-    trees = [ROOT, args.against.resolve()] if args.against else [ROOT]
     groups, tiers = args.groups.split(","), args.tiers.split(",")
+    check_known("--groups", groups, [str(group) for group in ALL])
+    check_known("--tiers", tiers, TIERS)
+    if args.against and not (args.against / "tools/captured_steps.py").is_file():
+        raise UsageError(f"--against {str(args.against)!r} has no tools/captured_steps.py")
+    if not torch.cuda.is_available():
+        raise UsageError("no GPU is available to torch: steps are captured on a GPU")
+    trees = [ROOT, args.against.resolve()] if args.against else [ROOT]
     return int(not all([compared(group, tiers, trees, args.rounds) for group in groups]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UsageError as error:
+        print(f"captured_steps: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinyllama.cli.argument_types import whole_within
 from tinyllama.ops import OPS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,9 +155,10 @@ def sampled(ops: Sequence[str], sample: int, seed: int) -> Iterator[Mutant]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="these ops: rope,silu_mul")
-    parser.add_argument("--sample", type=int, default=10, help="mutants of each function (10)")
+    count = whole_within(1, 10_000)
+    parser.add_argument("--sample", type=count, default=10, help="mutants of each function (10)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=count, default=2)
     args = parser.parse_args()
     ops = args.only.split(",") if args.only else list(OPS)
     if unknown := set(ops) - set(OPS):

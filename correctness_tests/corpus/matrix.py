@@ -66,8 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and (args.device != "cpu" or not each.gpu)
     ]
     checks = args.checks.split(",") if args.checks else list(CHECKS)
-    if not chosen or not set(checks) <= set(CHECKS):
-        parser.error(f"no variant begins with {args.only!r}, or a check is none of {CHECKS}")
+    if not chosen:
+        parser.error(f"--only {args.only!r}: no variant begins so: use names of files in ops/")
+    if unknown := set(checks) - set(CHECKS):
+        parser.error(f"--checks {', '.join(sorted(unknown))}: use some of {', '.join(CHECKS)}")
     if args.record and args.checks:
         parser.error("--record writes what all checks find: leave --checks out")
     with ProcessPoolExecutor(1, FORK) as other_process:  # what asks a GPU cannot be forked
