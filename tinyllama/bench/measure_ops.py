@@ -181,7 +181,7 @@ class Bench:
 
         def prepare(of_one_process: list[tuple[OpCaseRun, str]]) -> None:
             for run, name in of_one_process:
-                self._guarded(run, name, self._ready)
+                self._guarded(run, name, self._ready, others_run=True)
 
         with ThreadPoolExecutor(max(1, len(asked))) as pool:
             list(pool.map(prepare, asked.values()))
@@ -238,14 +238,23 @@ class Bench:
             run.cannot[name] = reason
         return reason is None
 
-    def _guarded(self, run: OpCaseRun, name: str, do: Callable[[OpCaseRun, str], Any]) -> Any:
-        """A provider that fails is measured no further in its case; its process may have died."""
+    def _guarded(
+        self,
+        run: OpCaseRun,
+        name: str,
+        do: Callable[[OpCaseRun, str], Any],
+        others_run: bool = False,
+    ) -> Any:
+        """A provider that fails is measured no further in its case; its process may have died.
+        others_run: other processes use the GPU's memory meanwhile. Where memory was short, the
+        provider did not fail: `_warm_up` makes it again when the others have given theirs back."""
         if name in run.failed:
             return None
         try:
             return do(run, name)
         except WorkerError as error:
-            run.failed[name] = error
+            if not (others_run and error.raised(torch.OutOfMemoryError)):
+                run.failed[name] = error
             run.readings.pop(name, None)
             if worker := self.workers.pop(self._key(run, name), None):  # it may not have started
                 worker.close()  # the next case starts a fresh one
