@@ -6,8 +6,9 @@
 import torch
 
 from tinyllama.harness import Op, Provider
-from tinyllama.harness.correct.checks import CHECKS, accuracy
-from tinyllama.harness.correct.launched import launches_of, with_kernels
+from tinyllama.harness.check import accuracy
+from tinyllama.harness.check.launched import launches_of, with_kernels
+from tinyllama.harness.check.run import CHECKS
 from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import OPS
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.launched import launches_of
+from tinyllama.harness.check.launched import launches_of
 from tinyllama.harness.kernels.occupancy import occupancy
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.harness.machine.files import write_json

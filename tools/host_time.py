@@ -100,7 +100,7 @@ def step(call: Callable[..., Any], inputs: Any) -> Callable[[], None]:
 def steps_of(name: str, device: str) -> dict[str, Callable[[], None]]:
     """By provider, a step of an op's smallest timed case."""
     importlib.import_module("tinyllama.bench.peers.liger")  # registers providers
-    from tinyllama.harness.correct.evaluate import make_inputs
+    from tinyllama.harness.check.evaluate import make_inputs
     from tinyllama.ops import OPS as ALL
 
     op = ALL[name]

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyllama.harness.correct.cases import OpCase, op_cases
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.check.cases import OpCase, op_cases
+from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.ops import OPS

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tinyllama.harness.correct.checks.state import SETTINGS, same_setting
+from tinyllama.harness.check.state import SETTINGS, same_setting
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ from correctness_tests.corpus.variants import (
     variants,
 )
 from tinyllama.cli.argument_types import whole_within
-from tinyllama.harness.correct.checks import CHECKS, Outcome
+from tinyllama.harness.check.run import CHECKS, Outcome
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.files import replace_text
 from tinyllama.harness.records.report import markdown_table

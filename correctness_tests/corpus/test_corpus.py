@@ -16,7 +16,7 @@ from correctness_tests.corpus.variants import (
     finds,
     variants,
 )
-from tinyllama.harness.correct.checks import CHECKS
+from tinyllama.harness.check.run import CHECKS
 
 ALL = variants()
 WRONG = [

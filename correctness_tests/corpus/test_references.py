@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 
 from correctness_tests.corpus.variants import Loaded, Variant, variants
 from tinyllama.harness import Op
-from tinyllama.harness.correct.cases import elements
-from tinyllama.harness.correct.evaluate import ContractError, make_inputs
-from tinyllama.harness.correct.reference import disagreements
+from tinyllama.harness.check.cases import elements
+from tinyllama.harness.check.evaluate import ContractError, make_inputs
+from tinyllama.harness.check.reference import disagreements
 
 WRONG = [pytest.param(each, id=str(each)) for each in variants() if each.as_reference]
 

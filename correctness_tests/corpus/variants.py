@@ -9,15 +9,8 @@ from typing import Any
 import torch
 
 from tinyllama.harness import Op, Provider
-from tinyllama.harness.correct.checks import (
-    CHECKS,
-    Candidate,
-    Finding,
-    Outcome,
-    Rank,
-    accuracy,
-    run,
-)
+from tinyllama.harness.check import accuracy
+from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.kernels.foreign import foreign
 from tinyllama.ops import OPS
@@ -27,8 +20,8 @@ MARKER = "\n# variants\n"
 RANKS = {
     "wrong": Rank.WRONG,
     "unsafe": Rank.UNSAFE,
-    "refused": Rank.CONTRACT,
-    "warning": Rank.ADVICE,
+    "refused": Rank.REFUSED,
+    "warning": Rank.WARNING,
 }
 ACCUSING = (Rank.WRONG, Rank.UNSAFE)  # a finding of these ranks ends `tinyllama check` with 1
 
@@ -213,7 +206,7 @@ def finds(variant: Variant, finding: Finding) -> bool:
     is right. A warning is found by advice alone, a refusal also by an accusation."""
     if finding.outcome not in (Outcome.FAILED, Outcome.CRASHED):
         return False
-    expected = {"refused": (*ACCUSING, Rank.CONTRACT), "warning": (Rank.ADVICE,)}
+    expected = {"refused": (*ACCUSING, Rank.REFUSED), "warning": (Rank.WARNING,)}
     ranks = expected.get(variant.rank, ACCUSING)
     return finding.rank in ranks and variant.result in finding.message
 

@@ -177,7 +177,7 @@ def repository(tmp_path: Path) -> Repository:
 def test_neither_a_comment_nor_an_edited_rule_changes_a_verdict(repository: Repository) -> None:
     """All are IDENTICAL, and nothing is timed. The base's harness judges, with its conftest and its
     configuration: what the candidate's would decide of itself is not asked."""
-    for name in ("tinyllama/ops/rms_norm/__init__.py", "tinyllama/harness/correct/evaluate.py"):
+    for name in ("tinyllama/ops/rms_norm/__init__.py", "tinyllama/harness/check/evaluate.py"):
         repository.edit(name, "\nimport torch\n", "\n# A comment.\n\nimport torch\n")
     rule = "tinyllama/harness/gate/decision.py"
     for name in (rule, "conftest.py", "perf_tests/conftest.py"):

@@ -69,8 +69,8 @@ PATCHES = {
     "LIB = torch.library.Library('aten', 'IMPL')\n"
     "LIB.impl('mul.Tensor', torch.add, 'CPU')": "operator aten/mul.Tensor/CPU",
     "import time\ntime.perf_counter = time.time": "time.perf_counter",
-    "from tinyllama.harness.correct import compare as rule\n"
-    "rule.compare = print": "tinyllama.harness.correct.compare.compare",
+    "from tinyllama.harness.check import compare as rule\n"
+    "rule.compare = print": "tinyllama.harness.check.compare.compare",
     "import gc\ngc.disable()": "garbage collection",
     "gc.callbacks.append(lambda *of: None)": "calls of the garbage collector",
     "import signal, sys, threading, tracemalloc\ntracemalloc.start()": "traced memory",

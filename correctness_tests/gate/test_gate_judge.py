@@ -28,7 +28,7 @@ pytest_plugins = ["pytester"]
 
 JUDGING = {
     DECISION: "LOOKS = (1,)\n",
-    "tinyllama/harness/correct/compare.py": "SLACK = 1e9\n",
+    "tinyllama/harness/check/compare.py": "SLACK = 1e9\n",
     "tinyllama/harness/machine/worker.py": "x = 1\n",
     "conftest.py": "import os\n",
     "kernels/conftest.py": "import os\n",

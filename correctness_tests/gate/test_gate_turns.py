@@ -13,7 +13,7 @@ import torch
 from correctness_tests.support.contenders import weighed
 from correctness_tests.support.gate_fakes import SECONDS, Script, wrong
 from correctness_tests.support.gate_subjects import Make, held, ready, turn
-from tinyllama.harness.correct.evaluate import copied
+from tinyllama.harness.check.evaluate import copied
 from tinyllama.harness.gate import turns
 from tinyllama.harness.gate.decision import LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tinyllama.harness.correct.checks import last_entries
+from tinyllama.harness.check import last_entries
 
 
 @pytest.fixture(autouse=True)

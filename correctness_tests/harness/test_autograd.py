@@ -7,9 +7,9 @@ import torch
 
 from correctness_tests.support.tried import derived
 from tinyllama.harness import Case, DeclarationError, Op, Tensor
-from tinyllama.harness.correct.cases import op_cases
-from tinyllama.harness.correct.evaluate import make_inputs
-from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.check.cases import op_cases
+from tinyllama.harness.check.evaluate import make_inputs
+from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.declare.autograd import shapes_are_fixed
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.layout import contiguous

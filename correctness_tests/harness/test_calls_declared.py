@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tinyllama.harness import Tensor
-from tinyllama.harness.correct.evaluate import make_inputs
+from tinyllama.harness.check.evaluate import make_inputs
 from tinyllama.ops import OPS
 from tinyllama.ops.rms_norm import rms_norm
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import OpCase, op_cases
+from tinyllama.harness.check.cases import OpCase, op_cases
 from tinyllama.harness.declare.values import normal
 from tinyllama.ops import OPS
 

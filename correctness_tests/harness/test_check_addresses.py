@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from correctness_tests.corpus.variants import FOLDER, Loaded, findings, variants_of
-from tinyllama.harness.correct.checks import Outcome
+from tinyllama.harness.check.run import Outcome
 
 
 @pytest.mark.parametrize("variant", ["table_of_addresses", "table_of_low_addresses"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tinyllama.cli import main
-from tinyllama.harness.correct.checks.remote import APART
+from tinyllama.harness.check.remote import APART
 
 pytestmark = pytest.mark.usefixtures("forked")
 RIGHT = """
@@ -17,18 +17,19 @@ def mine(x, weight, eps):
 """
 WRONG = RIGHT.replace("return ", "return 1.05 * ")
 RUNNER = """
-from tinyllama.harness.correct.checks import Finding, Outcome, remote
+from tinyllama.harness.check import remote
+from tinyllama.harness.check.run import Finding, Outcome
 remote.Checks.findings = lambda self, provider, only, *rest: [
     Finding(name, Outcome.PASSED).as_dict() for name in only
 ]
 """
-ANSWERS = "from tinyllama.harness.correct import apart\napart.answer = lambda *args: "
+ANSWERS = "from tinyllama.harness.check import apart\napart.answer = lambda *args: "
 # By what it replaces, and what is then said of its values.
 PATCHES = {
     "the runner": ("", "y: tensor error"),
     "the norm": ("torch.Tensor.norm = lambda self, *a, **k: torch.zeros(())\n", "y: tensor error"),
     "the rule": (
-        "from tinyllama.harness.correct import compare\n"
+        "from tinyllama.harness.check import compare\n"
         "compare.Check.passed = compare.Comparison.passed = True\n",
         "y: tensor error",
     ),
@@ -38,14 +39,14 @@ PATCHES = {
         "y: tensor error",
     ),
     "its slack": (
-        "from tinyllama.harness.correct import apart\n"
+        "from tinyllama.harness.check import apart\n"
         "apart.traits = lambda provider, cases: apart.Traits(\n"
         "    {'fp32': 1e9, 'bf16': 1e9, 'fp16': 1e9}, {}, (None,) * len(cases))\n",
         "a slack of 1000000000.0: state at most 100",
     ),
     "its answers": (ANSWERS + "{}\n", "y is missing; grad x is missing; grad weight is missing"),
     "what it covers": (
-        "from tinyllama.harness.correct import apart\n"
+        "from tinyllama.harness.check import apart\n"
         "apart.traits = lambda provider, cases: apart.Traits({}, {}, ('no',) * len(cases))\n",
         "it covers none of the cases",
     ),

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from correctness_tests.corpus.variants import Loaded, finds, variants
-from tinyllama.harness.correct.checks import Finding, Outcome, run
+from tinyllama.harness.check.run import Finding, Outcome, run
 
 VARIANTS = {str(variant): variant for variant in variants()}
 PASSED, FAILED, BLOCKED = Outcome.PASSED, Outcome.FAILED, Outcome.BLOCKED

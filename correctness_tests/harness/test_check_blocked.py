@@ -5,7 +5,7 @@ import torch
 
 from correctness_tests.support.tried import finding, small
 from tinyllama.harness import Tensor
-from tinyllama.harness.correct.checks import Outcome
+from tinyllama.harness.check.run import Outcome
 from tinyllama.harness.declare.values import Values
 
 X = {"x": Tensor("N D")}

@@ -19,7 +19,8 @@ from correctness_tests.support.tried import small
 from tinyllama.cli import main
 from tinyllama.cli.check import _not_run, _seen
 from tinyllama.harness import Case, Provider, Tensor
-from tinyllama.harness.correct.checks import CHECKS, Finding, Outcome, remote
+from tinyllama.harness.check import remote
+from tinyllama.harness.check.run import CHECKS, Finding, Outcome
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.ops import OPS
 

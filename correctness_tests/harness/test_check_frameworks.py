@@ -7,7 +7,8 @@ import torch
 
 from correctness_tests.support.captured import RecordedGraph, recording
 from correctness_tests.support.tried import MATRIX, finding, small, with_backward
-from tinyllama.harness.correct.checks import Outcome, frameworks
+from tinyllama.harness.check import frameworks
+from tinyllama.harness.check.run import Outcome
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

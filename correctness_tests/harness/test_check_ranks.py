@@ -12,8 +12,8 @@ from tinyllama.cli import main
 
 pytestmark = pytest.mark.usefixtures("forked")
 VARIANTS = {str(variant): variant for variant in variants()}
-ADVICE = "product_with_backward-gradients_detached", "second derivative", "advice"
-CONTRACT = "entry_product-asserts_contiguous_inputs", "input layouts", "contract"
+WARNING = "product_with_backward-gradients_detached", "second derivative", "warning"
+REFUSED = "entry_product-asserts_contiguous_inputs", "input layouts", "refused"
 UNSAFE = "entry_product-upstream_gradient_scaled_in_place", "untouched inputs", "unsafe"
 WRONG = "entry_product-gradients_zero", "gradients", "wrong result"
 
@@ -21,11 +21,11 @@ WRONG = "entry_product-gradients_zero", "gradients", "wrong result"
 @pytest.mark.parametrize(
     ("fault", "options", "status"),
     [
-        (ADVICE, [], 0),
-        (ADVICE, ["--fail-on", "contract"], 0),
-        (ADVICE, ["--fail-on", "advice"], 1),
-        (CONTRACT, [], 0),
-        (CONTRACT, ["--fail-on", "contract"], 1),
+        (WARNING, [], 0),
+        (WARNING, ["--fail-on", "refused"], 0),
+        (WARNING, ["--fail-on", "warning"], 1),
+        (REFUSED, [], 0),
+        (REFUSED, ["--fail-on", "refused"], 1),
         (UNSAFE, [], 1),
         (WRONG, [], 1),
     ],

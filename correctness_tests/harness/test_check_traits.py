@@ -7,7 +7,7 @@ import torch
 
 from correctness_tests.support import tried
 from tinyllama.harness import DeclarationError
-from tinyllama.harness.correct.checks import Outcome
+from tinyllama.harness.check.run import Outcome
 from tinyllama.ops import OPS
 
 SILU = OPS["silu_mul"]

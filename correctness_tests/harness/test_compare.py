@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tinyllama.harness.correct.compare import Reference, compare
+from tinyllama.harness.check.compare import Reference, compare
 from tinyllama.harness.declare.specs import Terms
 
 pytestmark = pytest.mark.quick

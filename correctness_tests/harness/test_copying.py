@@ -9,9 +9,9 @@ import torch
 pytest.importorskip("triton")
 
 
-from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
-from tinyllama.harness.correct.launched import WHOLLY
-from tinyllama.harness.correct.offsets import EndsAlone, Far, NoAddressesError
+from tinyllama.harness.check.guards import GuardedMemory, watched
+from tinyllama.harness.check.launched import WHOLLY
+from tinyllama.harness.check.offsets import EndsAlone, Far, NoAddressesError
 from tinyllama.harness.kernels.copying import DIGITS, dense_copy
 from tinyllama.harness.kernels.launch import Launch, recorded
 from tinyllama.harness.kernels.resources import compilation, lacking

@@ -12,8 +12,8 @@ import torch
 
 from correctness_tests.support.commands import ROOT, python
 from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
-from tinyllama.harness.correct.cases import OpCase, op_cases
-from tinyllama.harness.correct.layouts import FAINT, LAYOUTS, UPSTREAMS
+from tinyllama.harness.check.cases import OpCase, op_cases
+from tinyllama.harness.check.layouts import FAINT, LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare import registry as registry_file
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.ops import OPS

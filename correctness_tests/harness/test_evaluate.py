@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.evaluate import (
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.evaluate import (
     GradientError,
     Inputs,
     OutputError,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from field import run as field
-from tinyllama.harness.correct.checks import CHECKS
+from tinyllama.harness.check.run import CHECKS
 
 DECLARED = field.declared()
 CASES, KNOWN, NEWEST = DECLARED.cases, DECLARED.known, DECLARED.newest

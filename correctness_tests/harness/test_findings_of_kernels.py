@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("triton")
 
 from correctness_tests.corpus.variants import FOLDER, Loaded, findings, variants_of
-from tinyllama.harness.correct.checks import Finding, Outcome, configurations
+from tinyllama.harness.check import configurations
+from tinyllama.harness.check.run import Finding, Outcome
 
 
 def finding(folder: Path, file: str, name: str, *checks: str) -> dict[str, Finding]:

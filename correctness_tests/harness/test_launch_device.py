@@ -81,8 +81,8 @@ def test_tensors_of_several_devices_are_refused_before_a_launch(
 def test_an_op_on_another_gpu_is_right(name: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("it needs two GPUs")
-    from tinyllama.harness.correct.cases import OpCase
-    from tinyllama.harness.correct.evaluate import evaluate
+    from tinyllama.harness.check.cases import OpCase
+    from tinyllama.harness.check.evaluate import evaluate
 
     op = OPS[name]
     case = OpCase(op, op["triton"], op.timed[1], torch.bfloat16)

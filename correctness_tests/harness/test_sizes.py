@@ -8,7 +8,7 @@ import torch
 
 from correctness_tests.support.tried import MATRIX, finding, small
 from tinyllama.harness import Case
-from tinyllama.harness.correct.checks import Outcome, Rank
+from tinyllama.harness.check.run import Outcome, Rank
 
 
 def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -71,5 +71,5 @@ def test_a_length_that_would_take_more_than_ten_seconds_is_said(
 
 def test_a_length_that_is_refused_is_named_and_is_no_wrong_result() -> None:
     result = finding(DOUBLED, up_to_2000_rows, "sizes", supports=few_columns)
-    assert (result.outcome, result.rank) == (Outcome.CRASHED, Rank.CONTRACT)
+    assert (result.outcome, result.rank) == (Outcome.CRASHED, Rank.REFUSED)
     assert "N2001D16" in result.case, "one more than a number that the code compares with"

@@ -2,7 +2,7 @@
 
 from correctness_tests.support.tried import finding, small
 from tinyllama.harness import Tensor
-from tinyllama.harness.correct.checks import Outcome
+from tinyllama.harness.check.run import Outcome
 from tinyllama.harness.declare.values import uniform
 
 

@@ -4,7 +4,7 @@ import runpy
 
 from correctness_tests.support.commands import ROOT
 from tinyllama.harness import Op
-from tinyllama.harness.correct.checks import Candidate, Outcome, run
+from tinyllama.harness.check.run import Candidate, Outcome, run
 
 
 def test_gradients_pass_where_the_op_declares_its_terms_and_are_reported_where_not() -> None:

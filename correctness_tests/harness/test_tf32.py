@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
+from tinyllama.harness.check.guards import GuardedMemory, watched
 from tinyllama.harness.kernels.launch import HAS_DESCRIPTORS, described, jit, tl
 from tinyllama.harness.kernels.tf32 import descriptors_round, rounded_to_tf32, to_tf32
 from tinyllama.ops.linear import rounding_kernels

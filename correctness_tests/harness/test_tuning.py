@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from tinyllama.cli import main
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.kernels import launch
 from tinyllama.harness.kernels.configs import FORCED, Config, Space
 from tinyllama.harness.machine import device

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness.correct.layouts import LAYOUTS, TIED, UPSTREAMS, laid_out
+from tinyllama.harness.check.layouts import LAYOUTS, TIED, UPSTREAMS, laid_out
 from tinyllama.harness.kernels.occupancy import Occupancy, occupancy
 from tinyllama.harness.machine.interrupts import held_interrupts, sigterm_as_interrupt
 from tinyllama.harness.measure.overlap import overlap_of

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 
 from correctness_tests.support.launched import KNOWN, LIMITS, MINOR, planned
-from tinyllama.harness.correct.launched import (
+from tinyllama.harness.check.launched import (
     MODES,
     WHOLLY,
     Planned,

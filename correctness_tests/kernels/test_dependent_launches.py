@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.launched import providers
-from tinyllama.harness.correct.launched import MODES, launches_of
+from tinyllama.harness.check.launched import MODES, launches_of
 from tinyllama.harness.kernels.launch import Kernel, dependent, recorded
 
 ACCESSES = {"load", "store", "atomic_add", "atomic_cas", "dot"}

@@ -10,7 +10,7 @@ import torch
 
 from correctness_tests.support.faults import detached_norm_tier
 from correctness_tests.support.steps import SHAPE, oracle, run
-from tinyllama.harness.correct.compare import SLACK, Reference, compare
+from tinyllama.harness.check.compare import SLACK, Reference, compare
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.tiers import TIERS, StepPlan
 

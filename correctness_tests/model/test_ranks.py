@@ -26,7 +26,7 @@ from correctness_tests.support.two_ranks import (
     one_step,
     start,
 )
-from tinyllama.harness.correct.compare import Comparison, Reference, compare
+from tinyllama.harness.check.compare import Comparison, Reference, compare
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama

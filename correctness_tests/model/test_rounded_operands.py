@@ -20,7 +20,7 @@ from correctness_tests.support.launched import tree_ops
 from correctness_tests.support.stacks import forced, plans_forgotten  # noqa: F401 (a fixture)
 from correctness_tests.support.steps import SHAPE
 from correctness_tests.support.ways import ways
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.tf32 import rounded_to_tf32

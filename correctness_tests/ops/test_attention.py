@@ -11,7 +11,7 @@ import torch
 
 from correctness_tests.support.attention_blocks import blocks
 from tinyllama.harness import Case
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import recorded

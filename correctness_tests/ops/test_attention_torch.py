@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.ops.attention import attention
 
 

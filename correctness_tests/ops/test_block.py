@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyllama.harness import Case
-from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.evaluate import Inputs, evaluate
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.evaluate import Inputs, evaluate
 from tinyllama.ops import OPS
 from tinyllama.ops.block import sliced
 

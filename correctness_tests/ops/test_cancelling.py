@@ -5,7 +5,7 @@ wrong one may not. Eager's difference may be exact by luck, so that its own erro
 import pytest
 import torch
 
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.declare.specs import Case
 from tinyllama.harness.declare.values import Values, constant
 from tinyllama.ops import OPS

@@ -18,16 +18,9 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.narrowed import narrowed
 from tinyllama.harness import Case, Op, Provider
-from tinyllama.harness.correct.checks import (
-    CHECKS,
-    Candidate,
-    Finding,
-    Outcome,
-    Rank,
-    accuracy,
-    run,
-)
-from tinyllama.harness.correct.launched import launches_of
+from tinyllama.harness.check import accuracy
+from tinyllama.harness.check.launched import launches_of
+from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.kernels import interpreter  # noqa: F401 (changes what tests change again)
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.ops import OPS
@@ -97,7 +90,7 @@ def finding(op: Op, provider: Provider, check: str, device: torch.device, **trai
 def held(op: Op, provider: Provider, check: str, device: torch.device, **traits: Any) -> None:
     """A check passes, or could not be made for the reason that is known."""
     one = finding(op, provider, check, device, **traits)
-    if one.rank is Rank.ADVICE:
+    if one.rank is Rank.WARNING:
         assert ADVISED[op.name, provider.name, check] in one.message
         return
     reason = gap(op, provider, check, device)

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness import Case
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.declare.values import constant, integers, ranked
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops import embedding as file

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from correctness_tests.support.launched import providers
 from tinyllama.harness import Op, Provider
-from tinyllama.harness.correct.evaluate import make_inputs
+from tinyllama.harness.check.evaluate import make_inputs
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels.copying import dense_kernel
 from tinyllama.harness.kernels.launch import Launch, recorded

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.correct.cases import OpCase, op_cases
-from tinyllama.harness.correct.checks import Candidate, Outcome, run
+from tinyllama.harness.check.cases import OpCase, op_cases
+from tinyllama.harness.check.run import Candidate, Outcome, run
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import linear_cross_entropy as linear_file
 from tinyllama.ops.cross_entropy import REDUCTIONS, cross_entropy

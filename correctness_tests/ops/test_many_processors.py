@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness.correct.checks import Candidate
+from tinyllama.harness.check.run import Candidate
 from tinyllama.harness.kernels import processors_of
 from tinyllama.harness.kernels.launch import processors
 from tinyllama.ops import OPS

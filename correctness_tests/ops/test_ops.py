@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from correctness_tests.support.launched import tree_ops
 from tinyllama import ops
 from tinyllama.harness import Case, Op
-from tinyllama.harness.correct.cases import OpCase, elements
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.check.cases import OpCase, elements
+from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.ops import OPS
 from tinyllama.suites.accuracy import assert_accurate, parametrize_cases

@@ -15,8 +15,8 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.posed import Posed
 from tinyllama.harness import Case, Op
-from tinyllama.harness.correct.evaluate import make_inputs
-from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
+from tinyllama.harness.check.evaluate import make_inputs
+from tinyllama.harness.check.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Provider
 from tinyllama.harness.kernels.known import as_written

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from correctness_tests.support.launched import providers
 from tinyllama.harness import Case, Op, Provider
-from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.suites.accuracy import assert_accurate
 
 EXAMPLES = 5  # of each provider

@@ -13,8 +13,8 @@ from tinyllama.bench.peers.hugging_face import (
     hugging_face_names,
 )
 from tinyllama.harness import Case, Op
-from tinyllama.harness.correct.evaluate import evaluate, make_inputs
-from tinyllama.harness.correct.reference import disagreements
+from tinyllama.harness.check.evaluate import evaluate, make_inputs
+from tinyllama.harness.check.reference import disagreements
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from correctness_tests.support.late import rounded_on_the_way
 from correctness_tests.support.launched import every_launch, tree_ops
 from correctness_tests.support.ways import ways
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.check.evaluate import evaluate
 
 pytestmark = pytest.mark.long
 

@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness import Op, Provider
-from tinyllama.harness.correct.cases import OpCase, elements
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.check.cases import OpCase, elements
+from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.declare.autograd import several
 from tools.check_table import tree
 

@@ -16,7 +16,7 @@ from correctness_tests.support.stacks import (
     plans_forgotten,  # noqa: F401 (a fixture)
 )
 from tinyllama.cli import main
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.model.config import ConfigError
 from tinyllama.model.tiers import V4

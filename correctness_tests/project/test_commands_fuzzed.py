@@ -27,7 +27,7 @@ from correctness_tests.support.sample_records import plain_record
 from tinyllama import cli
 from tinyllama.cli import certifying, kernels, summary
 from tinyllama.cli.argument_types import file_path
-from tinyllama.harness.correct.checks import remote
+from tinyllama.harness.check import remote
 from tinyllama.harness.records import results
 from tinyllama.training import train
 

@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tinyllama.cli import main, parser
 from tinyllama.harness import Registry, load_file
-from tinyllama.harness.correct.cases import op_cases
-from tinyllama.harness.correct.evaluate import make_inputs
-from tinyllama.harness.correct.reference import disagreements
+from tinyllama.harness.check.cases import op_cases
+from tinyllama.harness.check.evaluate import make_inputs
+from tinyllama.harness.check.reference import disagreements
 from tinyllama.model.config import ModelConfig, Workload
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, Tier

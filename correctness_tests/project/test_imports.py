@@ -1,6 +1,6 @@
 """Imports run one way, folder by folder, without circles; nothing imports a test.
 
-The order is docs/ARCHITECTURE.md's. In the harness: machine <- kernels <- declare <- correct, and
+The order is docs/ARCHITECTURE.md's. In the harness: machine <- kernels <- declare <- check, and
 machine <- records; then measure <- gate <- page and plugins. In the package: harness <- ops <-
 model <- training <- bench <- profiling <- workshop <- suites <-
 cli.
@@ -24,12 +24,12 @@ ROOT = Path(tinyllama.__file__).parents[1]
 # Each may import those before it.
 PACKAGE = ("harness", "ops", "model", "training", "bench", "profiling", "workshop", "suites", "cli")
 BASE = ("machine",)
-CORE = (*BASE, "kernels", "declare", "correct")
+CORE = (*BASE, "kernels", "declare", "check")
 HARNESS = {  # what each folder may import beside itself
     "machine": (),
     "kernels": BASE,
     "declare": (*BASE, "kernels"),
-    "correct": CORE,
+    "check": CORE,
     "records": BASE,
     "measure": (*CORE, "records"),
     "gate": (*CORE, "records", "measure"),
@@ -140,8 +140,8 @@ def loaded_by(statement: str) -> list[str]:
 
 @pytest.mark.long
 def test_the_harness_loads_no_model() -> None:
-    rooms = "tinyllama.harness, tinyllama.harness.plugins.suite, tinyllama.harness.correct.cases"
-    made = "with tinyllama.harness.correct.poison.PoisonedMemory(): print(torch.empty(1).item())"
+    rooms = "tinyllama.harness, tinyllama.harness.plugins.suite, tinyllama.harness.check.cases"
+    made = "with tinyllama.harness.check.poison.PoisonedMemory(): print(torch.empty(1).item())"
     nan, *modules = loaded_by(f"import torch, {rooms}\n{made}\n1")
     loaded = set(modules)
     assert nan == "nan"

@@ -14,7 +14,7 @@ from correctness_tests.support.own_repository import OP
 from correctness_tests.support.timed_suite import SUITE, Suite
 from tinyllama.bench import ceilings, measure_ops
 from tinyllama.harness import Registry, load_file
-from tinyllama.harness.correct.cases import op_cases
+from tinyllama.harness.check.cases import op_cases
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.measure import op_contender

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness import Case, Op, Provider
-from tinyllama.harness.correct.launched import (
+from tinyllama.harness.check.launched import (
     WHOLLY,
     Planned,
     launches_of,

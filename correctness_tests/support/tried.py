@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, run
+from tinyllama.harness.check.run import Candidate, Finding, run
 
 FP32 = (torch.float32,)
 MATRIX = Tensor("N D", grad=True)

@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.ops import OPS
 from tinyllama.ops.stack import provider_of

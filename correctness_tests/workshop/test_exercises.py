@@ -9,8 +9,8 @@ import torch
 
 from correctness_tests.support.commands import printed, ran, refused
 from tinyllama.cli import exercise, main
-from tinyllama.harness.correct.checks import run
-from tinyllama.harness.correct.checks.finding import Candidate, Finding
+from tinyllama.harness.check.finding import Candidate, Finding
+from tinyllama.harness.check.run import run
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.profiling.block_sizes import LESSON
 from tinyllama.workshop import exercises

@@ -19,7 +19,7 @@ from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.peers import OP_PEERS as PEERS
 from tinyllama.bench.peers import PEER_FILES
 from tinyllama.bench.workloads import SHORT_OPS
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.kernels.precision import DTYPE_OF
 from tinyllama.harness.machine.worker import Worker, WorkerError, workers

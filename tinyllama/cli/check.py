@@ -18,11 +18,11 @@ from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, replace_text, write_json
 
 if TYPE_CHECKING:
-    from tinyllama.harness.correct.checks import Finding
+    from tinyllama.harness.check.run import Finding
 
 PACKAGE = "tinyllama.ops"
 WRONG = 1  # exit status when a check found something
-FAILING = {"unsafe": 2, "contract": 3, "advice": 4}  # number of ranks that fail, from the worst
+FAILING = {"unsafe": 2, "refused": 3, "warning": 4}  # number of ranks that fail, from the worst
 JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
 LEFT_OUT = {"blocked": "not tried", "unsupported": "not possible here"}  # not in the table
 RAN = ("passed", "failed")
@@ -36,7 +36,7 @@ def add(subparsers: Any) -> None:
         "Run every correctness, gradient, layout, memory, determinism and resource check on what "
         "a Python file declares (an op with its providers, or a provider for an op of the tree), "
         "or on an op of the tree or of an installed package. Each check has a verdict, with the "
-        "smallest case that fails, and each fault a rank: wrong result, unsafe, contract, advice. "
+        "smallest case that fails, and each fault a rank: wrong result, unsafe, refused, warning. "
         "Exit status 1 for a fault of the first two ranks, or where nothing could be checked."
     )
     option = check.add_argument
@@ -64,7 +64,7 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check and print; the exit status."""
-    from tinyllama.harness.correct.checks.remote import ALL, APART, Asked, check
+    from tinyllama.harness.check.remote import ALL, APART, Asked, check
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
     from tinyllama.harness.records.report import console
@@ -143,7 +143,7 @@ def place(file: str | Path, details: str) -> str:
 
 def _held(findings: "list[Finding]", least: str) -> bool:
     """Whether there is no fault of this rank or a worse one, and some check could be made."""
-    from tinyllama.harness.correct.checks import Rank
+    from tinyllama.harness.check.run import Rank
 
     failing = list(Rank)[: FAILING[least]]
     good = not any(one.rank in failing for one in findings)
@@ -152,7 +152,7 @@ def _held(findings: "list[Finding]", least: str) -> bool:
 
 def _faults(findings: "list[Finding]") -> str:
     """The failed checks by rank, the worst first; then the checks that another fault blocked."""
-    from tinyllama.harness.correct.checks import Rank
+    from tinyllama.harness.check.run import Rank
 
     if all(one.outcome.value == "unsupported" for one in findings):
         return "nothing could be checked here"
@@ -189,7 +189,7 @@ def _table(provider: str, findings: "list[Finding]") -> Any:
 
 def _seen(findings: "list[Finding]") -> list[str]:
     """What was seen, the worst first; with each fault the checks that fail by it alone."""
-    from tinyllama.harness.correct.checks import Rank
+    from tinyllama.harness.check.run import Rank
 
     told = [one for one in findings if one.outcome.value not in LEFT_OUT]
     lines, ranks = [], [*Rank, None]

@@ -135,8 +135,8 @@ def _triton() -> str:
 
 def _rows(op: "Op", provider: "Provider", chips: list[str]) -> Iterator[Row]:
     """A row for each chip, case, mode and kernel, and for each way in which it is compiled."""
-    from tinyllama.harness.correct.cases import OpCase
-    from tinyllama.harness.correct.launched import launches_of
+    from tinyllama.harness.check.cases import OpCase
+    from tinyllama.harness.check.launched import launches_of
     from tinyllama.harness.kernels.precision import DTYPE_OF
     from tinyllama.harness.kernels.resources import compilation
 

@@ -14,7 +14,7 @@ from tinyllama.harness.machine.files import write_json
 from tinyllama.harness.machine.parsed import json_of
 
 if TYPE_CHECKING:
-    from tinyllama.harness.correct.cases import OpCase
+    from tinyllama.harness.check.cases import OpCase
     from tinyllama.harness.measure.tuning import Search
 
 PACKAGE = "tinyllama.ops"
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _cases(args: argparse.Namespace) -> "list[OpCase]":
     from tinyllama.harness import Case
-    from tinyllama.harness.correct.cases import OpCase
+    from tinyllama.harness.check.cases import OpCase
     from tinyllama.harness.kernels.precision import SHORT
     from tinyllama.model.config import PLANS
     from tinyllama.ops import OPS
@@ -160,8 +160,8 @@ def _show_choices(cases: "list[OpCase]", chip: str, precision: str) -> int:
     the exit status."""
     import torch
 
-    from tinyllama.harness.correct.evaluate import shapes_of
-    from tinyllama.harness.correct.launched import launches_of, on_chip
+    from tinyllama.harness.check.evaluate import shapes_of
+    from tinyllama.harness.check.launched import launches_of, on_chip
     from tinyllama.harness.kernels.configs import SPACES, asked
     from tinyllama.harness.kernels.resources import CHIPS
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.kernels.precision import DTYPE_OF
 from tinyllama.harness.measure.op_contender import OpContender, Timed, untimed

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from tinyllama.harness.correct import reference
-from tinyllama.harness.correct.cases import OpCase, References, full_cases, op_cases
-from tinyllama.harness.correct.evaluate import Inputs
+from tinyllama.harness.check import reference
+from tinyllama.harness.check.cases import OpCase, References, full_cases, op_cases
+from tinyllama.harness.check.evaluate import Inputs
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.plugins.suite import asks_for_slow, worker_device

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyllama.harness.correct.checks.finding import Unsupported
+from tinyllama.harness.check.finding import Unsupported
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.model.config import ModelConfig, TrainConfig

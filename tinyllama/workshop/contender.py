@@ -6,7 +6,7 @@ from typing import Any
 
 from tinyllama.bench.curves import TEXT
 from tinyllama.bench.steps import UNTIMED, StepContender
-from tinyllama.harness.correct.checks.finding import Unsupported
+from tinyllama.harness.check.finding import Unsupported
 from tinyllama.harness.measure.clock import Queue, wall_seconds
 from tinyllama.harness.measure.launches import launches
 from tinyllama.training.data import TextBytes

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tinyllama.bench.steps import TierStep
-from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded

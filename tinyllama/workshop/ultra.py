@@ -9,8 +9,8 @@ from types import ModuleType
 import torch
 
 from tinyllama.harness import Op, Provider
-from tinyllama.harness.correct.checks import Candidate, Outcome, run
-from tinyllama.harness.correct.launched import launches_of
+from tinyllama.harness.check.launched import launches_of
+from tinyllama.harness.check.run import Candidate, Outcome, run
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.kernels.launch import Kernel
 from tinyllama.harness.machine.errors import UsageError

@@ -17,7 +17,7 @@ import torch
 from tinyllama.harness.declare.values import Values, normal
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-TIMED_LAYOUTS = ("strided", "transposed")  # of `tinyllama.harness.correct.evaluate.LAYOUTS`
+TIMED_LAYOUTS = ("strided", "transposed")  # of `tinyllama.harness.check.evaluate.LAYOUTS`
 STANDARD = normal()
 
 

@@ -26,7 +26,7 @@ from tinyllama.harness.gate.sources import digest
 from tinyllama.harness.machine.parsed import toml_of
 
 # Of the harness: what is put into both trees, so that both are measured with one instrument.
-_INSTRUMENT = ("correct", "gate", "measure", "records")
+_INSTRUMENT = ("check", "gate", "measure", "records")
 INSTRUMENT = tuple(f"tinyllama/harness/{name}/" for name in _INSTRUMENT)
 _OF_MACHINE = ("worker", "wire", "parsed")
 INSTRUMENT_FILES = tuple(f"tinyllama/harness/machine/{name}.py" for name in _OF_MACHINE)

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase, elements
-from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.check.cases import OpCase, elements
+from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, load_file
 from tinyllama.harness.gate import process_state

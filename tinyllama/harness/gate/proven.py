@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from tinyllama.harness.correct.compare import apart, norm_of_finite
-from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate
+from tinyllama.harness.check.compare import apart, norm_of_finite
+from tinyllama.harness.check.evaluate import Inputs, copied, evaluate
 from tinyllama.harness.gate.digests import digest
 from tinyllama.harness.gate.verified import Note, Proof, as_proven, near, proven
 from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResultError

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tinyllama.harness.correct.evaluate import Inputs, Leaves
+from tinyllama.harness.check.evaluate import Inputs, Leaves
 from tinyllama.harness.gate.proven import SINGLE, Proven
 from tinyllama.harness.gate.turns import CALL, MEAN, mean_call
 from tinyllama.harness.kernels.launch import Launched, launched

@@ -7,7 +7,7 @@
 
 The types and specialisations of the arguments are Triton's own (its binder, asked for another
 chip), so what is compiled here is what a launch there compiles.
-`tinyllama.harness.correct.launched` records the launches of a provider from its op's declaration.
+`tinyllama.harness.check.launched` records the launches of a provider from its op's declaration.
 """
 
 import contextlib

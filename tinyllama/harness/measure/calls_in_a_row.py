@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.evaluate import Inputs, Leaves
+from tinyllama.harness.check.evaluate import Inputs, Leaves
 from tinyllama.harness.measure.clock import Clock
 from tinyllama.harness.measure.op_contender import KEPT_SHARE, OpContender
 

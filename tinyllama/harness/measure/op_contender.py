@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import SHORT, OpCase
-from tinyllama.harness.correct.compare import SLACK, apart, norm_of_finite
-from tinyllama.harness.correct.evaluate import (
+from tinyllama.harness.check.cases import SHORT, OpCase
+from tinyllama.harness.check.compare import SLACK, apart, norm_of_finite
+from tinyllama.harness.check.evaluate import (
     Inputs,
     Leaves,
     evaluate,

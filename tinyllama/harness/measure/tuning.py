@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels.configs import FORCED, SPACES, Config, Key, Space, asked, key_text
 from tinyllama.harness.kernels.launch import launched

@@ -1,0 +1,342 @@
+"""The cases that follow from a declaration.
+
+For each provider: every shape in every dtype; then, on the first shape, every layout of the
+inputs, every layout of the upstream gradients, every extreme distribution, each upstream gradient
+absent alone, and subsets of the gradients that are wanted. Extreme distributions are also tried on
+the two largest shapes, which take several blocks of a kernel. A case that a provider does not cover
+has a name and a reason.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from tinyllama.harness.check.compare import SLACK, Comparison, Reference, compare
+from tinyllama.harness.check.evaluate import (
+    GradientError,
+    Inputs,
+    evaluate,
+    is_gradient,
+    make_inputs,
+    shapes_of,
+)
+from tinyllama.harness.check.layouts import FAINT, LAYOUTS, RARE, REPEATING, TIED, UPSTREAMS, deep
+from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.specs import Case, Terms
+from tinyllama.harness.kernels.precision import SHORT
+
+# Roundings of sums in float32 add up, along an axis that is long or where terms are equal: right
+# results were off by up to 6 times the usual bound. In 16 bits they are not seen.
+WIDER = 16.0
+EQUAL = {"expanded", "summed"}  # layouts that make terms equal; of `TIED` little is asked
+PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
+SUBSETS = 3  # inputs of which every part is wanted alone, in the suite of the tree
+
+
+@dataclass(frozen=True)
+class References:
+    """Results of the reference, by name: in the case's dtype, in float64, and in float64 on inputs
+    that were moved by a rounding. off_by: as declared, of outputs of integers. magnitudes: of what
+    cancels, where the op declares it (`Op.magnitude`); terms: how that is rounded."""
+
+    eager: dict[str, torch.Tensor]
+    oracle: dict[str, torch.Tensor]
+    perturbed: list[dict[str, torch.Tensor]]
+    off_by: Mapping[str, int] = field(default_factory=dict)
+    magnitudes: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    terms: Terms = field(default_factory=Terms)
+    _known: dict[str, Reference] = field(default_factory=dict, init=False)  # not of a `replace`
+
+    def of(self, name: str) -> Reference:
+        if name not in self._known:
+            moved = [one[name] for one in self.perturbed]
+            magnitude, off_by = self.magnitudes.get(name), self.off_by.get(name, 0)
+            each = self.eager[name], self.oracle[name], moved, magnitude, off_by
+            self._known[name] = Reference(*each, self.terms)
+        return self._known[name]
+
+    def asked_for(self, wanted: Collection[str] | None) -> "References":
+        """Without the gradients of other inputs than these; None: all of them."""
+        if wanted is None:
+            return self
+        named = {f"grad {name}" for name in wanted}
+
+        def kept(results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {n: one for n, one in results.items() if n in named or not is_gradient(n)}
+
+        every = kept(self.eager), kept(self.oracle), [kept(one) for one in self.perturbed]
+        found = References(*every, self.off_by, self.magnitudes, self.terms)
+        found._known.update(self._known)
+        return found
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One check of one provider: a shape, a dtype, and at most one variation of the inputs.
+
+    absent: the output that gets no upstream gradient. wanted: the inputs whose gradients are asked
+    for, where not all are; () for none. alone: the only input that has the layout; the others are
+    contiguous.
+    """
+
+    op: Op
+    provider: Provider
+    case: Case
+    dtype: torch.dtype
+    extreme: str | None = None
+    layout: str = "contiguous"
+    upstream: str = "contiguous"
+    absent: str | None = None
+    wanted: tuple[str, ...] | None = None
+    alone: str | None = None
+
+    def __str__(self) -> str:
+        parts = [str(self.provider), str(self.case), SHORT[self.dtype]]
+        if self.extreme:
+            parts.append(self.extreme)
+        if self.layout != "contiguous":
+            parts.append(f"{self.layout}_{self.alone or 'inputs'}")
+        if self.upstream != "contiguous":
+            parts.append(f"{self.upstream}_grads")
+        if self.absent:
+            parts.append(f"no_{self.absent}_grad")
+        if self.wanted is not None:
+            parts.append(f"only_grad_{'_'.join(self.wanted)}" if self.wanted else "no_grad")
+        return "-".join(parts)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """How hypothesis and IPython show it: by its name, not field by field."""
+        printer.text(str(self))
+
+    @property
+    def varied(self) -> bool:
+        """Whether it differs from the plain case of its shape and dtype."""
+        layouts = {self.layout, self.upstream}
+        given = self.extreme or self.absent or self.wanted is not None
+        return bool(given) or layouts != {"contiguous"}
+
+    def of_equal_values(self) -> "OpCase":
+        """The plainest case of the reference whose inputs have the same values: a layout says where
+        they lie, but for those that repeat some of them."""
+        inputs, upstream = self.layout, self.upstream
+        return replace(
+            self,
+            provider=self.op["eager"],
+            layout=inputs if inputs in REPEATING else "contiguous",
+            upstream=upstream if upstream in REPEATING else "contiguous",
+            alone=self.alone if inputs in REPEATING else None,
+            wanted=None,
+        )
+
+    def unsupported(self) -> str | None:
+        """Why the provider does not cover this case; None when it does."""
+        if self.dtype not in self.provider.dtypes:
+            return f"{self.provider} does not support {SHORT[self.dtype]}"
+        return self.provider.supports(self.op.numbers(self.case.dims))
+
+    def inputs(self, device: torch.device | str = "cpu", seed: int = 0) -> Inputs:
+        made = make_inputs(
+            self.op,
+            self.case,
+            self.dtype,
+            device,
+            seed=seed,
+            extreme=self.extreme,
+            layout=self.layout,
+            upstream=self.upstream,
+        )
+        if self.alone:
+            plain = replace(self, layout="contiguous", alone=None).inputs(device, seed).args
+            args = {n: one if n == self.alone else plain[n] for n, one in made.args.items()}
+            made = replace(made, args=args)
+        if self.absent:
+            made = replace(made, upstream={**made.upstream, self.absent: None})
+        return replace(made, wanted=self.wanted)
+
+    def compare(
+        self,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        *,
+        provider: Provider | None = None,
+        slack: float = SLACK,
+        references: Callable[[Inputs], References] | None = None,
+    ) -> list[Comparison]:
+        """Run the provider (or ``provider`` in its place) and compare every result with eager's.
+
+        The provider runs first, on poisoned memory, so that it cannot find the reference's results
+        there. references: gives them for these inputs, if they may be known from another provider.
+        """
+        inputs = self.inputs(device, seed)
+        tried = provider or self.provider
+        with PoisonedMemory():
+            results = evaluate(
+                self.op, tried.call, inputs, tried.overwrites, dtypes=tried.output_dtypes
+            )
+        found = (references or self.references)(inputs)
+        slack *= tried.slack_in(self.dtype)
+        return self.judge(results, inputs, slack=slack, references=found)
+
+    def judge(
+        self,
+        results: dict[str, torch.Tensor],
+        inputs: Inputs,
+        *,
+        slack: float = SLACK,
+        references: References | None = None,
+        of_elements: float | None = None,
+    ) -> list[Comparison]:
+        """Results against the reference in the same dtype and in float64, those that are missing
+        too; empty ones have no error. of_elements: as `compare` takes it.
+
+        Raises GradientError for one that is not zero where the reference has none.
+        """
+        references = references or self.references(inputs)
+        if EQUAL & {self.layout, self.upstream} and self.dtype is torch.float32:
+            slack *= WIDER
+        oracle = references.oracle
+        for name, value in results.items():
+            if name not in oracle and value.any():
+                raise GradientError(f"{self.op.name}: {name} is not zero")
+        each = {name: references.of(name) for name, one in oracle.items() if one.numel()}
+        gains = {name: one.gain for name, one in each.items()}
+        least = median(gains.values()) if gains else 1.0
+        given: Any = {"slack": slack, "of_elements": of_elements}
+        return [
+            compare(name, results[name], one, gain=max(least, gains[name]), **given)
+            if name in results
+            else Comparison.missing(name)
+            for name, one in each.items()
+        ]
+
+    def references(self, inputs: Inputs, draws: int = PERTURBATIONS) -> References:
+        """What results for these inputs are compared with; the same for every provider. draws: of
+        inputs that are moved by a rounding."""
+        reference = self.op["eager"].call
+        oracle = evaluate(self.op, reference, inputs.double())
+        return References(
+            evaluate(self.op, reference, inputs.dense()),
+            oracle,
+            [
+                evaluate(self.op, reference, inputs.perturbed(n), watched=False)
+                for n in range(draws)
+            ],
+            {name: one.off_by for name, one in self.op.outputs.items()},
+            self.magnitudes(inputs.double(), oracle),
+            self.op.terms,
+        )
+
+    def magnitudes(
+        self, exact: Inputs, oracle: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """Of what cancels in results for these inputs; ``oracle``: the results in float64."""
+        if self.op.magnitudes is None:
+            return {}
+        upstream = {
+            name: torch.zeros_like(oracle[name]) if gradient is None else gradient
+            for name, gradient in exact.upstream.items()
+        }
+        return self.op.magnitudes(**exact.args, upstream=upstream, **exact.params)
+
+
+def op_cases(
+    ops: Iterable[Op],
+    *,
+    providers: Iterable[str] | None = None,
+    subsets: int = SUBSETS,
+    tied: bool = False,
+) -> Iterator[OpCase]:
+    """Every case of every provider of these ops. The reference is one of them: it must agree with
+    itself in float64 within its own error, which finds a reference that modifies its inputs. All
+    providers' cases of one kind follow each other: they share what they are compared with.
+
+    subsets: of so many inputs with a gradient every part is wanted alone.
+    tied: with inputs in the layouts `TIED`, whose values may cancel, as in a layer norm: whoever
+        compares them has to ask whether they are wrong densely, too."""
+    for op in ops:
+        chosen = [p for p in op.providers.values() if providers is None or p.name in providers]
+        for alike in itertools.zip_longest(*(_cases(op, one, subsets, tied) for one in chosen)):
+            yield from (case for case in alike if case is not None)
+
+
+def _cases(
+    op: Op, provider: Provider, subsets: int = SUBSETS, tied: bool = False
+) -> Iterator[OpCase]:
+    op = provider.offered(op)
+    for dtype in op.dtypes:
+        for case in op.cases:
+            yield OpCase(op, provider, case, dtype)
+        first = OpCase(op, provider, op.cases[0], dtype)
+        for extreme in op.extremes:
+            yield replace(first, extreme=extreme)
+        for layout in LAYOUTS[1:]:
+            yield replace(first, layout=layout)
+        if op.differentiable:
+            for upstream in UPSTREAMS[1:]:
+                yield replace(first, upstream=upstream)
+            yield replace(first, upstream=FAINT)
+        floating = [name for name, output in op.outputs.items() if output.floating]
+        for output in floating if len(floating) > 1 else ():
+            yield replace(first, absent=output)
+    plain = OpCase(op, provider, op.cases[0], op.dtypes[0])
+    yield from _rare(plain, tied)
+    for output in floating if len(floating) > 1 else ():
+        for name in op.differentiable:
+            yield replace(plain, absent=output, wanted=(name,))
+    for wanted in _subsets(op.differentiable, subsets):
+        yield replace(plain, wanted=wanted)
+    for case in sorted(op.cases[1:], key=lambda case: elements(op, case))[-2:]:
+        for extreme in op.extremes:
+            yield replace(plain, case=case, extreme=extreme)
+
+
+def _rare(plain: OpCase, tied: bool) -> Iterator[OpCase]:
+    """The case in each of `RARE` that some input has axes for, and some upstream gradient."""
+    op, dims = plain.op, plain.case.dims
+    outputs = op.outputs_for({**op.params, **plain.case.params}) if op.differentiable else {}
+    for layout in RARE:
+        every = replace(plain, layout=layout), replace(plain, upstream=layout)
+        for side, case in zip((op.inputs, outputs), every, strict=True):
+            each = (shape for one in side.values() for shape in shapes_of(one, dims))
+            given = tied or case.layout not in TIED
+            if given and any(deep(layout, shape) for shape in each):
+                yield case
+
+
+def _subsets(names: Collection[str], most: int) -> Iterator[tuple[str, ...]]:
+    """Every part of these names, neither none nor all; of more than ``most``, each one alone and
+    all but each one."""
+    every = range(1, len(names))
+    for count in every if len(names) <= most else (1, len(names) - 1):
+        yield from itertools.combinations(names, count)
+
+
+def elements(op: Op, case: Case) -> int:
+    """The number of elements of a case's inputs."""
+    shapes = [shape for declared in op.inputs.values() for shape in shapes_of(declared, case.dims)]
+    return sum(map(math.prod, shapes))
+
+
+def full_cases(ops: Iterable[Op]) -> Iterator[OpCase]:
+    """The combinations that `op_cases` leaves out: every shape with every variation."""
+    for op in ops:
+        for provider in op.providers.values():
+            quick = {str(case) for case in _cases(op, provider)}
+            for dtype in op.dtypes:
+                for case in op.cases:
+                    for extreme in (None, *op.extremes):
+                        for layout, upstream in zip(LAYOUTS, UPSTREAMS, strict=True):
+                            full = OpCase(op, provider, case, dtype, extreme, layout, upstream)
+                            if str(full) not in quick:
+                                yield full
+                for wanted in _subsets(op.differentiable, most=4):
+                    for case in op.cases:
+                        full = OpCase(op, provider, case, dtype, wanted=wanted)
+                        if str(full) not in quick:
+                            yield full

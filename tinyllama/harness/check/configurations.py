@@ -1,0 +1,64 @@
+"""Every configuration that a kernel may be tuned to gives right results, by its name."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from tinyllama.harness.check.accuracy import faults
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.finding import Candidate, Finding, Unsupported
+from tinyllama.harness.check.resizing import general
+from tinyllama.harness.kernels.configs import SPACES, asked
+from tinyllama.harness.kernels.launch import HAS_TRITON
+
+SECONDS = 60.0  # of this thread's processor time, after which no other configuration is tried
+TIMED = ", launched twice, as where it is timed"
+Forced = tuple[str, contextlib.AbstractContextManager[None]]
+
+
+def configurations(candidate: Candidate) -> Finding | str:
+    """Results are right in each configuration of ``triton.autotune`` and of a
+    `tinyllama.harness.kernels.configs.Space`; the text says how many were tried. So they are where
+    ``triton.autotune`` has timed a launch on the caller's own memory.
+
+    Raises Unsupported where no kernel has several, or where right ones take so long that not all
+    were tried.
+    """
+    case = general(candidate)
+    every = list(_every(candidate, case))
+    if not every:
+        raise Unsupported("it has no kernel with several configurations")
+    configs = sum(TIMED not in name for name, _ in every)
+    started = time.thread_time()
+    for tried, (name, forced) in enumerate(every):
+        if time.thread_time() - started > SECONDS:
+            text = f"{tried} of {configs} configurations are right"
+            raise Unsupported(f"{text}; those after {SECONDS:.0f} s were not tried")
+        with forced:
+            fault = next(faults(candidate, case), None)
+        if fault is not None:
+            text = f"{name}: {fault.check}: {fault.message}"
+            return Finding(
+                "configurations", fault.outcome, fault.case, text, fault.traceback, fault.rank
+            )
+    return f"{configs} configurations"
+
+
+def _every(candidate: Candidate, case: OpCase) -> Iterator[Forced]:
+    """Each configuration of each kernel that a case launches, and what forces it."""
+    if not HAS_TRITON:
+        return
+    from tinyllama.harness.kernels.tuned import config_text, tuned
+
+    with tuned() as found, asked() as keys:
+        candidate.results(candidate.inputs(case))
+    for one in found.values():
+        for config in one.configs if len(one.configs) > 1 else ():
+            yield f"{one.identity} [{config_text(config)}]", one.forced(config)
+        if len(one.configs) > 1:
+            first = one.configs[0]
+            yield f"{one.identity} [{config_text(first)}]{TIMED}", one.forced(first, timed=True)
+    for (name, text), key in dict(keys).items():
+        configs = SPACES[name].configs(**key)
+        for choice in configs if len(configs) > 1 else ():
+            yield f"{name} {text} [{choice}]", SPACES[name].force(choice, **key)

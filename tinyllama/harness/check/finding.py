@@ -1,0 +1,352 @@
+"""What a check is asked about, and what it answers."""
+
+import contextlib
+import copy
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tinyllama.harness.check.cases import OpCase, References, elements, op_cases
+from tinyllama.harness.check.compare import SLACK, Comparison
+from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, evaluate
+from tinyllama.harness.check.guards import GuardedMemory
+from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.kernels.bounds import Bounds, watched
+from tinyllama.harness.kernels.launch import HAS_TRITON
+from tinyllama.harness.machine.device import cannot, synchronize
+
+
+class Outcome(enum.Enum):
+    """How a check ended.
+
+    PASSED. FAILED: a result is wrong, and the message names it. CRASHED: the candidate raised an
+    error. UNSUPPORTED: the check cannot be made here, or the candidate does not claim to cover it.
+    BLOCKED: it was not tried, since what it needs has failed; the message says what.
+    """
+
+    PASSED = "passed"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    UNSUPPORTED = "unsupported"
+    BLOCKED = "blocked"
+
+    @property
+    def good(self) -> bool:
+        return self in (Outcome.PASSED, Outcome.UNSUPPORTED)
+
+
+class Rank(enum.Enum):
+    """How much a fault matters, the worst first.
+
+    WRONG: a result is wrong or missing, or was not compared. UNSAFE: memory of others is read or
+    changed, results depend on order or chance, or a chip cannot run it. REFUSED: less is offered
+    than the op declares, and a call says so with an error. WARNING: a likely misuse goes unnoticed.
+    """
+
+    WRONG = "wrong result"
+    UNSAFE = "unsafe"
+    REFUSED = "refused"
+    WARNING = "warning"
+
+
+NO_KERNELS = 'it launches no kernels of Triton\'s: else declare requires=("triton",)'
+SUBSETS = 5  # inputs with a gradient of which every part is wanted alone
+UNSAFE = {
+    "unwritten memory",
+    "untouched inputs",
+    "out of bounds",
+    "races",
+    "program order",
+    "two consumers",
+    "determinism",
+    "resources",  # but for spills
+    "side stream",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer of one check. case: the smallest that shows the fault; message: what was seen;
+    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check;
+    cause: another check, if this fault is not there where that one's is worked around.
+    """
+
+    check: str
+    outcome: Outcome
+    case: str = ""
+    message: str = ""
+    traceback: str = ""
+    special: Rank | None = None
+    cause: str = ""
+
+    @property
+    def rank(self) -> Rank | None:
+        """How much the fault matters; None where the check found none."""
+        if self.outcome.good:
+            return None
+        if self.outcome is Outcome.BLOCKED:
+            return Rank.WRONG
+        return self.special or (Rank.UNSAFE if self.check in UNSAFE else Rank.WRONG)
+
+    def as_dict(self) -> dict[str, str]:
+        """As plain data, with outcome and rank as words; the rank of what holds is empty."""
+        words = {"outcome": self.outcome.value, "rank": self.rank.value if self.rank else ""}
+        return {**{k: v for k, v in vars(self).items() if k != "special"}, **words}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, str]) -> "Finding":
+        """From what `as_dict` returns.
+
+        Raises ValueError, TypeError or AttributeError for anything else.
+        """
+        words = dict(plain)
+        outcome, rank = Outcome(words.pop("outcome")), words.pop("rank")
+        special = Rank(rank) if rank else None
+        if not all(isinstance(word, str) for word in words.values()):
+            raise TypeError("a finding is made of words")
+        return cls(outcome=outcome, special=special, **words)
+
+
+# What a check finds: the case, what was seen, and its rank where that is a special one.
+Problem = tuple[OpCase, str] | tuple[OpCase, str, Rank] | None
+
+
+def worst(problems: Iterable[Problem]) -> Problem:
+    """The first that is more than advice; else the first. What follows it is not looked for."""
+    advice: Problem = None
+    for problem in problems:
+        if problem is not None and problem[2:] != (Rank.WARNING,):
+            return problem
+        advice = advice or problem
+    return advice
+
+
+class Unsupported(Exception):  # noqa: N818 (an answer, not an error)
+    """Raised by a check that cannot be made here; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A provider of an op that is checked: on this device, with inputs from this seed.
+
+    backend: of torch.compile, for the check `compiled`.
+    announce: is told each case that is about to be tried.
+    ended: cases in which a process ended before, with what is known of that; they are not tried.
+    unheld: is filled with the kernels whose accesses were not held to their tensors.
+    around: is filled with what `accuracy.worked_around` made, by the faults of plain cases.
+    of_elements: so many times the largest usual error of an element is allowed; None: not asked.
+    """
+
+    op: Op
+    provider: Provider
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seed: int = 0
+    backend: str = "aot_eager"
+    announce: Callable[[OpCase], None] = lambda case: None
+    ended: Mapping[str, str] = field(default_factory=dict)
+    unheld: dict[str, None] = field(default_factory=dict)
+    around: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    of_elements: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "op", self.provider.offered(self.op))
+
+    @property
+    def slack(self) -> dict[torch.dtype, float]:
+        return {dtype: SLACK * self.provider.slack_in(dtype) for dtype in self.dtypes}
+
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        return [dtype for dtype in self.op.dtypes if dtype in self.provider.dtypes]
+
+    def smallest(self, dtype: torch.dtype | None = None) -> OpCase:
+        """The case with the fewest elements that the provider covers.
+
+        Raises Unsupported when there is none.
+        """
+        for case in self.plain():
+            if dtype in (None, case.dtype):
+                return case
+        raise Unsupported(f"{self.provider} covers none of the cases")
+
+    def telling(self) -> OpCase:
+        """The smallest case that `tells`, or else the smallest of all. In the others a call that
+        does nothing may be right."""
+        return next(filter(self.tells, self.plain()), None) or self.smallest()
+
+    def tells(self, case: OpCase) -> bool:
+        """Whether no output equals an input there, and no result of the reference is all zero."""
+        inputs = self.inputs(case)
+        results = evaluate(self.op, self.op["eager"].call, inputs)
+        args = [value for value in leaves(inputs.args) if value.is_floating_point()]
+        return all(
+            bool(value.any())
+            and not any(
+                (value.shape, value.dtype) == (arg.shape, arg.dtype) and bool((value == arg).all())
+                for arg in args
+            )
+            for value in results.values()
+        )
+
+    def covered(self) -> list[OpCase]:
+        """The cases that the provider covers, plain ones from small to large, then varied ones."""
+        covered = [case for case in self.declared() if case.unsupported() is None]
+        return sorted(covered, key=lambda case: (case.varied, elements(self.op, case.case)))
+
+    def declared(self) -> list[OpCase]:
+        """Those of the op."""
+        every = op_cases([self.op], providers=["eager"], subsets=SUBSETS, tied=True)
+        return [replace(case, provider=self.provider) for case in every]
+
+    def plain(self) -> list[OpCase]:
+        return [case for case in self.covered() if not case.varied]
+
+    def inputs(self, case: OpCase, draw: int = 0) -> Inputs:
+        """draw: another one gives other values."""
+        self.announce(case)
+        return case.inputs(self.device, self.seed + draw)
+
+    def results(
+        self,
+        inputs: Inputs,
+        memory: PoisonedMemory | None = None,
+        guards: GuardedMemory | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Outputs and gradients of one call. guards: put everything between canaries."""
+        with contextlib.ExitStack() as within:
+            if guards is not None:
+                within.enter_context(self.limits(guards))
+            for mode in filter(None, (memory, guards)):
+                within.enter_context(mode)
+            results = evaluate(
+                self.op,
+                self.provider.call,
+                inputs,
+                self.provider.overwrites,
+                place=guards.placed if guards else None,
+                dtypes=self.provider.output_dtypes,
+            )
+            synchronize(self.device)
+            return results
+
+    @contextlib.contextmanager
+    def limits(self, bounds: Bounds) -> Iterator[None]:
+        """Meanwhile, interpreted kernels access nothing out of bounds, and end; those of a provider
+        that does not say that it has kernels, too."""
+        if self.device.type != "cpu" or not HAS_TRITON:
+            yield
+            return
+        from tinyllama.harness.kernels.interpreter import limited
+
+        with watched(bounds.watch), limited():
+            yield
+        self.unheld.update(bounds.unheld)
+
+    def wrong(
+        self,
+        case: OpCase,
+        results: dict[str, torch.Tensor],
+        inputs: Inputs,
+        references: References | None = None,
+    ) -> list[Comparison]:
+        """The results that are not as accurate as the reference's. references: for these inputs, if
+        several results are compared with them."""
+        given: Any = {"slack": self.slack[case.dtype], "of_elements": self.of_elements}
+        compared = case.judge(results, inputs, references=references, **given)
+        return [one for one in compared if not one.passed]
+
+    def takes(self, case: OpCase) -> bool:
+        """Whether the reference takes these sizes: an op may leave out what must fit."""
+        try:
+            evaluate(self.op, self.op["eager"].call, self.inputs(case))
+        except Exception:
+            return False
+        return True
+
+    def with_kernels(self) -> "Candidate":
+        """The same, which says that it has kernels where its smallest case launches one here."""
+        if "triton" in self.provider.requires or self.device.type != "cpu" or not HAS_TRITON:
+            return self
+        bounds = Bounds()
+        with contextlib.suppress(Exception), self.limits(bounds):
+            self.results(self.inputs(self.smallest()))
+        if not bounds.kernels:
+            return self
+        requires = (*self.provider.requires, "triton")
+        return replace(self, provider=replace(self.provider, requires=requires))
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether its kernels are interpreted on this device."""
+        return self.device.type == "cpu" and "triton" in self.provider.requires
+
+    def forward_only(self) -> "Candidate":
+        """The same, of which no gradient is asked."""
+        op = copy.copy(self.op)
+        op.inputs = {name: replace(one, grad=False) for name, one in op.inputs.items()}
+        return replace(self, op=op)
+
+    def without_gradients(self, names: Iterable[str]) -> "Candidate":
+        """The same, of which no gradients of these inputs are asked."""
+        frozen = (*self.provider.frozen, *names)
+        return replace(self, provider=replace(self.provider, frozen=frozen))
+
+    def shielded(self) -> "Candidate":
+        """The same on copies of inputs and upstream gradients, which it may change unseen. The
+        copies have the same strides."""
+        call, names, mutated = self.provider.call, list(self.op.inputs), self.op.mutated
+
+        def shield(name: str, value: Any) -> Any:
+            if isinstance(value, list):
+                return [shield(name, one) for one in value]
+            return value if name in mutated else _Copy.apply(value)
+
+        def shielded(*args: Any, **params: Any) -> Any:
+            outputs = call(*map(shield, names, args), **params)
+            if mutated:
+                return outputs
+            return tuple(_Copy.apply(one) if one.requires_grad else one for one in several(outputs))
+
+        return replace(self, provider=replace(self.provider, call=shielded))
+
+    def missing(self) -> str | None:
+        """Why the provider cannot run on the device; None when it can."""
+        reasons = (cannot(need, self.device) for need in self.provider.requires)
+        return next(filter(None, reasons), None)
+
+
+class _Copy(torch.autograd.Function):
+    """The identity, on memory of its own with the same strides, in forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # a gradient that is missing stays so
+        copy: torch.Tensor = copied(value.detach())
+        return copy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None if gradients[0] is None else _Copy.apply(gradients[0])
+
+
+def leaves(args: Leaves) -> Iterator[torch.Tensor]:
+    """The tensors among arguments, those in lists too."""
+    for value in args.values():
+        yield from value if isinstance(value, list) else [value]
+
+
+def others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
+    """Results of torch's provider and of independent code, as far as they take these inputs."""
+    op = candidate.op
+    named = [one.call for name, one in op.providers.items() if name == "torch"]
+    for call in (*named, *op.independents.values()):
+        try:
+            results = evaluate(op, call, inputs)
+        except Exception:  # it says nothing about such inputs
+            continue
+        yield results

@@ -1,0 +1,85 @@
+"""Memory between canaries: inputs, upstream gradients, outputs and scratch.
+
+A store out of bounds changes a canary. Where kernels are interpreted, loads and stores out of
+bounds are noted before they are made (`tinyllama.harness.kernels.bounds`), and left out.
+"""
+
+from typing import Any
+
+import torch
+
+from tinyllama.harness.check.poison import UNINITIALISED
+from tinyllama.harness.kernels.bounds import Bounds, watched
+from tinyllama.harness.machine.modes import DispatchMode
+
+__all__ = ["GuardedMemory", "watched"]
+
+WIDTH = 2**16  # bytes of canary on each side of a buffer
+CANARY = 0xA5
+ALIGNED = 16  # bytes of the widest access
+
+
+class GuardedMemory(DispatchMode, Bounds):
+    """While active, every uninitialised tensor that Python allocates lies between canaries."""
+
+    def __init__(self) -> None:
+        DispatchMode.__init__(self)
+        Bounds.__init__(self)
+        # All bytes, where its own begin and end, what it is.
+        self.buffers: list[tuple[torch.Tensor, int, int, str]] = []
+        self.forward: list[str] | None = None  # kernels that were launched before the backward pass
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        own = func in UNINITIALISED and result.numel() and not result.is_meta
+        return self.guarded(result) if own else result
+
+    def guarded(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
+        """A tensor of the same shape, strides and contents between canaries, gaps included, and as
+        far behind a multiple of ``ALIGNED`` bytes."""
+        if not tensor.numel():
+            return tensor.detach().clone()
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        extent = 1 + sum((n - 1) * s for n, s in pairs)
+        size = extent * tensor.itemsize
+        first = WIDTH + tensor.data_ptr() % ALIGNED
+        raw = torch.full((first + size + WIDTH,), CANARY, dtype=torch.uint8, device=tensor.device)
+        self.buffers.append((raw, first, first + size, name))
+        start = raw.data_ptr() + first
+        self.inside[raw.data_ptr()] = start, start + size
+        inside = raw[first : first + size].view(tensor.dtype)
+        whole = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
+        inside.copy_(whole)
+        return inside.as_strided(tensor.shape, tensor.stride(), inside.storage_offset())
+
+    def placed(self, value: Any, name: str = "") -> Any:
+        """An input between canaries; of a list, each entry."""
+        if name.startswith("grad ") and self.forward is None:
+            self.forward = list(self.kernels)
+        if isinstance(value, list):
+            return [self.placed(one, f"{name}[{place}]") for place, one in enumerate(value)]
+        return self.guarded(value, name)
+
+    def launched(self, backward: bool) -> str:
+        """The kernels of the forward pass, or those that the backward pass added, in words."""
+        forward = list(self.kernels) if self.forward is None else self.forward
+        names = [name for name in self.kernels if (name not in forward) == backward] or forward
+        return ", ".join(f"{name} ({self.kernels[name]})" for name in names)
+
+    def broken(self) -> list[str]:
+        """What was accessed out of bounds, and buffers whose canaries were overwritten, and where.
+
+        The canaries are put back: what is said once is not said again.
+        """
+        found, self.strays = self.strays, []
+        for raw, first, end, name in self.buffers:
+            for side, canary in (("before", raw[:first]), ("after", raw[end:])):
+                hit = (canary != CANARY).nonzero().flatten()
+                if len(hit):
+                    near = first - 1 - hit[-1] if side == "before" else hit[0]
+                    what = f"{name}, a buffer" if name else "a buffer"
+                    found.append(f"a store {int(near)} bytes {side} {what} of {end - first} bytes")
+                    canary.fill_(CANARY)
+        return found
