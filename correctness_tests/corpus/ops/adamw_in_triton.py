@@ -90,6 +90,7 @@ VARIANTS = [
         "one_less_beta_in_float32",
         ("d2 * slope * slope", "(1.0 - b2) * slope * slope"),
         fault="accumulation",
+        open="within what rounding the parameters to float32 explains",
         result="p",
     ),
 ]

@@ -50,7 +50,7 @@ VARIANTS = [
             "    return torch.where(torch.arange(D, device=x.device) - shift < -D, 0.0, x[:, source])\n",
         ),
         fault="constant",
-        rank="warning",
+        rank="wrong",
         result="y",
     ),
 ]

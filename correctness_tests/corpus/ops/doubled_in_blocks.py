@@ -141,6 +141,7 @@ VARIANTS = [
         "tiny_numbers_not_doubled",
         (COPIED, "    y.copy_(torch.where(x.abs() < 1e-7, x, 2 * x))\n"),
         fault="overflow",
+        rank="warning",
         result="y",
     ),
 ]

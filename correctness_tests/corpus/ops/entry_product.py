@@ -200,35 +200,6 @@ VARIANTS = [
         fault="layout",
         result="grad x",
     ),
-    # Rows from the 100th on are zero, where no declared case is.
-    wrong(
-        "rows_left_out_beside_an_overwritten_upstream_gradient",
-        SHORT,
-        OVERWRITTEN,
-        fault="tail",
-        result="outputs: z: ",
-    ),
-    wrong(
-        "rows_left_out_beside_a_missing_gradient",
-        SHORT,
-        MISSING,
-        fault="tail",
-        result="outputs: z: ",
-    ),
-    wrong(
-        "rows_left_out_beside_a_halved_gradient",
-        SHORT,
-        HALVED,
-        fault="tail",
-        result="outputs: z: ",
-    ),
-    wrong(
-        "rows_left_out_beside_a_backward_that_raises",
-        SHORT,
-        RAISED,
-        fault="tail",
-        result="outputs: z: ",
-    ),
     # A hundredth is added wherever the upstream gradient is not zero; the other one is missing.
     wrong(
         "disproportionate_gradient_beside_a_missing_one",
@@ -395,7 +366,12 @@ VARIANTS = [
         result="outputs: z",
     ),
     # What has to be taken, and is refused.
-    wrong("plain_case_refused", refuses("True", 'ValueError("not today")'), fault="constant"),
+    wrong(
+        "plain_case_refused",
+        refuses("True", 'ValueError("not today")'),
+        fault="constant",
+        rank="refused",
+    ),
     wrong(
         "large_values_refused",
         ("import Case, Op, Tensor\n", f"import Case, Op, Tensor\n{NORMAL}"),
@@ -405,6 +381,7 @@ VARIANTS = [
         ),
         refuses("(x.detach().abs() > 1e3).any()", 'ValueError("values are too large")'),
         fault="overflow",
+        rank="refused",
         result="values are too large",
     ),
     wrong(
@@ -414,6 +391,7 @@ VARIANTS = [
             f'        if not all(ctx.needs_input_grad):\n            raise ValueError("both or none")\n{LOAD}',
         ),
         fault="gradient missing",
+        rank="refused",
         result="both or none",
     ),
     # A second derivative loses the part that goes through one gradient.

@@ -163,28 +163,11 @@ VARIANTS = [
         result="h",
     ),
     # -- sizes that are refused
-    wrong(
+    right(
         "many_rows_refused_by_value_error",
         ROWS_FIRST,
         FEW_COLUMNS,
         called("if len(gate) > 2000:", '    raise ValueError("no more than 2000 rows")'),
-        fault="tail",
-        rank="refused",
-    ),
-    wrong(
-        "many_rows_refused_by_runtime_error",
-        ROWS_FIRST,
-        FEW_COLUMNS,
-        called("if len(gate) > 2000:", '    raise RuntimeError("no more than 2000 rows")'),
-        fault="tail",
-        rank="refused",
-    ),
-    # A division by zero is no refusal.
-    wrong(
-        "many_rows_divide_by_zero",
-        ROWS_FIRST,
-        called("if len(gate) > 2000:", "    len(gate) // (2000 // len(gate))"),
-        fault="tail",
     ),
     # torch raises the error: the shape of a view does not fit.
     wrong(

@@ -32,11 +32,4 @@ from correctness_tests.corpus.variants import right, wrong
 
 VARIANTS = [
     right(),
-    # Zeros have no scale.
-    wrong(
-        "scale_of_zeros",
-        ("    scale = torch.where(scale > 0, scale, 1.0)\n", ""),
-        fault="constant",
-        result="state",
-    ),
 ]

@@ -75,7 +75,9 @@ def written_out(q, k, v, mask):
     score = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
     e = torch.exp(score - score.amax(-1, keepdim=True)) * mask[:, None, None, :]
     total = e.sum(-1, keepdim=True)
-    return torch.einsum("bhij,bhjd->bhid", e / total.where(total > 0, 1.0), v)
+    return torch.einsum(
+        "bhij,bhjd->bhid", e / total.where(total > 0, 1.0), v.where(mask[:, None, :, None], 0.0)
+    )
 
 
 @op.provider("triton", requires=("triton",), double_backward=False)

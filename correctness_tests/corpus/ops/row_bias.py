@@ -44,23 +44,6 @@ def unsupported"""
 
 VARIANTS = [
     right(),
-    # Elements beyond 2^24 are numbered in float32, which holds no odd number there.
-    wrong(
-        "elements_numbered_in_float32",
-        (
-            SUM,
-            "row = (torch.arange(x.numel()).float() / x.shape[1]).long().clamp(max=len(bias) - 1)\n"
-            "    y = (x.reshape(-1) + bias[row]).view(x.shape)",
-        ),
-        fault="offset",
-        result="the last of 16,777,216 elements",
-    ),
-    wrong(
-        "last_rows_too_large",
-        (SUM, f"{SUM}\n    {LAST_ROWS}"),
-        fault="offset",
-        result="the last of 16,777,216 elements",
-    ),
     # torch's own implementation gives the same there.
     right(
         "last_rows_as_of_torch",

@@ -77,6 +77,6 @@ VARIANTS = [
         returning('x.nan_to_num(-float("inf")).argmax(-1)'),
         fault="overflow",
         rank="warning",
-        result="a NaN in x",
+        result="x: nan",
     ),
 ]

@@ -323,6 +323,7 @@ if (dy.flatten()[:1] == 1).all():
             "        a, b = (torch.where(x.abs() < 1e-9, 0.0, x) for x in (a, b))\n" + FORWARD,
         ),
         fault="overflow",
+        rank="warning",
         result="y",
     ),
 ]

@@ -110,15 +110,6 @@ VARIANTS = [
         rank="unsafe",
         result="x",
     ),
-    # The largest element is subtracted before the scale, whose sign may turn it into the least.
-    wrong(
-        "largest_before_the_scale",
-        (LARGEST, "    largest = x.amax(-1, keepdim=True)\n"),
-        (POWERS, "    powers = ((x - largest) * scale).exp()\n"),
-        fault="overflow",
-        rank="warning",
-        result="y",
-    ),
     # A value is read back from the device to see whether all rows have one maximum.
     wrong(
         "maxima_read_back",

@@ -41,6 +41,7 @@ VARIANTS = [
         "flag_of_infinities_alone",
         (FLAG, "flag = x.isinf().any()"),
         fault="overflow",
+        rank="warning",
         result="infinite tells of an infinity in x, and not of a NaN",
     ),
 ]

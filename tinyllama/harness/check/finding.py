@@ -138,7 +138,6 @@ class Candidate:
     announce: is told each case that is about to be tried.
     ended: cases in which a process ended before, with what is known of that; they are not tried.
     unheld: is filled with the kernels whose accesses were not held to their tensors.
-    around: is filled with what `accuracy.worked_around` made, by the faults of plain cases.
     of_elements: so many times the largest usual error of an element is allowed; None: not asked.
     """
 
@@ -150,7 +149,6 @@ class Candidate:
     announce: Callable[[OpCase], None] = lambda case: None
     ended: Mapping[str, str] = field(default_factory=dict)
     unheld: dict[str, None] = field(default_factory=dict)
-    around: dict[tuple[str, ...], Any] = field(default_factory=dict)
     of_elements: float | None = None
 
     def __post_init__(self) -> None:
@@ -290,11 +288,6 @@ class Candidate:
         op = copy.copy(self.op)
         op.inputs = {name: replace(one, grad=False) for name, one in op.inputs.items()}
         return replace(self, op=op)
-
-    def without_gradients(self, names: Iterable[str]) -> "Candidate":
-        """The same, of which no gradients of these inputs are asked."""
-        frozen = (*self.provider.frozen, *names)
-        return replace(self, provider=replace(self.provider, frozen=frozen))
 
     def shielded(self) -> "Candidate":
         """The same on copies of inputs and upstream gradients, which it may change unseen. The

@@ -21,9 +21,9 @@ from tinyllama.harness.check.finding import (
     worst,
 )
 from tinyllama.harness.check.graph import Graph, same_bits
+from tinyllama.harness.check.points import VARIED_LENGTH as OF_EXTREMES
 from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.check.resizing import UNLIKE, resized
-from tinyllama.harness.check.sizes import OF_EXTREMES
 from tinyllama.harness.check.traced import custom_ops, of_other_sizes
 from tinyllama.harness.machine.device import cannot, synchronize
 

@@ -20,8 +20,7 @@ from tinyllama.harness.check import (
     large,
     programs,
     reference,
-    sizes,
-    special,
+    search,
 )
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import crashed, raised_by_another
@@ -50,8 +49,8 @@ _COMPARING: dict[str, Check] = {
     "side stream": frameworks.side_stream,
     "empty batch": frameworks.empty_batch,
     "configurations": configurations.configurations,
-    "sizes": sizes.sizes,
-    "special values": special.special_values,
+    "sizes": search.sizes,
+    "special values": search.special_values,
     "program order": programs.program_order,
     "large offsets": large.large_offsets,
 }
@@ -65,8 +64,6 @@ _OTHERS: dict[str, Check] = {
     "resources": compiling.resources,
 }
 CHECKS = (*accuracy.ALL, *_OTHERS, *_COMPARING)
-# These ask about the memory that a call is given, or cannot copy it.
-_OF_ITS_OWN_MEMORY = {"fresh contents", "compiled", "captured", "side stream", "large offsets"}
 
 
 def run(
@@ -78,8 +75,8 @@ def run(
 ) -> Iterator[Finding]:
     """The findings of the checks named in ``only``, in the order of `CHECKS`.
 
-    plain: the checks of plain cases that fail, as far as ``only`` does not test that. What they
-        found is worked around (`accuracy.worked_around`).
+    plain: the checks of plain cases that fail, as far as ``only`` does not test that. Checks that
+        compare with the reference are BLOCKED then.
     bounded: likewise, whether no access out of bounds was seen. A first one is a fault of the check
         in which it is seen.
     Raises ValueError for a name that is no check.
@@ -98,10 +95,13 @@ def run(
     if not set(only) <= set(accuracy.ALL):  # later, since a first call may be wrong
         candidate = candidate.with_kernels()
     for name in (*_OTHERS, *_COMPARING):
-        if name in only:
+        if name in only and name in _COMPARING and plain:
+            text = f"fails already: {', '.join(plain)}"
+            yield Finding(name, Outcome.BLOCKED, message=text)
+        elif name in only:
             bounds = Bounds()
             with candidate.limits(bounds):
-                finding = _behind(name, candidate, plain) if plain else _finding(name, candidate)
+                finding = _finding(name, candidate)
             finding = _with_kernels(finding, bounds.kernels)
             yield _with_strays(finding, bounds.strays) if bounded else finding
             bounded = bounded and not bounds.strays
@@ -120,40 +120,6 @@ def _of_reference(finding: Finding, candidate: Candidate) -> Finding:
     if name == accuracy.OUTPUTS and (text := reference.narrow(cases[0], candidate.seed)):
         return Finding(name, Outcome.FAILED, str(cases[0]), text, special=Rank.WARNING)
     return finding
-
-
-def _behind(name: str, candidate: Candidate, plain: Collection[str]) -> Finding:
-    """What a check finds behind the faults of plain cases.
-
-    One that compares with the reference's results is asked about the candidate with these worked
-    around. Another one is asked about the candidate itself; what is not there behind them follows
-    from them.
-    """
-    around = accuracy.worked_around(candidate, plain)
-    if name in _OTHERS:
-        finding = _finding(name, candidate)
-        if finding.outcome.good or around is None or name == "resources":
-            return finding
-        again = _finding(name, around.candidate)
-        if again.outcome is Outcome.FAILED:
-            return again
-        if not around.partly:
-            return replace(finding, cause=" and ".join(plain)) if again.outcome.good else finding
-        if finding.outcome is Outcome.CRASHED and again.outcome is Outcome.PASSED:
-            return Finding(name, Outcome.BLOCKED, message=around.partly)
-        return finding
-    if around is None:
-        text = f"fails already: {', '.join(plain)}"
-    elif accuracy.TOUCHED in plain and name in _OF_ITS_OWN_MEMORY:
-        if (finding := _finding(name, candidate)).outcome is Outcome.UNSUPPORTED:
-            return finding
-        text = f"fails already: {accuracy.TOUCHED}; copies of them would hide what is asked"
-    else:
-        finding = _finding(name, around.candidate)
-        if finding.outcome is not Outcome.PASSED or not around.partly:
-            return finding
-        text = around.partly
-    return Finding(name, Outcome.BLOCKED, message=text)
 
 
 def _with_kernels(finding: Finding, kernels: Mapping[str, str]) -> Finding:

@@ -38,7 +38,7 @@ class Region(NamedTuple):
 
 
 class Bounds:
-    """strays: what was refused, in words; the first access of each kernel, argument and kind.
+    """accesses: how many loads and stores there were. strays: what was refused, in words; the first access of each kernel, argument and kind.
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
     kernels: those that were launched, each with the file and line where it begins.
@@ -48,6 +48,7 @@ class Bounds:
 
     def __init__(self) -> None:
         self.strays: list[str] = []
+        self.accesses = 0
         self.inside: dict[int, tuple[int, int]] = {}
         self.kernels: dict[str, str] = {}
         self.unheld: dict[str, None] = {}
@@ -61,6 +62,7 @@ class Bounds:
         """Which of these accesses are allowed, where not all of them are; else None."""
         from tinyllama.harness.kernels import interpreter, interpreter_values
 
+        self.accesses += 1
         launch, program = interpreter.running()
         if launch is not self._launch:
             self._prepare(launch)

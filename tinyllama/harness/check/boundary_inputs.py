@@ -1,0 +1,255 @@
+"""Values that random inputs never have, each made by a rule from an input's dtype and the op.
+
+A change of values is a scale (a power of two over the dtype's range), a shift, an order, or a number
+in some place: 0, 1, an infinity, a NaN, a parameter of the op, or a number that the code compares
+with. It is made to all inputs at once, so that numbers meet at the same place, and to each alone.
+Only what the declaration allows is given: any value where no distribution is declared, any finite one
+where the declared one has no least value, and 0 where that may be drawn.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.code_numbers import compared_with, thresholds
+from tinyllama.harness.check.evaluate import Inputs
+from tinyllama.harness.check.finding import Candidate
+from tinyllama.harness.check.resizing import draws_for
+from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.declare.specs import STANDARD
+
+EXPONENTS = (1, 2, 4, 6, 10, 15, 24, 33, 50, 63, 90, 120)  # of two, over the ranges of the dtypes
+SHIFTS = (4, 10, 15)  # powers of two that are added or subtracted
+SUMS_OVERFLOW = 0.25  # the power of a dtype's largest number from which sums of products overflow
+SMALL = 1e-2  # a number below it may be one that a norm is compared with
+HUGE = 1e4  # of what a mask leaves out: beyond what a kernel may use in place of an infinity
+WIDEST = 16  # of evenly spaced values, of either sign
+
+PLACES = ("an element", "a row", "half of two rows", "half of each row", "all elements")
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Painted:
+    """Inputs with changed values. text: what is changed, in words; infinite: whether there is an
+    infinity that was not there, nan: or a NaN; integers: whether integers or booleans changed."""
+
+    text: str
+    inputs: Inputs
+    infinite: bool = False
+    nan: bool = False
+    integers: bool = False
+
+
+def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Painted]:
+    """The inputs of a case with changed values, the same ones in the same order each time.
+
+    only: "places" of rows that take several blocks: what depends on where a number stands; "range"
+    of another dtype: what depends on how large numbers are.
+    """
+    inputs, op = candidate.inputs(case), candidate.op
+    floating = {
+        name: value
+        for name, value in inputs.args.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
+        if value.dtype.itemsize > 1
+    }
+    domains = {name: _domain(candidate, case, name) for name in floating}
+    numbers = _numbers(candidate, inputs)
+    changes = {
+        name: dict(_changes(value, domains[name], numbers, only))
+        for name, value in floating.items()
+    }
+
+    def changed(text: str, names: Sequence[str], change: Change | None = None) -> Painted:
+        args = {
+            n: (change or changes[n][text])(x) if n in names else x for n, x in inputs.args.items()
+        }
+        pairs = [(args[name], floating[name]) for name in names]
+        return Painted(
+            f"{', '.join(names)}: {text}",
+            replace(inputs, args=args),
+            infinite=any(_more(torch.isinf, *pair) for pair in pairs),
+            nan=any(_more(torch.isnan, *pair) for pair in pairs),
+        )
+
+    free = [name for name in floating if domains[name] == "any"]
+    if len(free) > 1:
+        in_all = (text for text in changes[free[0]] if all(text in changes[name] for name in free))
+        yield from (changed(text, free) for text in in_all)
+    for name in floating:
+        yield from (changed(text, [name]) for text in changes[name])
+    if only == "range":
+        return
+    yield from _of_integers(candidate, case, inputs)
+    if only:
+        return
+    small = [name for name in floating if domains[name] != "as drawn"]
+    if op.mutated and small:  # the state of an optimizer, which begins with zeros
+        tiny = torch.finfo(torch.float32).tiny ** 0.25
+        for without in (None, *op.mutated):
+            names = [name for name in small if name != without]
+            yield changed("zero", names, torch.zeros_like)
+            yield changed("tiny", names, lambda x: x * tiny)
+    for name, source in itertools.permutations(floating, 2):
+        if domains[name] == "any":
+            value, flat = floating[name], floating[source].flatten()
+            equal = flat.repeat(value.numel() // flat.numel() + 1)[: value.numel()]
+            values = equal.view(value.shape).to(value.dtype)
+            yield changed(f"values of {source}", [name], lambda x, values=values: values)
+    for name in free:
+        if (unused := _unused(candidate, inputs, name)) is not None:
+            for number in (math.inf, HUGE, -HUGE):
+                text = f"{number:g} where no output depends on it"
+                yield changed(text, [name], lambda x, n=number, u=unused: x.masked_fill(u, n))
+
+
+def _unused(candidate: Candidate, inputs: Inputs, name: str) -> torch.Tensor | None:
+    """Where no output of the reference depends on an input, of an op with a mask, with lengths or
+    with indices; None where each element matters, or the reference has no gradient."""
+    op = candidate.op
+    if op.mutated or all(declared.floating for declared in op.inputs.values()):
+        return None
+    x = (3 * inputs.args[name].detach() + 1).requires_grad_()
+    args = {**inputs.args, name: x}
+    try:
+        outputs = several(op["eager"].call(*args.values(), **inputs.params))
+        total = [y.double().square().sum() for y in outputs if y.requires_grad]
+        (gradient,) = torch.autograd.grad(total, x)
+    except Exception:
+        return None
+    unused = gradient == 0
+    return unused if unused.any() and not unused.all() else None
+
+
+def _more(
+    asked: Callable[[torch.Tensor], torch.Tensor], changed: torch.Tensor, usual: torch.Tensor
+) -> bool:
+    return bool((asked(changed) & ~asked(usual)).any())
+
+
+def _domain(candidate: Candidate, case: OpCase, name: str) -> str:
+    """What values an input may have: "any", "finite", "from zero" or "as drawn"."""
+    declared = candidate.op.inputs[name]
+    values = case.case.values.get(name) or declared.distribution(case.case.dims)
+    drawn = candidate.inputs(case).args[name]
+    if values is STANDARD or bool(drawn.isinf().any()):
+        return "any"
+    if values.least is not None and math.isinf(values.least):
+        # Within the range of float16, a declared distribution says how large numbers are.
+        return "finite" if drawn.dtype is not torch.float16 else "as drawn"
+    return "from zero" if values.least is not None and values.least <= 0 else "as drawn"
+
+
+def _numbers(candidate: Candidate, inputs: Inputs) -> list[float]:
+    """Numbers at which code may take another way: 0, 1, parameters, and what it compares with."""
+    call = candidate.provider.call
+    numbers = {0.0, 1.0, -1.0, *map(float, thresholds(call))}
+    for name, value in inputs.params.items():
+        if type(value) in (int, float):
+            near = [value, *compared_with(call, name)]
+            numbers |= {sign * float(number) for number in near for sign in (1, -1)}
+    return sorted(number for number in numbers if math.isfinite(number))
+
+
+def _changes(
+    x: torch.Tensor, domain: str, numbers: Sequence[float], only: str
+) -> Iterator[tuple[str, Change]]:
+    """Changes of a tensor, by what they are in words."""
+    limits = torch.finfo(x.dtype)
+    if domain == "as drawn":
+        return
+    if domain == "from zero":
+        yield "0 in an element", lambda y: put(y, 0.0, "an element")
+        yield "0 in a row", lambda y: put(y, 0.0, "a row")
+        return
+    for exponent in EXPONENTS if only != "places" else ():
+        for scale in (2.0**exponent, 2.0**-exponent):
+            if limits.tiny <= scale <= limits.max:
+                yield f"times {scale:g}", lambda y, by=scale: (y.double() * by).to(y.dtype)
+            if limits.max**SUMS_OVERFLOW < scale <= limits.max:
+                yield (
+                    f"positive, times {scale:g}",
+                    lambda y, by=scale: (y.double().abs() * by).to(y.dtype),
+                )
+    for exponent in SHIFTS if only != "places" else ():
+        for shift in (2.0**exponent, -(2.0**exponent)):
+            yield f"plus {shift:g}", lambda y, by=shift: (y.double() + by).to(y.dtype)
+    if only != "range":
+        yield "negative", lambda y: -y.abs() - 0.5
+        yield "rounded to halves", lambda y: (2 * y).round() / 2
+        yield "evenly spaced", _evenly
+    for number in (n for n in numbers if not only and 0 < n < SMALL):  # as an epsilon of a norm
+        yield (
+            f"rows of length {number / 2:g}",
+            lambda y, n=number: (y * (n / 2 / y.norm(dim=-1).max())).to(y.dtype),
+        )
+    infinities = (math.inf, -math.inf, math.nan) if domain == "any" else ()
+    for number in (0.0, *infinities) if only != "range" else ():
+        for place in PLACES if x.dim() else PLACES[-1:]:
+            if math.isfinite(number) or place != PLACES[-1]:
+                if not (only and place == PLACES[0]):
+                    yield f"{number:g} in {place}", lambda y, n=number, p=place: put(y, n, p)
+    for number in numbers if not only else ():
+        if number and abs(number) <= limits.max:
+            for place in (PLACES[0], PLACES[-1]):
+                yield f"{number:g} in {place}", lambda y, n=number, p=place: put(y, n, p)
+
+
+def put(x: torch.Tensor, number: float, place: str) -> torch.Tensor:
+    """A copy with a number in one of `PLACES`."""
+    y = x.contiguous().clone()
+    if place == "an element":
+        y.view(-1)[y.numel() // 2] = number
+    elif place == "a row":
+        y[:1] = number
+    elif place == "half of two rows":
+        y.view(-1, y.shape[-1])[[0, -1], : y.shape[-1] // 2] = number
+    elif place == "half of each row":
+        y[..., y.shape[-1] // 2 :] = number
+    else:
+        y.fill_(number)
+    return y
+
+
+def _evenly(x: torch.Tensor) -> torch.Tensor:
+    """Evenly spaced values in the order of those of x: so close, and so wide, random ones are
+    nowhere."""
+    order = x.flatten().argsort().argsort()
+    values = torch.linspace(-WIDEST, WIDEST, x.numel(), dtype=torch.float64, device=x.device)
+    return values.to(x.dtype)[order].view(x.shape)
+
+
+def _of_integers(candidate: Candidate, case: OpCase, inputs: Inputs) -> Iterator[Painted]:
+    """Integers and booleans: the least and the largest that are drawn, and vectors in order."""
+    for name, value in inputs.args.items():
+        declared = candidate.op.inputs[name]
+        if declared.many or declared.mutated or value.is_floating_point() or value.numel() < 2:
+            continue
+
+        def changed(text: str, tensor: torch.Tensor, name: str = name) -> Painted:
+            args = {**inputs.args, name: tensor}
+            return Painted(f"{name}: {text}", replace(inputs, args=args), integers=True)
+
+        ends: Sequence[Any] = (False, True)
+        ordered = False
+        if value.dtype is not torch.bool:
+            draws = [draw.flatten().long() for draw in draws_for(candidate, case, name)]
+            ordered = all(torch.equal(draw, draw.sort().values) for draw in draws)
+            drawn = torch.cat(draws)
+            ends = sorted({int(drawn.min()), int(drawn.clamp(min=0).min()), int(drawn.max())})
+            if ordered or all(draw.unique().numel() == draw.numel() for draw in draws):
+                ends = ()  # they may have to be in order, or to differ
+        for end in ends:
+            for place in PLACES[1:] if value.dim() else PLACES[-1:]:
+                yield changed(f"{end} in {place}", put(value, end, place))
+        if value.dim() == 1 and value.dtype is not torch.bool and value.numel() > 3 and not ordered:
+            rising = value.sort().values
+            between = torch.cat((rising[:1], rising[1:-1].flip(0), rising[-1:]))
+            yield changed("in order", rising)
+            yield changed("in order but between its ends", between)

@@ -1,0 +1,57 @@
+"""The search: every point of a fixed list, until one is wrong."""
+
+import contextlib
+from collections.abc import Iterable
+
+import torch
+
+from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
+from tinyllama.harness.check.judge import ENDLESS, boundary_fault
+from tinyllama.harness.check.points import Point, size_points, value_points
+from tinyllama.harness.check.work import Growth, work_of
+
+MOST_ACCESSES = 3000  # loads and stores of interpreted programs, of which a thousand take 0.2 s
+
+
+def sizes(candidate: Candidate) -> Finding | str:
+    """Results are right along each axis, and of two axes at once. Raises Unsupported where no axis
+    can be any longer."""
+    return _search(candidate, size_points(candidate), "no axis can have another length")
+
+
+def special_values(candidate: Candidate) -> Finding | str:
+    """Results are the reference's for values that random inputs never have, and for other
+    parameters. Raises Unsupported where no input may have other values, and no parameter either."""
+    points = value_points(candidate)
+    return _search(candidate, points, "no input may have any value, and no parameter another one")
+
+
+def _search(candidate: Candidate, points: Iterable[Point], none: str) -> Finding | str:
+    """The first fault that is an accusation; else the first refusal or warning; else how many points
+    were tried."""
+    lesser: Finding | None = None
+    tried, endless = 0, float("inf")
+    growth: dict[str, Growth] = {}
+    for point in points:
+        work = work_of(candidate.op, point.case.case, point.case.dtype)
+        if work >= endless:
+            continue
+        along = growth.setdefault(point.axis, Growth())
+        if point.axis and along.at(length := point.case.case.dims[point.axis]) > MOST_ACCESSES:
+            continue
+        with torch.no_grad() if point.case.wanted == () else contextlib.nullcontext():
+            finding, accesses = boundary_fault(candidate, point)
+        if point.axis and not point.case.varied:
+            along.add(length, accesses)
+        tried += 1
+        if finding is None:
+            continue
+        if finding.outcome is Outcome.BLOCKED:
+            endless = work if ENDLESS in finding.message else endless
+        elif finding.rank in (Rank.WRONG, Rank.UNSAFE):
+            return finding
+        elif lesser is None or (finding.rank is Rank.REFUSED and lesser.rank is Rank.WARNING):
+            lesser = finding
+    if not tried:
+        raise Unsupported(none)
+    return lesser or f"{tried} points"

@@ -1,0 +1,83 @@
+"""How much a case costs, counted and not timed, so that every machine tries the same points: the
+elements that the reference writes, found on tensors without data, and the accesses of programs."""
+
+import math
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tinyllama.harness.check.evaluate import shapes_of
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.specs import Case
+from tinyllama.harness.machine.modes import DispatchMode
+
+_COUNTS: WeakKeyDictionary[Op, dict[tuple[str, torch.dtype], int]] = WeakKeyDictionary()
+
+
+class _Written(DispatchMode):
+    """Counts the elements of all results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.elements += sum(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+        return result
+
+
+def work_of(op: Op, case: Case, dtype: torch.dtype) -> int:
+    """The elements that the op's reference writes in the forward pass of a case; those of its inputs
+    where it does not run without data, as where it asks for a value."""
+    counts = _COUNTS.setdefault(op, {})
+    key = str(case), dtype
+    if key not in counts:
+        counts[key] = _counted(op, case, dtype)
+    return counts[key]
+
+
+def _counted(op: Op, case: Case, dtype: torch.dtype) -> int:
+    def meta(shape: tuple[int, ...], fixed: torch.dtype | None) -> torch.Tensor:
+        return torch.empty(shape, dtype=fixed or dtype, device="meta")
+
+    args: list[Any] = []
+    for declared in op.inputs.values():
+        tensors = [meta(shape, declared.dtype) for shape in shapes_of(declared, case.dims)]
+        args.append(tensors if declared.many else tensors[0])
+    written = _Written()
+    try:
+        with torch.no_grad(), written:
+            op["eager"].call(*args, **{**op.params, **case.params})
+    except Exception:  # it needs values
+        written.elements = sum(
+            math.prod(shape) for i in op.inputs.values() for shape in shapes_of(i, case.dims)
+        )
+    return written.elements
+
+
+class Growth:
+    """Predicts the accesses of interpreted programs at a length from those at shorter ones."""
+
+    def __init__(self) -> None:
+        self.counts: list[tuple[int, int]] = []
+
+    def add(self, length: int, accesses: int) -> None:
+        self.counts.append((length, accesses))
+
+    def at(self, length: int) -> float:
+        """The accesses to expect; 0 where none were counted."""
+        if not self.counts or not self.counts[-1][1]:
+            return 0
+        last, accesses = self.counts[-1]
+        power = 0.0
+        for shorter, fewer in self.counts[:-1]:
+            if fewer and 2 * shorter <= last:
+                power = math.log(accesses / fewer) / math.log(last / shorter)
+        if len(self.counts) == 1:
+            power = 1.0
+        return accesses * (length / last) ** max(0.0, power)
