@@ -44,7 +44,7 @@ import torch
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.calls import Calls, plain
 from tinyllama.harness.declare.checked import BySignature, Check, named
-from tinyllama.harness.declare.specs import DeclarationError, Signature, shape_of
+from tinyllama.harness.declare.specs import DeclarationError, Signature, add_derived, shape_of
 from tinyllama.harness.kernels.layout import memory_of
 from tinyllama.harness.kernels.precision import compute_dtype
 
@@ -312,12 +312,14 @@ class Derived:
     def sizes(self, tensors: dict[str, torch.Tensor], params: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes of the dimensions that these named tensors have, as of `Signature.sizes_of`."""
         declared = {**self.op.inputs, **self.op.outputs_for(params), **self.saved}
-        return {
-            axis: size
+        axes = [
+            axis_and_size
             for name, tensor in tensors.items()
-            for axis, size in self.op.sizes_of(declared[name], tensor.shape) or ()
-            if axis.isidentifier()
-        }
+            for axis_and_size in self.op.sizes_of(declared[name], tensor.shape) or ()
+        ]
+        sizes = {axis: size for axis, size in axes if axis.isidentifier()}
+        add_derived(sizes, [(axis, size) for axis, size in axes if not axis.isidentifier()])
+        return sizes
 
     def split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         n = len(self.op.inputs)
@@ -353,6 +355,11 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
     if unknown := sorted(set(reads) - set(op.inputs)):
         raise DeclarationError(
             f"op {op.name!r}: {name!r} reads unknown inputs {unknown}: use {', '.join(op.inputs)}"
+        )
+    if any(tensor.optional for tensor in op.inputs.values()):
+        raise DeclarationError(
+            f"op {op.name!r}: {name!r} is a class, whose inputs are never None: register a function "
+            "that applies an autograd.Function of your own"
         )
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
     return Derived(op, name, spread(forward), backward, keep, saved, reads, replays)

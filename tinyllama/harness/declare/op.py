@@ -31,7 +31,9 @@ from tinyllama.harness.declare.specs import (
     Signature,
     Tensor,
     Terms,
+    add_derived,
     names_in,
+    size_of,
 )
 from tinyllama.harness.declare.values import Values
 
@@ -40,6 +42,7 @@ _KNOWN_DIMENSIONS = (
     "use those of the inputs, numbers, and sums, products and quotients of these ('N 2', 'N D/2'); "
     "for a parameter k, Tensor('N 2', shape_by=lambda params: f'N {params[\"k\"]}')"
 )
+_SUFFIX = re.compile(r"_[A-Z][A-Za-z0-9]*\Z")
 Magnitudes = Callable[..., Mapping[str, torch.Tensor]]
 
 
@@ -47,30 +50,35 @@ Magnitudes = Callable[..., Mapping[str, torch.Tensor]]
 class Op(Signature):
     """An op: its signature, its cases, and the providers registered on it.
 
-    cases: shapes for the correctness suite; the first one is also used for the layout and
-        value variants, so it should be small and general.
+    name, inputs, outputs, params, leading: its signature, see `Signature`.
+    cases: shapes in which something can go wrong. The first one is also used for layouts, extreme
+        values and repeated calls, so it should be small and general.
     timed: shapes for the performance suite, from small to large; where there is no GPU only the
         first is timed, elsewhere all others.
     extremes: named overrides of input distributions; each is a case of its own.
-    dtypes: the floating-point dtypes its cases cover.
-    calls: how many successive calls are compared (in-place ops: more than one).
+    dtypes: the floating-point dtypes that its cases cover.
+    calls: the number of successive calls after which results are compared (in-place ops: more than
+        one).
+    fits: a function of the sizes by dimension and of the parameters that returns what is wrong with
+        them, or None; for conditions that the shapes of single inputs cannot express, such as one
+        size that divides another.
+    instead: what to use in place of common arguments that the op does not take; it is the last
+        part of the errors for wrong arguments.
+    bytes, flops: functions of the sizes by dimension, by pass ("forward", "backward"): the fewest
+        bytes moved, which also takes the bytes of an element, and the operations done; the source
+        of every bandwidth and roofline.
+    computes: False for an op that only moves memory, and has no operations.
+    layouts: layout of the inputs -> the time that a provider with a backward of its own may take,
+        as a multiple of its time on contiguous inputs. The first one moves the most bytes; the
+        gate times it, too.
     tolerances: metric -> ratio to a stored baseline that a comparison allows, if not the default
         (`tinyllama.harness.records.verdict`).
     slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, if not the
         default (`tinyllama.harness.gate.subject`).
-    layouts: layout of the inputs -> the time that a provider with a backward of its own may take,
-        as a multiple of its time on contiguous inputs. The first one moves the most bytes; the
-        gate times it, too.
-    bytes, flops: dims -> the fewest bytes moved (at an element size) and the operations
-        done, for "forward" and "backward"; the source of every bandwidth and roofline.
-    instead: what to use in place of common arguments that the op does not take; it is the last
-        part of the errors for wrong arguments.
-    fits: a function of the sizes by dimension and of the parameters that returns what is wrong with
-        them, or None; for conditions that the shapes of single inputs cannot express, such as one
-        size that divides another.
-    computes: False for an op that only moves memory, and has no operations.
     small_kernels: kernels, by the function's name, that see no tensor of more than 2^31 elements
         however large the inputs are, and why; or an argument of one, ``kernel.argument``.
+
+    Raises DeclarationError for a declaration that contradicts itself.
     """
 
     cases: Sequence[Case]
@@ -103,6 +111,7 @@ class Op(Signature):
             name: Tensor(out) if isinstance(out, str) else out for name, out in self.outputs.items()
         }
         _check(self)
+        self.cases = [*self.cases, *_without_optional(self)]
 
     # -- what a file adds to its declaration ------------------------------------------------
 
@@ -126,18 +135,7 @@ class Op(Signature):
 
         def register(implementation: Any) -> Any:
             traits.setdefault("dtypes", self.dtypes)
-            known = {
-                "overwrites": [*self.inputs, *self.outputs],
-                "frozen": self.differentiable,
-                "output_dtypes": self.outputs,
-            }
-            for trait, names in known.items():
-                for one in traits.get(trait, ()):
-                    text = f"{trait} of {name!r} names {one!r}: use {', '.join(names) or 'none'}"
-                    _require(one in names, self.name, text)
-            for dtype, slack in traits.get("slack", {}).items():
-                text = f"slack of {name!r} is {slack} for {dtype}: use 0 to {MOST_SLACK:.0f}"
-                _require(0 < slack <= MOST_SLACK, self.name, text)
+            _check_traits(self, name, traits)
             derived = derive(self, name, implementation, traits)
             if derived is None:
                 call = spread(implementation, self.params)
@@ -267,6 +265,7 @@ class Op(Signature):
             (name, tensor)
             for (name, declared), value in zip(self.inputs.items(), args, strict=True)
             for tensor in (value if declared.many else [value])
+            if tensor is not None
         ]
         on_one_device(self.name, tensors)
         if provider is not None:
@@ -294,10 +293,27 @@ class Op(Signature):
                     f"{self.name} has no parameter {name!r}: use {known}{self._instead}"
                 )
         dims: dict[str, Any] = {}
+        computed: list[tuple[str, str, int]] = []  # input, axis, size
         for (name, declared), value in zip(self.inputs.items(), args, strict=True):
-            values = value if declared.many else [value]
-            for entry, tensor in enumerate(values):
-                _match(self, name, declared, tensor, dims, entry if declared.many else None)
+            if value is None and declared.optional:
+                continue
+            for entry, tensor in enumerate(value if declared.many else [value]):
+                for axis, size in _sizes(self, name, declared, tensor):
+                    if not axis.isidentifier():
+                        computed.append((name, axis, size))
+                        continue
+                    key = f"{axis}[{entry}]" if declared.many else axis
+                    if dims.setdefault(key, size) != size:
+                        raise ValueError(
+                            f"{self.name}: {name} has {axis} = {size}, other inputs have {axis} = "
+                            f"{dims[key]}"
+                        )
+        add_derived(dims, [(axis, size) for _, axis, size in computed])
+        for name, axis, size in computed:
+            if names_in(axis) - dims.keys() or size_of(axis, dims) != size:
+                known = {one: dims[one] for one in sorted(names_in(axis) & dims.keys())}
+                sizes = "".join(f" and {one} = {length}" for one, length in known.items())
+                raise ValueError(f"{self.name}: {name} has {axis} = {size}{sizes}: they do not fit")
         return dims
 
     @property
@@ -313,26 +329,28 @@ def _calling_module() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _match(
-    signature: Op, name: str, declared: Tensor, tensor: Any, dims: dict[str, Any], entry: int | None
-) -> None:
-    op = signature.name
+def _sizes(op: Op, name: str, declared: Tensor, tensor: Any) -> list[tuple[str, Any]]:
+    """The axes of an input with their sizes. Raises ValueError for what is no such tensor."""
     if not isinstance(tensor, torch.Tensor):
-        got = f"{type(tensor).__name__}{signature._instead}"
-        raise ValueError(f"{op}: {name} must be a tensor, got {got}")
-    sizes = signature.sizes_of(declared, tensor.shape)
+        got = f"{type(tensor).__name__}{op._instead}"
+        raise ValueError(f"{op.name}: {name} must be a tensor, got {got}")
+    sizes = op.sizes_of(declared, tensor.shape)
     if sizes is None:
         raise ValueError(
-            f"{op}: {name} has shape {tuple(tensor.shape)}, expected ({declared.shape})"
+            f"{op.name}: {name} has shape {tuple(tensor.shape)}, expected ({declared.shape})"
         )
     if declared.dtype is not None and tensor.dtype not in (declared.dtype, torch.float64):
-        raise ValueError(f"{op}: {name} has dtype {tensor.dtype}, expected {declared.dtype}")
-    for axis, size in sizes:
-        key = axis if entry is None else f"{axis}[{entry}]"
-        if dims.setdefault(key, size) != size:
-            raise ValueError(
-                f"{op}: {name} has {axis} = {size}, other inputs have {axis} = {dims[key]}"
-            )
+        raise ValueError(f"{op.name}: {name} has dtype {tensor.dtype}, expected {declared.dtype}")
+    return sizes
+
+
+def _without_optional(op: Op) -> list[Case]:
+    """The first case without each optional input, and without all; those that none declares."""
+    optional = [name for name, tensor in op.inputs.items() if tensor.optional]
+    absent = [(name,) for name in optional]
+    absent += [tuple(optional)] if len(optional) > 1 else []
+    declared = [case.without for case in op.cases]
+    return [op.cases[0].lacking(*names) for names in absent if names not in declared]
 
 
 def _require(condition: bool, op: str, message: str) -> None:
@@ -350,68 +368,117 @@ def _check(op: Op) -> None:
         "declare outputs, or inputs with mutated=True, and not both",
     )
     _require(not set(op.inputs) & set(op.params), op.name, "an input and a parameter share a name")
-    known = {axis for tensor in op.inputs.values() for axis in tensor.axes}
-    for params in ({}, *(case.params for case in [*op.cases, *op.timed])):
-        for name, output in op.outputs_for(params).items():
-            missing = set[str]().union(*map(names_in, output.axes)) - known
-            text = f"output {name!r} has unknown dimensions {sorted(missing)}: {_KNOWN_DIMENSIONS}"
-            _require(not missing, op.name, text)
-    for case in op.timed:
-        one = not any(isinstance(case.dims.get(name), tuple) for name in op.leading)
-        _require(one, op.name, f"timed case {case}: give each leading dimension one size")
+    for name, tensor in op.inputs.items():
+        if wrong := _wrong_input(tensor, first=name == next(iter(op.inputs))):
+            raise DeclarationError(f"op {op.name!r}: input {name!r} {wrong}")
     for name, tensor in {**op.inputs, **op.outputs}.items():
         _require(tensor.dtype_of is None, op.name, f"{name!r}: dtype_of is for what is saved")
         integral = not tensor.floating and name in op.outputs
-        _require(
-            integral or not tensor.off_by, op.name, f"{name!r}: off_by is for integral outputs"
-        )
-    for name, tensor in op.inputs.items():
-        _require(
-            tensor.floating or not tensor.grad,
-            op.name,
-            f"input {name!r} is integral, it has no grad",
-        )
-        drawn = tensor.floating or tensor.values is not STANDARD
-        text = f"input {name!r} is {tensor.dtype}: give it values=, such as integers(high)"
-        _require(drawn, op.name, f"{text} of tinyllama.harness.values (2 for booleans)")
-        _require(
-            not (tensor.mutated and tensor.grad), op.name, f"input {name!r} is mutated: grad=False"
-        )
+        text = f"{name!r}: off_by is for integral outputs"
+        _require(integral or not tensor.off_by, op.name, text)
     leads = len(op.leading)
-    fronts = [tensor.axes[:leads] == op.leading for tensor in op.inputs.values()]
-    _require(fronts[0], op.name, f"leading {op.leading}: they are not the first of its first input")
-    for case in [*op.cases, *op.timed]:
-        missing = known - set(case.dims)
-        _require(not missing, op.name, f"case {case} lacks dimensions {sorted(missing)}")
-        unknown = set(case.params) - set(op.params)
-        _require(not unknown, op.name, f"case {case} sets unknown parameters {sorted(unknown)}")
-        unknown = set(case.values) - set(op.inputs)
-        _require(not unknown, op.name, f"case {case} sets values of unknown {sorted(unknown)}")
+    first = next(iter(op.inputs.values()))
+    text = f"leading {op.leading}: they are not the first of its first input"
+    _require(first.axes[:leads] == op.leading, op.name, text)
+    _check_dimensions(op)
+    _check_cases(op)
     for layout, bar in op.layouts.items():
         right = layout in TIMED_LAYOUTS and isinstance(bar, (int, float)) and 1 < bar < math.inf
-        _require(
-            right,
-            op.name,
-            f"layouts of {layout!r}: {bar!r}: give {' or '.join(TIMED_LAYOUTS)} a number above 1",
-        )
+        text = f"layouts of {layout!r}: {bar!r}: give {' or '.join(TIMED_LAYOUTS)} a number above 1"
+        _require(right, op.name, text)
+
+
+def _wrong_input(tensor: Tensor, first: bool) -> str:
+    """What is wrong with an input by itself, in words; else "". first: it is the op's first."""
+    if tensor.grad and not tensor.floating:
+        return "is integral, it has no grad"
+    if tensor.values is STANDARD and not tensor.floating:
+        kinds = "integers(high) of tinyllama.harness.values (2 for booleans)"
+        return f"is {tensor.dtype}: give it values=, such as {kinds}"
+    if tensor.mutated and tensor.grad:
+        return "is mutated: grad=False"
+    if tensor.optional and (first or tensor.mutated or tensor.many):
+        return "is optional: neither the first input nor one that is mutated or a list may be"
+    if tensor.many and not all(axis.isidentifier() for axis in tensor.axes):
+        return f"is a list of tensors ({tensor.shape}): each axis is a dimension's name"
+    return ""
+
+
+def _check_dimensions(op: Op) -> None:
+    """Each dimension of an output, and of a computed axis, is told by the inputs of a call."""
+    always = [tensor for tensor in op.inputs.values() if not tensor.optional]
+    told = {axis for tensor in always for axis in tensor.axes if axis.isidentifier()}
+    sizes: dict[str, Any] = dict.fromkeys(told, 1)
+    computed = {axis for tensor in always for axis in tensor.axes if not axis.isidentifier()}
+    add_derived(sizes, [(axis, size_of(axis, _Ones())) for axis in sorted(computed)])
+    for name, tensor in op.inputs.items():
+        missing = set[str]().union(*map(names_in, tensor.axes)) - set(sizes)
+        free = missing - set(tensor.axes) if tensor.optional else missing
+        text = f"input {name!r} ({tensor.shape}) does not tell the size of {sorted(missing)}: "
+        _require(not free, op.name, f"{text}give an input that axis alone, or a multiple of it")
+    for params in ({}, *(case.params for case in [*op.cases, *op.timed])):
+        for name, output in op.outputs_for(params).items():
+            missing = set[str]().union(*map(names_in, output.axes)) - set(sizes)
+            text = f"output {name!r} has unknown dimensions {sorted(missing)}: {_KNOWN_DIMENSIONS}"
+            _require(not missing, op.name, text)
+
+
+class _Ones(dict[str, int]):
+    """Sizes of which each is 1."""
+
+    def __missing__(self, name: str) -> int:
+        return 1
+
+
+def _check_cases(op: Op) -> None:
+    """Each case has the op's dimensions, and names no input or parameter that it lacks."""
+    axes = [axis for tensor in op.inputs.values() for axis in tensor.axes]
+    needed = set[str]().union(*map(names_in, axes))
+    optional = {name for name, tensor in op.inputs.items() if tensor.optional}
+    for case in op.timed:
+        several = any(isinstance(case.dims.get(name), tuple) for name in op.leading)
+        text = f"timed case {case}: give each leading dimension one size"
+        _require(not several, op.name, text)
+    for case in [*op.cases, *op.timed]:
+        for what, names in {
+            "lacks dimensions": needed - set(case.dims),
+            "sets unknown parameters": set(case.params) - set(op.params),
+            "sets values of unknown": set(case.values) - set(op.inputs),
+            "is without what is not optional:": set(case.without) - optional,
+        }.items():
+            _require(not names, op.name, f"case {case} {what} {sorted(names)}")
     for name, overrides in op.extremes.items():
         unknown = set(overrides) - set(op.inputs)
         _require(not unknown, op.name, f"extreme {name!r} overrides unknown {sorted(unknown)}")
 
 
+def _check_traits(op: Op, provider: str, traits: Mapping[str, Any]) -> None:
+    """The traits of a provider name what its op has, and its slack is one."""
+    known = {
+        "overwrites": [*op.inputs, *op.outputs],
+        "frozen": op.differentiable,
+        "output_dtypes": op.outputs,
+    }
+    for trait, names in known.items():
+        for name in traits.get(trait, ()):
+            text = f"{trait} of {provider!r} names {name!r}: use {', '.join(names) or 'none'}"
+            _require(name in names, op.name, text)
+    for dtype, slack in traits.get("slack", {}).items():
+        text = f"slack of {provider!r} is {slack} for {dtype}: use 0 to {MOST_SLACK:.0f}"
+        _require(0 < slack <= MOST_SLACK, op.name, text)
+
+
 def _check_signature(op: Op, provider: str, function: Callable[..., Any]) -> None:
     """Inputs come first and in order, parameters by name: a swapped pair must not register.
 
-    An argument may carry its shape as a suffix: ``x_BTD`` is the input ``x``.
+    An argument may carry its shape as a suffix: ``x_BTD`` is the input ``x``. What else has a
+    default may be there too, and is left at it.
     """
-    got = list(inspect.signature(function).parameters)
-    expected = [*op.inputs, *op.params]
-    same = len(got) == len(expected) and all(
-        re.fullmatch(rf"{want}(_[A-Z][A-Za-z0-9]*)?", name)
-        for name, want in zip(got, expected, strict=True)
-    )
-    _require(
-        same,
-        op.name,
-        f"{provider!r} takes ({', '.join(got)}), declared are ({', '.join(expected)})",
-    )
+    parameters = inspect.signature(function).parameters
+    declared = [*op.inputs, *op.params]
+    names = [name if name in declared else _SUFFIX.sub("", name) for name in parameters]
+    needed = [one.default is inspect.Parameter.empty for one in parameters.values()]
+    pairs = zip(names, needed, strict=True)
+    same = [name for name, need in pairs if need or name in declared] == declared
+    text = f"{provider!r} takes ({', '.join(parameters)}), declared are ({', '.join(declared)})"
+    _require(same, op.name, text)
