@@ -358,8 +358,8 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
         )
     if any(tensor.optional for tensor in op.inputs.values()):
         raise DeclarationError(
-            f"op {op.name!r}: {name!r} is a class, whose inputs are never None: register a function "
-            "that applies an autograd.Function of your own"
+            f"op {op.name!r}: {name!r} is a class, whose inputs are never None: register a "
+            "function that applies an autograd.Function of your own"
         )
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
     return Derived(op, name, spread(forward), backward, keep, saved, reads, replays)

@@ -18,6 +18,7 @@ from types import ModuleType
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import DeclarationError
 from tinyllama.harness.kernels.tuned import adopted
+from tinyllama.harness.machine.errors import UsageError
 
 ENTRY_POINTS = "tinyllama.ops"
 
@@ -139,6 +140,30 @@ def load_file(path: str | Path, registry: Registry) -> ModuleType:
         _restore(before)
         del sys.modules[name]
         raise
+    return module
+
+
+def import_name(file: Path) -> tuple[Path, str]:
+    """The folder from which a file is imported, and its module's name there: outside of the
+    packages that it belongs to."""
+    folder, names = file.resolve().parent, [file.stem]
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(names)
+
+
+def load_about(declaration: str | Path, file: str | Path, registry: Registry) -> ModuleType:
+    """As `load_file` for a declaration that imports ``file`` by its name.
+
+    Raises ValueError where another module has that name.
+    """
+    folder, name = import_name(Path(file))
+    sys.path.insert(0, str(folder))
+    module = load_file(declaration, registry)
+    found = getattr(sys.modules[name], "__file__", None)
+    if found is None or Path(found).resolve() != Path(file).resolve():
+        raise UsageError(f"{str(file)!r}: another module is named {name!r}: rename the file")
     return module
 
 
