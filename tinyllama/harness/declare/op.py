@@ -6,9 +6,6 @@ reference, run in float64, is the oracle that all of them are held to.
 """
 
 import functools
-import inspect
-import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,34 +17,29 @@ import torch
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import derive
 from tinyllama.harness.declare.checked import checked, of_dtypes, on_one_device
+from tinyllama.harness.declare.declaration import (
+    NAME,
+    Declaration,
+    check_signature,
+    check_traits,
+    require,
+)
 from tinyllama.harness.declare.offsets import ManyPrograms, RowsApart
-from tinyllama.harness.declare.provider import MOST_SLACK, Provider, RandomDims, StepChoices
+from tinyllama.harness.declare.provider import Provider, RandomDims, StepChoices
 from tinyllama.harness.declare.specs import (
-    FLOATS,
-    STANDARD,
-    TIMED_LAYOUTS,
     Case,
-    DeclarationError,
-    Signature,
     Tensor,
     Terms,
     add_derived,
     names_in,
     size_of,
 )
-from tinyllama.harness.declare.values import Values
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-_KNOWN_DIMENSIONS = (
-    "use those of the inputs, numbers, and sums, products and quotients of these ('N 2', 'N D/2'); "
-    "for a parameter k, Tensor('N 2', shape_by=lambda params: f'N {params[\"k\"]}')"
-)
-_SUFFIX = re.compile(r"_[A-Z][A-Za-z0-9]*\Z")
 Magnitudes = Callable[..., Mapping[str, torch.Tensor]]
 
 
 @dataclass(eq=False, kw_only=True)
-class Op(Signature):
+class Op(Declaration):
     """An op: its signature, its cases, and the providers registered on it.
 
     name, inputs, outputs, params, leading: its signature, see `Signature`.
@@ -81,20 +73,6 @@ class Op(Signature):
     Raises DeclarationError for a declaration that contradicts itself.
     """
 
-    cases: Sequence[Case]
-    timed: Sequence[Case] = ()
-    extremes: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
-    calls: int = 1
-    dtypes: tuple[torch.dtype, ...] = FLOATS
-    bytes: Mapping[str, Callable[..., float]] = field(default_factory=dict)
-    flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
-    tolerances: Mapping[str, float] = field(default_factory=dict)
-    slowdowns: Mapping[str, float] = field(default_factory=dict)
-    layouts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_LAYOUTS, 2.0))
-    instead: str = ""
-    fits: Callable[[Mapping[str, Any]], str | None] = lambda sizes: None
-    computes: bool = True
-    small_kernels: Mapping[str, str] = field(default_factory=dict)
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
     independents: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
     magnitudes: Magnitudes | None = field(default=None, init=False)
@@ -107,10 +85,7 @@ class Op(Signature):
 
     def __post_init__(self) -> None:
         self.module = _calling_module()
-        self.outputs = {
-            name: Tensor(out) if isinstance(out, str) else out for name, out in self.outputs.items()
-        }
-        _check(self)
+        super().__post_init__()
         self.cases = [*self.cases, *_without_optional(self)]
 
     # -- what a file adds to its declaration ------------------------------------------------
@@ -124,8 +99,8 @@ class Op(Signature):
         """Register an implementation: a function that autograd can differentiate, or a class
         with ``forward`` and ``backward`` (see `tinyllama.harness.declare.autograd`). It may take
         many inputs as one NamedTuple (see `tinyllama.harness.declare.arguments`)."""
-        _require(bool(_NAME.match(name)), self.name, f"provider name {name!r}: use lower_case")
-        _require(
+        require(bool(NAME.match(name)), self.name, f"provider name {name!r}: use lower_case")
+        require(
             name not in self.providers,
             self.name,
             f"provider {name!r} is registered twice: pick another name",
@@ -135,14 +110,14 @@ class Op(Signature):
 
         def register(implementation: Any) -> Any:
             traits.setdefault("dtypes", self.dtypes)
-            _check_traits(self, name, traits)
+            check_traits(self, name, traits)
             derived = derive(self, name, implementation, traits)
             if derived is None:
                 call = spread(implementation, self.params)
-                _check_signature(self, name, call)
+                check_signature(self, name, call)
             else:
                 traits.setdefault("double_backward", False)
-                _check_signature(self, name, derived.forward)
+                check_signature(self, name, derived.forward)
             # An op in place takes lists of any shape, and its provider checks them.
             check = functools.partial(self.check, provider=name)
             checks = not self.mutated and bool(derived or "triton" in traits.get("requires", ()))
@@ -162,7 +137,7 @@ class Op(Signature):
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             call = spread(function, self.params)
-            _check_signature(self, source, call)
+            check_signature(self, source, call)
             self.independents[source] = call
             return function
 
@@ -311,9 +286,11 @@ class Op(Signature):
         add_derived(dims, [(axis, size) for _, axis, size in computed])
         for name, axis, size in computed:
             if names_in(axis) - dims.keys() or size_of(axis, dims) != size:
-                known = {one: dims[one] for one in sorted(names_in(axis) & dims.keys())}
-                sizes = "".join(f" and {one} = {length}" for one, length in known.items())
-                raise ValueError(f"{self.name}: {name} has {axis} = {size}{sizes}: they do not fit")
+                bound = sorted(names_in(axis) & dims.keys())
+                others = "".join(f" and {other} = {dims[other]}" for other in bound)
+                raise ValueError(
+                    f"{self.name}: {name} has {axis} = {size}{others}: they do not fit"
+                )
         return dims
 
     @property
@@ -347,138 +324,7 @@ def _sizes(op: Op, name: str, declared: Tensor, tensor: Any) -> list[tuple[str, 
 def _without_optional(op: Op) -> list[Case]:
     """The first case without each optional input, and without all; those that none declares."""
     optional = [name for name, tensor in op.inputs.items() if tensor.optional]
-    absent = [(name,) for name in optional]
+    absent: list[tuple[str, ...]] = [(name,) for name in optional]
     absent += [tuple(optional)] if len(optional) > 1 else []
     declared = [case.without for case in op.cases]
     return [op.cases[0].lacking(*names) for names in absent if names not in declared]
-
-
-def _require(condition: bool, op: str, message: str) -> None:
-    if not condition:
-        raise DeclarationError(f"op {op!r}: {message}")
-
-
-def _check(op: Op) -> None:
-    """Refuse a declaration that contradicts itself, before anything is registered."""
-    _require(bool(_NAME.match(op.name)), op.name, "name an op in lower_case")
-    _require(bool(op.cases), op.name, "declare at least one case")
-    _require(
-        bool(op.outputs) != bool(op.mutated),
-        op.name,
-        "declare outputs, or inputs with mutated=True, and not both",
-    )
-    _require(not set(op.inputs) & set(op.params), op.name, "an input and a parameter share a name")
-    for name, tensor in op.inputs.items():
-        if wrong := _wrong_input(tensor, first=name == next(iter(op.inputs))):
-            raise DeclarationError(f"op {op.name!r}: input {name!r} {wrong}")
-    for name, tensor in {**op.inputs, **op.outputs}.items():
-        _require(tensor.dtype_of is None, op.name, f"{name!r}: dtype_of is for what is saved")
-        integral = not tensor.floating and name in op.outputs
-        text = f"{name!r}: off_by is for integral outputs"
-        _require(integral or not tensor.off_by, op.name, text)
-    leads = len(op.leading)
-    first = next(iter(op.inputs.values()))
-    text = f"leading {op.leading}: they are not the first of its first input"
-    _require(first.axes[:leads] == op.leading, op.name, text)
-    _check_dimensions(op)
-    _check_cases(op)
-    for layout, bar in op.layouts.items():
-        right = layout in TIMED_LAYOUTS and isinstance(bar, (int, float)) and 1 < bar < math.inf
-        text = f"layouts of {layout!r}: {bar!r}: give {' or '.join(TIMED_LAYOUTS)} a number above 1"
-        _require(right, op.name, text)
-
-
-def _wrong_input(tensor: Tensor, first: bool) -> str:
-    """What is wrong with an input by itself, in words; else "". first: it is the op's first."""
-    if tensor.grad and not tensor.floating:
-        return "is integral, it has no grad"
-    if tensor.values is STANDARD and not tensor.floating:
-        kinds = "integers(high) of tinyllama.harness.values (2 for booleans)"
-        return f"is {tensor.dtype}: give it values=, such as {kinds}"
-    if tensor.mutated and tensor.grad:
-        return "is mutated: grad=False"
-    if tensor.optional and (first or tensor.mutated or tensor.many):
-        return "is optional: neither the first input nor one that is mutated or a list may be"
-    if tensor.many and not all(axis.isidentifier() for axis in tensor.axes):
-        return f"is a list of tensors ({tensor.shape}): each axis is a dimension's name"
-    return ""
-
-
-def _check_dimensions(op: Op) -> None:
-    """Each dimension of an output, and of a computed axis, is told by the inputs of a call."""
-    always = [tensor for tensor in op.inputs.values() if not tensor.optional]
-    told = {axis for tensor in always for axis in tensor.axes if axis.isidentifier()}
-    sizes: dict[str, Any] = dict.fromkeys(told, 1)
-    computed = {axis for tensor in always for axis in tensor.axes if not axis.isidentifier()}
-    add_derived(sizes, [(axis, size_of(axis, _Ones())) for axis in sorted(computed)])
-    for name, tensor in op.inputs.items():
-        missing = set[str]().union(*map(names_in, tensor.axes)) - set(sizes)
-        free = missing - set(tensor.axes) if tensor.optional else missing
-        text = f"input {name!r} ({tensor.shape}) does not tell the size of {sorted(missing)}: "
-        _require(not free, op.name, f"{text}give an input that axis alone, or a multiple of it")
-    for params in ({}, *(case.params for case in [*op.cases, *op.timed])):
-        for name, output in op.outputs_for(params).items():
-            missing = set[str]().union(*map(names_in, output.axes)) - set(sizes)
-            text = f"output {name!r} has unknown dimensions {sorted(missing)}: {_KNOWN_DIMENSIONS}"
-            _require(not missing, op.name, text)
-
-
-class _Ones(dict[str, int]):
-    """Sizes of which each is 1."""
-
-    def __missing__(self, name: str) -> int:
-        return 1
-
-
-def _check_cases(op: Op) -> None:
-    """Each case has the op's dimensions, and names no input or parameter that it lacks."""
-    axes = [axis for tensor in op.inputs.values() for axis in tensor.axes]
-    needed = set[str]().union(*map(names_in, axes))
-    optional = {name for name, tensor in op.inputs.items() if tensor.optional}
-    for case in op.timed:
-        several = any(isinstance(case.dims.get(name), tuple) for name in op.leading)
-        text = f"timed case {case}: give each leading dimension one size"
-        _require(not several, op.name, text)
-    for case in [*op.cases, *op.timed]:
-        for what, names in {
-            "lacks dimensions": needed - set(case.dims),
-            "sets unknown parameters": set(case.params) - set(op.params),
-            "sets values of unknown": set(case.values) - set(op.inputs),
-            "is without what is not optional:": set(case.without) - optional,
-        }.items():
-            _require(not names, op.name, f"case {case} {what} {sorted(names)}")
-    for name, overrides in op.extremes.items():
-        unknown = set(overrides) - set(op.inputs)
-        _require(not unknown, op.name, f"extreme {name!r} overrides unknown {sorted(unknown)}")
-
-
-def _check_traits(op: Op, provider: str, traits: Mapping[str, Any]) -> None:
-    """The traits of a provider name what its op has, and its slack is one."""
-    known = {
-        "overwrites": [*op.inputs, *op.outputs],
-        "frozen": op.differentiable,
-        "output_dtypes": op.outputs,
-    }
-    for trait, names in known.items():
-        for name in traits.get(trait, ()):
-            text = f"{trait} of {provider!r} names {name!r}: use {', '.join(names) or 'none'}"
-            _require(name in names, op.name, text)
-    for dtype, slack in traits.get("slack", {}).items():
-        text = f"slack of {provider!r} is {slack} for {dtype}: use 0 to {MOST_SLACK:.0f}"
-        _require(0 < slack <= MOST_SLACK, op.name, text)
-
-
-def _check_signature(op: Op, provider: str, function: Callable[..., Any]) -> None:
-    """Inputs come first and in order, parameters by name: a swapped pair must not register.
-
-    An argument may carry its shape as a suffix: ``x_BTD`` is the input ``x``. What else has a
-    default may be there too, and is left at it.
-    """
-    parameters = inspect.signature(function).parameters
-    declared = [*op.inputs, *op.params]
-    names = [name if name in declared else _SUFFIX.sub("", name) for name in parameters]
-    needed = [one.default is inspect.Parameter.empty for one in parameters.values()]
-    pairs = zip(names, needed, strict=True)
-    same = [name for name, need in pairs if need or name in declared] == declared
-    text = f"{provider!r} takes ({', '.join(parameters)}), declared are ({', '.join(declared)})"
-    _require(same, op.name, text)
