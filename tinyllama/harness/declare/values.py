@@ -109,3 +109,21 @@ def scaled_rows(low: float, high: float) -> Values:
         return (rows * scale[:, None].to(rows.device)).reshape(shape)
 
     return Values(f"rows({low:g}..{high:g})", sample, -math.inf, math.inf)
+
+
+def philox(seed: int, n: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """What ``tl.rand(seed, offset)`` of Triton returns at the offsets 0 to n - 1, below 2^32:
+    float32 in [0, 1), the first word of Philox 4x32-10. A reference with it drops what a kernel does.
+    """
+    word = 0xFFFFFFFF
+    c0 = torch.arange(n, dtype=torch.int64, device=device) & word
+    c1, c2, c3 = (torch.zeros_like(c0) for _ in range(3))
+    k0, k1 = seed & word, (seed >> 32) & word
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0 = ((b >> 32) & word) ^ c1 ^ k0
+        c2 = ((a >> 32) & word) ^ c3 ^ k1
+        c1, c3 = b & word, a & word
+        k0, k1 = (k0 + 0x9E3779B9) & word, (k1 + 0xBB67AE85) & word
+    signed = torch.where(c0 >= 2**31, c0 - 2**32, c0)
+    return torch.where(signed < 0, -signed - 1, signed).to(torch.float32) * 4.6566127342e-10
