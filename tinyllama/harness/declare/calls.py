@@ -4,12 +4,12 @@ written, or repeated by a plan (`tinyllama.harness.kernels.plans`)."""
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from tinyllama.harness.declare.checked import BySignature
-from tinyllama.harness.declare.specs import Signature
+from tinyllama.harness.declare.passes import Passes
 from tinyllama.harness.kernels.layout import memory_of
 from tinyllama.harness.kernels.plans import Repeated
 
@@ -33,22 +33,6 @@ def _no_view(result: torch.Tensor, inputs: tuple[Any, ...]) -> torch.Tensor:
     if memory_of(result) in given:
         return result
     return torch.ops.aten._unsafe_view(result, result.shape)
-
-
-class Passes(Protocol):
-    """A provider's passes, as they are derived from its class; all arguments by their places."""
-
-    @property
-    def op(self) -> Signature: ...
-    @property
-    def replays(self) -> bool: ...
-    @property
-    def without_elements(self) -> int:
-        """How many saved tensors, the last ones, are read for their shape alone."""
-
-    def as_read(self, args: tuple[Any, ...]) -> tuple[Any, ...]: ...
-    def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]: ...
-    def run_backward(self, grads: Any, saved: Any, params: Any, needs_grad: Any) -> Any: ...
 
 
 class _Pass:

@@ -6,6 +6,7 @@ and ``"N D/2+1"``. A dimension whose size in a case is a tuple, such as ``N=(100
 inputs declared ``many``: they are lists of tensors, one for each size.
 """
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,7 +98,7 @@ class Case:
     why: what can go wrong in this case.
     params: parameters in place of the op's defaults.
     values: distributions of inputs in place of the declared ones.
-    without: the optional inputs that are None.
+    without: the optional inputs that are None, see `lacking`.
     """
 
     dims: Mapping[str, Any]
@@ -112,7 +113,6 @@ class Case:
         why: str = "",
         params: Mapping[str, Any] | None = None,
         values: Mapping[str, Values] | None = None,
-        without: Sequence[str] = (),
         **dims: int | tuple[int, ...],
     ) -> None:
         set_field = object.__setattr__
@@ -120,17 +120,21 @@ class Case:
         set_field(self, "why", why)
         set_field(self, "params", dict(params or {}))
         set_field(self, "values", dict(values or {}))
-        set_field(self, "without", tuple(without))
+        set_field(self, "without", ())
 
     def resized(self, **dims: int | tuple[int, ...]) -> "Case":
         """The same case with other sizes of some dimensions."""
-        traits: dict[str, Any] = {"params": self.params, "values": self.values}
-        return Case(why=self.why, without=self.without, **traits, **{**self.dims, **dims})
+        return self._changed(dims={**self.dims, **dims})
 
     def lacking(self, *names: str) -> "Case":
-        """The same case without these optional inputs."""
-        traits: dict[str, Any] = {"params": self.params, "values": self.values}
-        return Case(why=f"without {' and '.join(names)}", without=names, **traits, **self.dims)
+        """The same case without these optional inputs: ``Case(N=3).lacking("bias")``."""
+        return self._changed(without=names)
+
+    def _changed(self, **fields: Any) -> "Case":
+        case = copy.copy(self)
+        for name, value in fields.items():
+            object.__setattr__(case, name, value)
+        return case
 
     def __str__(self) -> str:
         def size(value: int | tuple[int, ...]) -> str:

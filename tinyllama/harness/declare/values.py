@@ -113,7 +113,7 @@ def scaled_rows(low: float, high: float) -> Values:
 
 def philox(seed: int, n: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """What ``tl.rand(seed, offset)`` of Triton returns at the offsets 0 to n - 1, below 2^32:
-    float32 in [0, 1), the first word of Philox 4x32-10. A reference with it drops what a kernel does.
+    float32 in [0, 1), the first word of Philox 4x32-10. A reference with it drops as a kernel does.
     """
     word = 0xFFFFFFFF
     c0 = torch.arange(n, dtype=torch.int64, device=device) & word
