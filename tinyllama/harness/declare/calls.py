@@ -29,8 +29,8 @@ def _no_view(result: torch.Tensor, inputs: tuple[Any, ...]) -> torch.Tensor:
     pass of an autograd function returns. One of an input stays what it is."""
     if not result._is_view():
         return result
-    given = {memory_of(x) for x in inputs if isinstance(x, torch.Tensor)}
-    if memory_of(result) in given:
+    memories = {memory_of(x) for x in inputs if isinstance(x, torch.Tensor)}
+    if memory_of(result) in memories:
         return result
     return torch.ops.aten._unsafe_view(result, result.shape)
 
@@ -63,29 +63,29 @@ class Calls:
         return read
 
     def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made = self._derived.run_forward(*inputs, *self._params)
-        results = tuple(_no_view(one, inputs) for one in made)
+        returned = self._derived.run_forward(*inputs, *self._params)
+        results = tuple(_no_view(result, inputs) for result in returned)
         n = len(results) - self._derived.without_elements
         self._empty = results[n:]
         return results[:n]
 
-    def backward(self, needs: tuple[bool, ...], given: tuple[torch.Tensor | None, ...]) -> Any:
-        """Gradients of the inputs, and None. given: upstream gradients, then what was saved."""
+    def backward(self, needs: tuple[bool, ...], tensors: tuple[torch.Tensor | None, ...]) -> Any:
+        """Gradients of the inputs, and None. tensors: upstream gradients, then what was saved."""
         if not self._derived.replays:
-            return self._run_backward(needs, *plain(given))
+            return self._run_backward(needs, *plain(tensors))
         passes = self._backward.get(needs)
         if passes is None:
             passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
-        found = passes.last(given, {})
-        if found is None:
-            given = plain(given)
-            found = passes.find(given, {})
-        if found is None:
-            found = _Pass(functools.partial(self._run_backward, needs), replays=True)
-            passes.put(given, {}, found)
-        return found.run(*given)
+        backward = passes.last(tensors, {})
+        if backward is None:
+            tensors = plain(tensors)
+            backward = passes.find(tensors, {})
+        if backward is None:
+            backward = _Pass(functools.partial(self._run_backward, needs), replays=True)
+            passes.put(tensors, {}, backward)
+        return backward.run(*tensors)
 
-    def _run_backward(self, needs: tuple[bool, ...], *given: torch.Tensor | None) -> Any:
+    def _run_backward(self, needs: tuple[bool, ...], *tensors: torch.Tensor | None) -> Any:
         n_grads = len(self._derived.op.outputs)
-        grads, saved = given[:n_grads], (*given[n_grads:], *self._empty)
+        grads, saved = tensors[:n_grads], (*tensors[n_grads:], *self._empty)
         return (*self._derived.run_backward(grads, saved, self._params, needs), None)

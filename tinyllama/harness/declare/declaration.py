@@ -112,8 +112,8 @@ def _wrong_input(tensor: Tensor, first: bool) -> str:
 def _check_dimensions(op: Declaration) -> None:
     """Each dimension of an output, and of a computed axis, is told by the inputs of a call."""
     always = [tensor for tensor in op.inputs.values() if not tensor.optional]
-    told = {axis for tensor in always for axis in tensor.axes if axis.isidentifier()}
-    sizes: dict[str, Any] = dict.fromkeys(told, 1)
+    dimensions = {axis for tensor in always for axis in tensor.axes if axis.isidentifier()}
+    sizes: dict[str, Any] = dict.fromkeys(dimensions, 1)
     computed = {axis for tensor in always for axis in tensor.axes if not axis.isidentifier()}
     add_derived(sizes, [(axis, size_of(axis, _Ones())) for axis in sorted(computed)])
     for name, tensor in op.inputs.items():
@@ -160,12 +160,12 @@ def _check_cases(op: Declaration) -> None:
 
 def check_traits(op: Declaration, provider: str, traits: Mapping[str, Any]) -> None:
     """The traits of a provider name what its op has, and its slack is one."""
-    known = {
+    allowed = {
         "overwrites": [*op.inputs, *op.outputs],
         "frozen": op.differentiable,
         "output_dtypes": op.outputs,
     }
-    for trait, names in known.items():
+    for trait, names in allowed.items():
         for name in traits.get(trait, ()):
             text = f"{trait} of {provider!r} names {name!r}: use {', '.join(names) or 'none'}"
             require(name in names, op.name, text)
@@ -183,7 +183,7 @@ def check_signature(op: Declaration, provider: str, function: Callable[..., Any]
     parameters = inspect.signature(function).parameters
     declared = [*op.inputs, *op.params]
     names = [name if name in declared else _SUFFIX.sub("", name) for name in parameters]
-    needed = [one.default is inspect.Parameter.empty for one in parameters.values()]
+    needed = [parameter.default is inspect.Parameter.empty for parameter in parameters.values()]
     pairs = zip(names, needed, strict=True)
     same = [name for name, need in pairs if need or name in declared] == declared
     text = f"{provider!r} takes ({', '.join(parameters)}), declared are ({', '.join(declared)})"

@@ -263,9 +263,9 @@ class Op(Declaration):
             )
         for name in params:
             if name not in self.params:
-                known = ", ".join(self.params) or "none"
+                names = ", ".join(self.params) or "none"
                 raise ValueError(
-                    f"{self.name} has no parameter {name!r}: use {known}{self._instead}"
+                    f"{self.name} has no parameter {name!r}: use {names}{self._instead}"
                 )
         dims: dict[str, Any] = {}
         computed: list[tuple[str, str, int]] = []  # input, axis, size

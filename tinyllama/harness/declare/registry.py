@@ -78,7 +78,7 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
     root = importlib.import_module(package)
     for folder in root.__path__:
         _refuse_loose_data(Path(folder))
-    names = sorted(found.name for found in pkgutil.iter_modules(root.__path__, f"{package}."))
+    names = sorted(module.name for module in pkgutil.iter_modules(root.__path__, f"{package}."))
     if plugins:
         names += [point.module for point in entry_points(group=ENTRY_POINTS)]
     for name in names:
@@ -161,8 +161,8 @@ def load_about(declaration: str | Path, file: str | Path, registry: Registry) ->
     folder, name = import_name(Path(file))
     sys.path.insert(0, str(folder))
     module = load_file(declaration, registry)
-    found = getattr(sys.modules[name], "__file__", None)
-    if found is None or Path(found).resolve() != Path(file).resolve():
+    imported = getattr(sys.modules[name], "__file__", None)
+    if imported is None or Path(imported).resolve() != Path(file).resolve():
         raise UsageError(f"{str(file)!r}: another module is named {name!r}: rename the file")
     return module
 

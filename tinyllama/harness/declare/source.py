@@ -23,7 +23,7 @@ def definitions(file: Path) -> dict[str, Any]:
             if not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
                 nodes[node.name] = node
         elif isinstance(node, ast.Assign) and ast.unparse(node.value).endswith(".apply"):
-            nodes |= {one.id: node for one in node.targets if isinstance(one, ast.Name)}
+            nodes |= {name.id: node for name in node.targets if isinstance(name, ast.Name)}
     return nodes
 
 
@@ -37,7 +37,7 @@ def parameters_of(node: Any, *, required: bool = False) -> list[str] | None:
     without defaults."""
     if not isinstance(node, ast.FunctionDef) or node.args.vararg or node.args.kwarg:
         return None
-    places = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+    places = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     if required:
         return places[: len(places) - len(node.args.defaults)]
-    return places + [one.arg for one in node.args.kwonlyargs]
+    return places + [argument.arg for argument in node.args.kwonlyargs]

@@ -7,6 +7,7 @@ inputs declared ``many``: they are lists of tensors, one for each size.
 """
 
 import copy
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -184,10 +185,10 @@ class Signature:
 
     def outputs_for(self, params: Mapping[str, Any]) -> dict[str, Tensor]:
         """The outputs of a call with these parameters, of which defaults may be left out."""
-        given = {**self.params, **params}
+        values = {**self.params, **params}
         return {
-            name: replace(one, shape=one.shape_by(given)) if one.shape_by else one
-            for name, one in self.outputs.items()
+            name: replace(output, shape=output.shape_by(values)) if output.shape_by else output
+            for name, output in self.outputs.items()
         }
 
     @property
@@ -201,17 +202,16 @@ class Signature:
 
 def flat(sizes: Iterable[Any]) -> tuple[int, ...]:
     """A shape, from the sizes of dimensions of which some are any number of axes."""
-    return tuple(one for size in sizes for one in (size if isinstance(size, tuple) else (size,)))
+    lengths = (size if isinstance(size, tuple) else (size,) for size in sizes)
+    return tuple(itertools.chain.from_iterable(lengths))
 
 
 def shape_of(axes: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
     """The shape of declared axes, of which a leading dimension may be several."""
-    several_or_one = (sizes.get(axis) for axis in axes)
-    each = (
-        size if isinstance(size, tuple) else size_of(axis, sizes)
-        for axis, size in zip(axes, several_or_one, strict=True)
+    lengths = (
+        sizes[axis] if isinstance(sizes.get(axis), tuple) else size_of(axis, sizes) for axis in axes
     )
-    return list(flat(each))
+    return list(flat(lengths))
 
 
 def names_in(axis: str) -> set[str]:

@@ -123,9 +123,9 @@ class Draft:
         literals = dict(_literal(param) for param in params)
         functions = (self.candidate, self.reference)
         for name in literals:
-            if not any(one.takes(name) for one in functions):
+            if not any(user.takes(name) for user in functions):
                 raise UsageError(f"--param {name}: neither {function} nor {like} takes {name!r}")
-        both = [name for name in literals if all(one.takes(name) for one in functions)]
+        both = [name for name in literals if all(user.takes(name) for user in functions)]
         self.params = {name: literals[name] for name in both}
         self.fixed = {name: value for name, value in literals.items() if name not in both}
         self.sizes = self._sizes()
@@ -142,13 +142,15 @@ class Draft:
     # -- what the command line names ------------------------------------------------------------
 
     def _candidate(self) -> Function:
-        known = definitions(self.file)
-        if self.function not in known:
+        defined = definitions(self.file)
+        if self.function not in defined:
             names = ", ".join(public_functions(self.file)) or "none"
             raise UsageError(f"{str(self.file)!r} has no function {self.function!r}: use {names}")
         name = self._imported(self.file, self.function, "my")
-        parameters = parameters_of(known[self.function])
-        return Function(name, parameters, by_name=isinstance(known[self.function], ast.FunctionDef))
+        parameters = parameters_of(defined[self.function])
+        return Function(
+            name, parameters, by_name=isinstance(defined[self.function], ast.FunctionDef)
+        )
 
     def _imported(self, file: Path, name: str, prefix: str) -> str:
         """Import a function of a file, and return its name here."""
@@ -171,8 +173,8 @@ class Draft:
             return shapes
         for name in shapes:
             if name not in parameters:
-                known = ", ".join(parameters)
-                raise UsageError(f"--shape: {self.function} has no argument {name!r}: use {known}")
+                names = ", ".join(parameters)
+                raise UsageError(f"--shape: {self.function} has no argument {name!r}: use {names}")
         return {name: shapes[name] for name in parameters if name in shapes}
 
     def _reference(self) -> tuple[Function, Any]:
@@ -185,8 +187,8 @@ class Draft:
                     loading.enter_context(foreign())
             if colon:
                 if name not in definitions(Path(file)):
-                    known = ", ".join(public_functions(Path(file))) or "none"
-                    raise UsageError(f"--like {self.like!r}: {file} has no {name!r}: use {known}")
+                    names = ", ".join(public_functions(Path(file))) or "none"
+                    raise UsageError(f"--like {self.like!r}: {file} has no {name!r}: use {names}")
                 folder, module = import_name(Path(file))
                 sys.path.insert(0, str(folder))
             else:
@@ -210,7 +212,9 @@ class Draft:
 
     def _sizes(self) -> list[dict[str, int]]:
         """The sizes of each case, by dimension."""
-        names = list(dict.fromkeys(n for one in self.inputs.values() for n in one.dimensions))
+        names = list(
+            dict.fromkeys(n for declared in self.inputs.values() for n in declared.dimensions)
+        )
         if len(names) > len(GENERAL):
             raise UsageError(f"--shape has {len(names)} dimensions: use at most {len(GENERAL)}")
         general, aligned = (
@@ -220,7 +224,7 @@ class Draft:
         large = general
         for name, size in zip(reversed(names), LARGE, strict=False):
             longer = {**large, name: size if len(names) > 1 else ALONE}
-            shapes = [_shape(one, longer) for one in self.inputs.values()]
+            shapes = [_shape(declared, longer) for declared in self.inputs.values()]
             if max(map(math.prod, shapes)) <= MOST_ELEMENTS:
                 large = longer
         return [general, aligned, large]
@@ -244,25 +248,25 @@ class Draft:
                 self.notes.append(f"not in {str(dtype).removeprefix('torch.')}: {error}")
         results = in_dtype[self.dtypes[0]]
         in_sizes = [results, *(self._results(sizes, self.dtypes[0]) for sizes in others)]
-        for name in [name for name, one in self.inputs.items() if one.optional]:
+        for name in [name for name, declared in self.inputs.items() if declared.optional]:
             self._results(general, self.dtypes[0], without=name)
-        floating = [one for one in results if one.is_floating_point()]
-        if self.grads and not (floating and all(one.requires_grad for one in floating)):
+        floating = [result for result in results if result.is_floating_point()]
+        if self.grads and not (floating and all(result.requires_grad for result in floating)):
             self.grads = False
             self.notes.append(f"no gradients: the results of {self.like} have none")
         for place, result in enumerate(results):
             name = "output" if len(results) == 1 else f"output_{place + 1}"
             name = f"{name}_" if name in (*self.inputs, *self.params) else name
-            axes = self._axes([tuple(each[place].shape) for each in in_sizes], name)
-            dtypes = {dtype: each[place].dtype for dtype, each in in_dtype.items()}
+            axes = self._axes([tuple(tensors[place].shape) for tensors in in_sizes], name)
+            dtypes = {dtype: tensors[place].dtype for dtype, tensors in in_dtype.items()}
             self.outputs[name] = f'"{axes}"'
-            if any(found is not dtype for dtype, found in dtypes.items()):
+            if any(result_dtype is not dtype for dtype, result_dtype in dtypes.items()):
                 if len(set(dtypes.values())) > 1:
                     raise NotExpressibleError(f"the dtype of {name} follows no rule: {dtypes}")
                 self.outputs[name] = f'Tensor("{axes}", dtype={result.dtype})'
-        with DoubleKept() as kept:
+        with DoubleKept() as mode:
             self._results(general, torch.float64)
-        self.in_double = kept.casts > 0
+        self.in_double = mode.casts > 0
 
     def _results(
         self, sizes: Mapping[str, int], dtype: torch.dtype, without: str = ""
@@ -270,8 +274,8 @@ class Draft:
         """What the reference returns for random inputs; ``without`` one that is optional."""
         generator = torch.Generator().manual_seed(0)
         args: dict[str, Any] = {
-            name: None if name == without else self._drawn(one, sizes, dtype, generator)
-            for name, one in self.inputs.items()
+            name: None if name == without else self._drawn(declared, sizes, dtype, generator)
+            for name, declared in self.inputs.items()
         }
         params = {name: name for name in self.params}
         params |= {name: name for name in self.fixed if self.reference.takes(name)}
@@ -288,8 +292,8 @@ class Draft:
             text = f"{self.like} raised {type(error).__name__}: {said}"
             raise NotExpressibleError(f"{text} (for {_described(args)})") from error
         results = results if isinstance(results, tuple) else (results,)
-        if not results or not all(isinstance(one, torch.Tensor) for one in results):
-            kinds = ", ".join(type(one).__name__ for one in results) or "nothing"
+        if not results or not all(isinstance(result, torch.Tensor) for result in results):
+            kinds = ", ".join(type(result).__name__ for result in results) or "nothing"
             raise NotExpressibleError(f"{self.like} returned {kinds}, not tensors")
         return results
 
@@ -332,7 +336,7 @@ class Draft:
     @property
     def text(self) -> str:
         """The declaration as a Python file."""
-        bounded = any(not one.floating for one in self.inputs.values())
+        bounded = any(not declared.floating for declared in self.inputs.values())
         names = ["Case", "Op", "Tensor", *(["in_double"] if self.in_double else [])]
         return "\n".join(
             [
@@ -385,8 +389,8 @@ class Draft:
 
     def _entries(self) -> Iterator[str]:
         yield "    inputs={"
-        for name, one in self.inputs.items():
-            yield f'        "{name}": {one.source(self.grads)},'
+        for name, declared in self.inputs.items():
+            yield f'        "{name}": {declared.source(self.grads)},'
         yield "    },"
         like_first = f'"{" ".join(next(iter(self.inputs.values())).axes)}"'  # to be filled in
         yield f"    outputs={_dict(self.outputs or {'output': like_first})},"
@@ -406,9 +410,9 @@ def _signature(function: Any) -> list[str] | None:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None
-    kinds = {one.kind for one in parameters.values()}
-    any_other = kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
-    return None if any_other else list(parameters)
+    kinds = {parameter.kind for parameter in parameters.values()}
+    open_ended = kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    return None if open_ended else list(parameters)
 
 
 def _literal(text: str) -> tuple[str, str]:
@@ -466,4 +470,4 @@ def _formulas(names: Sequence[str], lengths: Sequence[int]) -> Iterator[str]:
     for count in range(2, len(names) + 1):
         for group in itertools.combinations(names, count):
             yield from ("*".join(group), "+".join(group))
-    yield from (f"{one}/{other}" for one, other in itertools.permutations(names, 2))
+    yield from (f"{name}/{divisor}" for name, divisor in itertools.permutations(names, 2))
