@@ -10,7 +10,7 @@ from tinyllama.harness import Case, DeclarationError, Op, Tensor
 from tinyllama.harness.check.cases import op_cases
 from tinyllama.harness.check.evaluate import make_inputs
 from tinyllama.harness.check.poison import PoisonedMemory
-from tinyllama.harness.declare.autograd import shapes_are_fixed
+from tinyllama.harness.declare.custom_op import shapes_are_fixed
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.ops import OPS

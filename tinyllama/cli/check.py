@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from tinyllama.cli import like
 from tinyllama.cli.argument_types import check_known, file_path, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, replace_text, write_json
@@ -40,7 +41,13 @@ def add(subparsers: Any) -> None:
         "Exit status 1 for a fault of the first two ranks, or where nothing could be checked."
     )
     option = check.add_argument
-    option("file", type=file_path, nargs="?", metavar="FILE", help="a Python file with an op")
+    option(
+        "file",
+        type=file_path,
+        nargs="?",
+        metavar="FILE",
+        help="a Python file with an op, or FILE:FUNCTION with --like",
+    )
     option("--op", metavar="NAME", help="only this op of FILE; or, without FILE, one of a package")
     option("--provider", metavar="NAME", help="only the provider of this name")
     option(
@@ -59,7 +66,8 @@ def add(subparsers: Any) -> None:
     option("--seed", type=whole_within(0, 2**63 - 1), default=0, help="of the inputs (default 0)")
     option("--json", type=file_path, metavar="PATH", help="write the findings as JSON")
     option("--junit", type=file_path, metavar="PATH", help="write them as JUnit XML")
-    check.set_defaults(run=run)
+    like.add_options(check)
+    check.set_defaults(run=like.with_declaration(run))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +91,11 @@ def run(args: argparse.Namespace) -> int:
     out = console()
     found: Found = {}
     file = None if args.file is None else str(args.file)
-    asked = Asked(PACKAGE, file, args.op, args.provider, str(device), args.seed, args.candidate)
+    declaration = None if args.declaration is None else str(args.declaration)
+    asked = Asked(
+        *(PACKAGE, file, args.op, args.provider, str(device), args.seed, args.candidate),
+        declaration=declaration,
+    )
     try:
         with _progress() as progress:
             for provider, findings, own in check(asked, only, progress):
@@ -105,7 +117,8 @@ def run(args: argparse.Namespace) -> int:
         where = "" if file is None else place(file, error.details)
         raise UsageError(f"{where}{error}") from error
     if not found:
-        raise UsageError(f"{str(args.file)!r} declares no op and no provider: see docs/CHECK.md")
+        text = f"{str(args.file)!r} declares no op and no provider"
+        raise UsageError(f"{text}: {like.proposal(args.file)}")
     data = {name: [one.as_dict() for one in findings] for name, findings in found.items()}
     if args.json:
         write_json(args.json, data)

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tinyllama.harness.declare.in_double import in_double
     from tinyllama.harness.declare.offsets import Large
     from tinyllama.harness.declare.op import Op, Provider
     from tinyllama.harness.declare.registry import Registry, discover, load_file
@@ -22,10 +23,12 @@ __all__ = [
     "Registry",
     "Tensor",
     "discover",
+    "in_double",
     "load_file",
 ]
 
 _MODULES = {
+    "in_double": ("in_double",),
     "offsets": ("Large",),
     "op": ("Op", "Provider"),
     "registry": ("Registry", "discover", "load_file"),

@@ -8,9 +8,19 @@ from tinyllama.harness.declare.values import (
     constant,
     integers,
     normal,
+    philox,
     ranked,
     scaled_rows,
     uniform,
 )
 
-__all__ = ["Values", "constant", "integers", "normal", "ranked", "scaled_rows", "uniform"]
+__all__ = [
+    "Values",
+    "constant",
+    "integers",
+    "normal",
+    "philox",
+    "ranked",
+    "scaled_rows",
+    "uniform",
+]

@@ -19,7 +19,8 @@ import torch
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.compare import SLACK
 from tinyllama.harness.check.evaluate import ContractError, Inputs, evaluate
-from tinyllama.harness.declare.op import MOST_SLACK, Op, Provider
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.provider import MOST_SLACK, Provider
 from tinyllama.harness.kernels.precision import SHORT
 
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}

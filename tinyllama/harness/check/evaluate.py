@@ -185,6 +185,8 @@ def make_inputs(
     place = itertools.count(1)
 
     def leaf(name: str, declared: Tensor, salt: str = "") -> Any:
+        if name in case.without:
+            return None
         values = overrides.get(name) or declared.distribution(case.dims)
         wanted = dtype_of(declared)
         shapes = shapes_of(declared, case.dims)
@@ -348,7 +350,8 @@ def backward_pass(
 
 
 def _wanted(op: Op, inputs: Inputs) -> list[str]:
-    return [n for n in op.differentiable if inputs.wanted is None or n in inputs.wanted]
+    present = [name for name in op.differentiable if inputs.args[name] is not None]
+    return [name for name in present if inputs.wanted is None or name in inputs.wanted]
 
 
 def _named_outputs(
@@ -412,6 +415,8 @@ def _changed(args: Leaves, before: Leaves) -> list[str]:
 
 def copied(value: Any) -> Any:
     """A copy in memory of its own with the same strides, gaps and all (clone() drops them)."""
+    if value is None:  # an optional input
+        return None
     if isinstance(value, list):
         return [copied(item) for item in value]
     storage = value.untyped_storage().clone()
@@ -419,8 +424,10 @@ def copied(value: Any) -> Any:
     return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
 
 
-def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal bit for bit, the gaps between strided elements included."""
+def _same_memory(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Equal bit for bit, the gaps between strided elements included; or both absent."""
+    if one is None or other is None:
+        return one is other
 
     def raw(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()

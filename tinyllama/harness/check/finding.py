@@ -330,7 +330,8 @@ class _Copy(torch.autograd.Function):
 def leaves(args: Leaves) -> Iterator[torch.Tensor]:
     """The tensors among arguments, those in lists too."""
     for value in args.values():
-        yield from value if isinstance(value, list) else [value]
+        if value is not None:
+            yield from value if isinstance(value, list) else [value]
 
 
 def others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:

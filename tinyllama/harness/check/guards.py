@@ -60,7 +60,7 @@ class GuardedMemory(DispatchMode, Bounds):
             self.forward = list(self.kernels)
         if isinstance(value, list):
             return [self.placed(one, f"{name}[{place}]") for place, one in enumerate(value)]
-        return self.guarded(value, name)
+        return None if value is None else self.guarded(value, name)
 
     def launched(self, backward: bool) -> str:
         """The kernels of the forward pass, or those that the backward pass added, in words."""

@@ -24,7 +24,7 @@ from tinyllama.harness.check.crash import place_in
 from tinyllama.harness.check.evaluate import Inputs
 from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Outcome, run
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.declare.registry import Registry, discover, load_file
+from tinyllama.harness.declare.registry import Registry, discover, load_about, load_file
 from tinyllama.harness.kernels.foreign import foreign
 from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.errors import UsageError
@@ -47,7 +47,7 @@ class Asked:
 
     package: has the ops of the tree, on which the file may register providers. candidate:
     ``FILE:function``, which is checked as a provider of the op, in the place of its own. seconds:
-    for one case.
+    for one case. declaration: a file that declares the op instead, about functions of ``file``.
     """
 
     package: str
@@ -58,6 +58,7 @@ class Asked:
     seed: int
     candidate: str | None = None
     seconds: int = SECONDS
+    declaration: str | None = None
 
 
 class Checks:
@@ -86,7 +87,10 @@ class Checks:
             before = {str(provider) for op in every for provider in op.providers.values()}
             sys.path.append(str(Path(asked.file).resolve().parent))  # it may import its neighbours
             with self._loading():
-                name = load_file(asked.file, ops).__name__
+                if asked.declaration is None:
+                    name = load_file(asked.file, ops).__name__
+                else:
+                    name = load_about(asked.declaration, asked.file, ops).__name__
             elsewhere = list(_elsewhere(name, ops))
             others = [one for op in elsewhere for one in op.providers.values()]
             before |= {str(provider) for provider in others if provider.module != name}

@@ -27,7 +27,9 @@ def general(candidate: Candidate) -> OpCase:
 
 def resized(candidate: Candidate, base: OpCase, axis: str, size: int) -> OpCase | None:
     """The case with about this size of an axis; None where the op or the provider takes none."""
-    op, before = candidate.op, base.case.dims[axis]
+    op, before = candidate.op, base.case.dims.get(axis)
+    if before is None:  # a number, or computed from the sizes of others
+        return None
     for more in range(TRIES):
         new: Any = size + more
         if isinstance(before, tuple):

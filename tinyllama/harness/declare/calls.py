@@ -4,12 +4,12 @@ written, or repeated by a plan (`tinyllama.harness.kernels.plans`)."""
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from tinyllama.harness.declare.checked import BySignature
-from tinyllama.harness.declare.specs import Signature
+from tinyllama.harness.declare.passes import Passes
 from tinyllama.harness.kernels.layout import memory_of
 from tinyllama.harness.kernels.plans import Repeated
 
@@ -29,26 +29,10 @@ def _no_view(result: torch.Tensor, inputs: tuple[Any, ...]) -> torch.Tensor:
     pass of an autograd function returns. One of an input stays what it is."""
     if not result._is_view():
         return result
-    given = {memory_of(x) for x in inputs if isinstance(x, torch.Tensor)}
-    if memory_of(result) in given:
+    memories = {memory_of(x) for x in inputs if isinstance(x, torch.Tensor)}
+    if memory_of(result) in memories:
         return result
     return torch.ops.aten._unsafe_view(result, result.shape)
-
-
-class Passes(Protocol):
-    """A provider's passes, as they are derived from its class; all arguments by their places."""
-
-    @property
-    def op(self) -> Signature: ...
-    @property
-    def replays(self) -> bool: ...
-    @property
-    def without_elements(self) -> int:
-        """How many saved tensors, the last ones, are read for their shape alone."""
-
-    def as_read(self, args: tuple[Any, ...]) -> tuple[Any, ...]: ...
-    def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]: ...
-    def run_backward(self, grads: Any, saved: Any, params: Any, needs_grad: Any) -> Any: ...
 
 
 class _Pass:
@@ -79,29 +63,29 @@ class Calls:
         return read
 
     def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made = self._derived.run_forward(*inputs, *self._params)
-        results = tuple(_no_view(one, inputs) for one in made)
+        returned = self._derived.run_forward(*inputs, *self._params)
+        results = tuple(_no_view(result, inputs) for result in returned)
         n = len(results) - self._derived.without_elements
         self._empty = results[n:]
         return results[:n]
 
-    def backward(self, needs: tuple[bool, ...], given: tuple[torch.Tensor | None, ...]) -> Any:
-        """Gradients of the inputs, and None. given: upstream gradients, then what was saved."""
+    def backward(self, needs: tuple[bool, ...], tensors: tuple[torch.Tensor | None, ...]) -> Any:
+        """Gradients of the inputs, and None. tensors: upstream gradients, then what was saved."""
         if not self._derived.replays:
-            return self._run_backward(needs, *plain(given))
+            return self._run_backward(needs, *plain(tensors))
         passes = self._backward.get(needs)
         if passes is None:
             passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
-        found = passes.last(given, {})
-        if found is None:
-            given = plain(given)
-            found = passes.find(given, {})
-        if found is None:
-            found = _Pass(functools.partial(self._run_backward, needs), replays=True)
-            passes.put(given, {}, found)
-        return found.run(*given)
+        backward = passes.last(tensors, {})
+        if backward is None:
+            tensors = plain(tensors)
+            backward = passes.find(tensors, {})
+        if backward is None:
+            backward = _Pass(functools.partial(self._run_backward, needs), replays=True)
+            passes.put(tensors, {}, backward)
+        return backward.run(*tensors)
 
-    def _run_backward(self, needs: tuple[bool, ...], *given: torch.Tensor | None) -> Any:
+    def _run_backward(self, needs: tuple[bool, ...], *tensors: torch.Tensor | None) -> Any:
         n_grads = len(self._derived.op.outputs)
-        grads, saved = given[:n_grads], (*given[n_grads:], *self._empty)
+        grads, saved = tensors[:n_grads], (*tensors[n_grads:], *self._empty)
         return (*self._derived.run_backward(grads, saved, self._params, needs), None)

@@ -17,7 +17,7 @@ Check = Callable[[Sequence[Any], Mapping[str, Any]], None]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_TOLD = {bool, int, float, str, type(None), torch.dtype}  # by their `repr`
+_BY_REPR = {bool, int, float, str, type(None), torch.dtype}  # `repr` tells all of them
 
 
 def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -39,7 +39,7 @@ def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...]
     if first is not None and torch.is_autocast_enabled(kind := autocast_kind(first)):
         parts.append(torch.get_autocast_dtype(kind))
     if params:  # 1, 1.0 and True are equal, and so are 0.0 and -0.0
-        if not _TOLD.issuperset(map(type, params.values())):
+        if not _BY_REPR.issuperset(map(type, params.values())):
             return None
         parts += (*params, *map(repr, params.values()))
     return tuple(parts)
@@ -49,8 +49,8 @@ def _like(guards: Any, *tensors: torch.Tensor) -> Callable[..., bool]:
     """A check whether tensors have the classes, dtypes, devices and layouts of these. It keeps none
     of these tensors."""
     shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-    made = guards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
-    check: Callable[..., bool] = made.check
+    guard = guards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = guard.check
     return check
 
 
@@ -62,10 +62,10 @@ def _torchs_guards() -> Any:
 
         x = torch.empty(2, 2, device="cpu")
         others = (x.T, x[:1], x[None], x.double(), torch.empty(2, 2, device="meta"))
-        known = [_like(TensorGuards, x)(one) for one in (x, *others)]
+        recognised = [_like(TensorGuards, x)(tensor) for tensor in (x, *others)]
     except (ImportError, AttributeError, TypeError):
         return None
-    return TensorGuards if known == [True] + [False] * len(others) else None
+    return TensorGuards if recognised == [True] + [False] * len(others) else None
 
 
 GUARDS = _torchs_guards()
@@ -76,7 +76,7 @@ _DETERMINISTIC = getattr(
 )
 
 
-class _Seen:
+class _EarlierCall:
     """A call with which others are compared: those that are `like` it have its signature."""
 
     def __init__(self, args: Sequence[torch.Tensor], params: Mapping[str, Any]) -> None:
@@ -112,8 +112,8 @@ class BySignature(Generic[Value]):
 
     def __init__(self, most: int = MOST_ACCEPTED) -> None:
         self._most = most
-        self._values: dict[tuple[Any, ...], tuple[_Seen | None, Value]] = {}
-        self._last: tuple[_Seen | None, Value] | None = None
+        self._values: dict[tuple[Any, ...], tuple[_EarlierCall | None, Value]] = {}
+        self._last: tuple[_EarlierCall | None, Value] | None = None
 
     def last(self, args: Sequence[Any], params: Mapping[str, Any]) -> Value | None:
         """The value of the last call, if this one certainly has its signature; its tensors are then
@@ -131,11 +131,11 @@ class BySignature(Generic[Value]):
     def find(self, args: Sequence[Any], params: Mapping[str, Any]) -> Value | None:
         """As `get`, where the call is not like the last one."""
         key = signature(args, params)
-        found = self._values.get(key) if key is not None else None
-        if found is None:
+        entry = self._values.get(key) if key is not None else None
+        if entry is None:
             return None
-        self._last = found
-        return found[1]
+        self._last = entry
+        return entry[1]
 
     def put(self, args: Sequence[Any], params: Mapping[str, Any], value: Value) -> None:
         """Keep a value, unless the call has no signature."""
@@ -144,9 +144,9 @@ class BySignature(Generic[Value]):
             return
         if len(self._values) >= self._most:
             self.clear()
-        told = GUARDS is not None and args and all(type(x) in _PLAIN for x in args)
-        seen = _Seen(args, params) if told else None
-        self._values[key] = self._last = seen, value
+        comparable = GUARDS is not None and args and all(type(x) in _PLAIN for x in args)
+        call = _EarlierCall(args, params) if comparable else None
+        self._values[key] = self._last = call, value
 
     def values(self) -> list[Value]:
         """All that are kept."""
@@ -200,8 +200,8 @@ def of_dtypes(
     """Raise ValueError for a tensor of a dtype that the kernels of a provider do not know."""
     for name, tensor in tensors:
         if tensor.dtype not in dtypes:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise ValueError(
-                f"{provider}: {name} has dtype {tensor.dtype}: use one of {known}, or the provider "
+                f"{provider}: {name} has dtype {tensor.dtype}: use one of {names}, or the provider "
                 "'eager'"
             )

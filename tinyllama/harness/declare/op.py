@@ -6,9 +6,6 @@ reference, run in float64, is the oracle that all of them are held to.
 """
 
 import functools
-import inspect
-import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,73 +17,62 @@ import torch
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import derive
 from tinyllama.harness.declare.checked import checked, of_dtypes, on_one_device
+from tinyllama.harness.declare.declaration import (
+    NAME,
+    Declaration,
+    check_signature,
+    check_traits,
+    require,
+)
 from tinyllama.harness.declare.offsets import ManyPrograms, RowsApart
-from tinyllama.harness.declare.provider import MOST_SLACK, Provider, RandomDims, StepChoices
+from tinyllama.harness.declare.provider import Provider, RandomDims, StepChoices
 from tinyllama.harness.declare.specs import (
-    FLOATS,
-    STANDARD,
-    TIMED_LAYOUTS,
     Case,
-    DeclarationError,
-    Signature,
     Tensor,
     Terms,
+    add_derived,
     names_in,
+    size_of,
 )
-from tinyllama.harness.declare.values import Values
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-_KNOWN_DIMENSIONS = (
-    "use those of the inputs, numbers, and sums, products and quotients of these ('N 2', 'N D/2'); "
-    "for a parameter k, Tensor('N 2', shape_by=lambda params: f'N {params[\"k\"]}')"
-)
 Magnitudes = Callable[..., Mapping[str, torch.Tensor]]
 
 
 @dataclass(eq=False, kw_only=True)
-class Op(Signature):
+class Op(Declaration):
     """An op: its signature, its cases, and the providers registered on it.
 
-    cases: shapes for the correctness suite; the first one is also used for the layout and
-        value variants, so it should be small and general.
+    name, inputs, outputs, params, leading: its signature, see `Signature`.
+    cases: shapes in which something can go wrong. The first one is also used for layouts, extreme
+        values and repeated calls, so it should be small and general.
     timed: shapes for the performance suite, from small to large; where there is no GPU only the
         first is timed, elsewhere all others.
     extremes: named overrides of input distributions; each is a case of its own.
-    dtypes: the floating-point dtypes its cases cover.
-    calls: how many successive calls are compared (in-place ops: more than one).
+    dtypes: the floating-point dtypes that its cases cover.
+    calls: the number of successive calls after which results are compared (in-place ops: more than
+        one).
+    fits: a function of the sizes by dimension and of the parameters that returns what is wrong with
+        them, or None; for conditions that the shapes of single inputs cannot express, such as one
+        size that divides another.
+    instead: what to use in place of common arguments that the op does not take; it is the last
+        part of the errors for wrong arguments.
+    bytes, flops: functions of the sizes by dimension, by pass ("forward", "backward"): the fewest
+        bytes moved, which also takes the bytes of an element, and the operations done; the source
+        of every bandwidth and roofline.
+    computes: False for an op that only moves memory, and has no operations.
+    layouts: layout of the inputs -> the time that a provider with a backward of its own may take,
+        as a multiple of its time on contiguous inputs. The first one moves the most bytes; the
+        gate times it, too.
     tolerances: metric -> ratio to a stored baseline that a comparison allows, if not the default
         (`tinyllama.harness.records.verdict`).
     slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, if not the
         default (`tinyllama.harness.gate.subject`).
-    layouts: layout of the inputs -> the time that a provider with a backward of its own may take,
-        as a multiple of its time on contiguous inputs. The first one moves the most bytes; the
-        gate times it, too.
-    bytes, flops: dims -> the fewest bytes moved (at an element size) and the operations
-        done, for "forward" and "backward"; the source of every bandwidth and roofline.
-    instead: what to use in place of common arguments that the op does not take; it is the last
-        part of the errors for wrong arguments.
-    fits: a function of the sizes by dimension and of the parameters that returns what is wrong with
-        them, or None; for conditions that the shapes of single inputs cannot express, such as one
-        size that divides another.
-    computes: False for an op that only moves memory, and has no operations.
     small_kernels: kernels, by the function's name, that see no tensor of more than 2^31 elements
         however large the inputs are, and why; or an argument of one, ``kernel.argument``.
+
+    Raises DeclarationError for a declaration that contradicts itself.
     """
 
-    cases: Sequence[Case]
-    timed: Sequence[Case] = ()
-    extremes: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
-    calls: int = 1
-    dtypes: tuple[torch.dtype, ...] = FLOATS
-    bytes: Mapping[str, Callable[..., float]] = field(default_factory=dict)
-    flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
-    tolerances: Mapping[str, float] = field(default_factory=dict)
-    slowdowns: Mapping[str, float] = field(default_factory=dict)
-    layouts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_LAYOUTS, 2.0))
-    instead: str = ""
-    fits: Callable[[Mapping[str, Any]], str | None] = lambda sizes: None
-    computes: bool = True
-    small_kernels: Mapping[str, str] = field(default_factory=dict)
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
     independents: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
     magnitudes: Magnitudes | None = field(default=None, init=False)
@@ -99,10 +85,8 @@ class Op(Signature):
 
     def __post_init__(self) -> None:
         self.module = _calling_module()
-        self.outputs = {
-            name: Tensor(out) if isinstance(out, str) else out for name, out in self.outputs.items()
-        }
-        _check(self)
+        super().__post_init__()
+        self.cases = [*self.cases, *_without_optional(self)]
 
     # -- what a file adds to its declaration ------------------------------------------------
 
@@ -115,8 +99,8 @@ class Op(Signature):
         """Register an implementation: a function that autograd can differentiate, or a class
         with ``forward`` and ``backward`` (see `tinyllama.harness.declare.autograd`). It may take
         many inputs as one NamedTuple (see `tinyllama.harness.declare.arguments`)."""
-        _require(bool(_NAME.match(name)), self.name, f"provider name {name!r}: use lower_case")
-        _require(
+        require(bool(NAME.match(name)), self.name, f"provider name {name!r}: use lower_case")
+        require(
             name not in self.providers,
             self.name,
             f"provider {name!r} is registered twice: pick another name",
@@ -126,25 +110,14 @@ class Op(Signature):
 
         def register(implementation: Any) -> Any:
             traits.setdefault("dtypes", self.dtypes)
-            known = {
-                "overwrites": [*self.inputs, *self.outputs],
-                "frozen": self.differentiable,
-                "output_dtypes": self.outputs,
-            }
-            for trait, names in known.items():
-                for one in traits.get(trait, ()):
-                    text = f"{trait} of {name!r} names {one!r}: use {', '.join(names) or 'none'}"
-                    _require(one in names, self.name, text)
-            for dtype, slack in traits.get("slack", {}).items():
-                text = f"slack of {name!r} is {slack} for {dtype}: use 0 to {MOST_SLACK:.0f}"
-                _require(0 < slack <= MOST_SLACK, self.name, text)
+            check_traits(self, name, traits)
             derived = derive(self, name, implementation, traits)
             if derived is None:
                 call = spread(implementation, self.params)
-                _check_signature(self, name, call)
+                check_signature(self, name, call)
             else:
                 traits.setdefault("double_backward", False)
-                _check_signature(self, name, derived.forward)
+                check_signature(self, name, derived.forward)
             # An op in place takes lists of any shape, and its provider checks them.
             check = functools.partial(self.check, provider=name)
             checks = not self.mutated and bool(derived or "triton" in traits.get("requires", ()))
@@ -164,7 +137,7 @@ class Op(Signature):
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             call = spread(function, self.params)
-            _check_signature(self, source, call)
+            check_signature(self, source, call)
             self.independents[source] = call
             return function
 
@@ -267,6 +240,7 @@ class Op(Signature):
             (name, tensor)
             for (name, declared), value in zip(self.inputs.items(), args, strict=True)
             for tensor in (value if declared.many else [value])
+            if tensor is not None
         ]
         on_one_device(self.name, tensors)
         if provider is not None:
@@ -289,15 +263,34 @@ class Op(Signature):
             )
         for name in params:
             if name not in self.params:
-                known = ", ".join(self.params) or "none"
+                names = ", ".join(self.params) or "none"
                 raise ValueError(
-                    f"{self.name} has no parameter {name!r}: use {known}{self._instead}"
+                    f"{self.name} has no parameter {name!r}: use {names}{self._instead}"
                 )
         dims: dict[str, Any] = {}
+        computed: list[tuple[str, str, int]] = []  # input, axis, size
         for (name, declared), value in zip(self.inputs.items(), args, strict=True):
-            values = value if declared.many else [value]
-            for entry, tensor in enumerate(values):
-                _match(self, name, declared, tensor, dims, entry if declared.many else None)
+            if value is None and declared.optional:
+                continue
+            for entry, tensor in enumerate(value if declared.many else [value]):
+                for axis, size in _sizes(self, name, declared, tensor):
+                    if not axis.isidentifier():
+                        computed.append((name, axis, size))
+                        continue
+                    key = f"{axis}[{entry}]" if declared.many else axis
+                    if dims.setdefault(key, size) != size:
+                        raise ValueError(
+                            f"{self.name}: {name} has {axis} = {size}, other inputs have {axis} = "
+                            f"{dims[key]}"
+                        )
+        add_derived(dims, [(axis, size) for _, axis, size in computed])
+        for name, axis, size in computed:
+            if names_in(axis) - dims.keys() or size_of(axis, dims) != size:
+                bound = sorted(names_in(axis) & dims.keys())
+                others = "".join(f" and {other} = {dims[other]}" for other in bound)
+                raise ValueError(
+                    f"{self.name}: {name} has {axis} = {size}{others}: they do not fit"
+                )
         return dims
 
     @property
@@ -313,105 +306,25 @@ def _calling_module() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _match(
-    signature: Op, name: str, declared: Tensor, tensor: Any, dims: dict[str, Any], entry: int | None
-) -> None:
-    op = signature.name
+def _sizes(op: Op, name: str, declared: Tensor, tensor: Any) -> list[tuple[str, Any]]:
+    """The axes of an input with their sizes. Raises ValueError for what is no such tensor."""
     if not isinstance(tensor, torch.Tensor):
-        got = f"{type(tensor).__name__}{signature._instead}"
-        raise ValueError(f"{op}: {name} must be a tensor, got {got}")
-    sizes = signature.sizes_of(declared, tensor.shape)
+        got = f"{type(tensor).__name__}{op._instead}"
+        raise ValueError(f"{op.name}: {name} must be a tensor, got {got}")
+    sizes = op.sizes_of(declared, tensor.shape)
     if sizes is None:
         raise ValueError(
-            f"{op}: {name} has shape {tuple(tensor.shape)}, expected ({declared.shape})"
+            f"{op.name}: {name} has shape {tuple(tensor.shape)}, expected ({declared.shape})"
         )
     if declared.dtype is not None and tensor.dtype not in (declared.dtype, torch.float64):
-        raise ValueError(f"{op}: {name} has dtype {tensor.dtype}, expected {declared.dtype}")
-    for axis, size in sizes:
-        key = axis if entry is None else f"{axis}[{entry}]"
-        if dims.setdefault(key, size) != size:
-            raise ValueError(
-                f"{op}: {name} has {axis} = {size}, other inputs have {axis} = {dims[key]}"
-            )
+        raise ValueError(f"{op.name}: {name} has dtype {tensor.dtype}, expected {declared.dtype}")
+    return sizes
 
 
-def _require(condition: bool, op: str, message: str) -> None:
-    if not condition:
-        raise DeclarationError(f"op {op!r}: {message}")
-
-
-def _check(op: Op) -> None:
-    """Refuse a declaration that contradicts itself, before anything is registered."""
-    _require(bool(_NAME.match(op.name)), op.name, "name an op in lower_case")
-    _require(bool(op.cases), op.name, "declare at least one case")
-    _require(
-        bool(op.outputs) != bool(op.mutated),
-        op.name,
-        "declare outputs, or inputs with mutated=True, and not both",
-    )
-    _require(not set(op.inputs) & set(op.params), op.name, "an input and a parameter share a name")
-    known = {axis for tensor in op.inputs.values() for axis in tensor.axes}
-    for params in ({}, *(case.params for case in [*op.cases, *op.timed])):
-        for name, output in op.outputs_for(params).items():
-            missing = set[str]().union(*map(names_in, output.axes)) - known
-            text = f"output {name!r} has unknown dimensions {sorted(missing)}: {_KNOWN_DIMENSIONS}"
-            _require(not missing, op.name, text)
-    for case in op.timed:
-        one = not any(isinstance(case.dims.get(name), tuple) for name in op.leading)
-        _require(one, op.name, f"timed case {case}: give each leading dimension one size")
-    for name, tensor in {**op.inputs, **op.outputs}.items():
-        _require(tensor.dtype_of is None, op.name, f"{name!r}: dtype_of is for what is saved")
-        integral = not tensor.floating and name in op.outputs
-        _require(
-            integral or not tensor.off_by, op.name, f"{name!r}: off_by is for integral outputs"
-        )
-    for name, tensor in op.inputs.items():
-        _require(
-            tensor.floating or not tensor.grad,
-            op.name,
-            f"input {name!r} is integral, it has no grad",
-        )
-        drawn = tensor.floating or tensor.values is not STANDARD
-        text = f"input {name!r} is {tensor.dtype}: give it values=, such as integers(high)"
-        _require(drawn, op.name, f"{text} of tinyllama.harness.values (2 for booleans)")
-        _require(
-            not (tensor.mutated and tensor.grad), op.name, f"input {name!r} is mutated: grad=False"
-        )
-    leads = len(op.leading)
-    fronts = [tensor.axes[:leads] == op.leading for tensor in op.inputs.values()]
-    _require(fronts[0], op.name, f"leading {op.leading}: they are not the first of its first input")
-    for case in [*op.cases, *op.timed]:
-        missing = known - set(case.dims)
-        _require(not missing, op.name, f"case {case} lacks dimensions {sorted(missing)}")
-        unknown = set(case.params) - set(op.params)
-        _require(not unknown, op.name, f"case {case} sets unknown parameters {sorted(unknown)}")
-        unknown = set(case.values) - set(op.inputs)
-        _require(not unknown, op.name, f"case {case} sets values of unknown {sorted(unknown)}")
-    for layout, bar in op.layouts.items():
-        right = layout in TIMED_LAYOUTS and isinstance(bar, (int, float)) and 1 < bar < math.inf
-        _require(
-            right,
-            op.name,
-            f"layouts of {layout!r}: {bar!r}: give {' or '.join(TIMED_LAYOUTS)} a number above 1",
-        )
-    for name, overrides in op.extremes.items():
-        unknown = set(overrides) - set(op.inputs)
-        _require(not unknown, op.name, f"extreme {name!r} overrides unknown {sorted(unknown)}")
-
-
-def _check_signature(op: Op, provider: str, function: Callable[..., Any]) -> None:
-    """Inputs come first and in order, parameters by name: a swapped pair must not register.
-
-    An argument may carry its shape as a suffix: ``x_BTD`` is the input ``x``.
-    """
-    got = list(inspect.signature(function).parameters)
-    expected = [*op.inputs, *op.params]
-    same = len(got) == len(expected) and all(
-        re.fullmatch(rf"{want}(_[A-Z][A-Za-z0-9]*)?", name)
-        for name, want in zip(got, expected, strict=True)
-    )
-    _require(
-        same,
-        op.name,
-        f"{provider!r} takes ({', '.join(got)}), declared are ({', '.join(expected)})",
-    )
+def _without_optional(op: Op) -> list[Case]:
+    """The first case without each optional input, and without all; those that none declares."""
+    optional = [name for name, tensor in op.inputs.items() if tensor.optional]
+    absent: list[tuple[str, ...]] = [(name,) for name in optional]
+    absent += [tuple(optional)] if len(optional) > 1 else []
+    declared = [case.without for case in op.cases]
+    return [op.cases[0].lacking(*names) for names in absent if names not in declared]

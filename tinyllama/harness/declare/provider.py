@@ -86,8 +86,8 @@ class Provider:
             return op
         less = copy.copy(op)
         less.inputs = {
-            name: replace(one, grad=one.grad and name not in self.frozen)
-            for name, one in op.inputs.items()
+            name: replace(tensor, grad=tensor.grad and name not in self.frozen)
+            for name, tensor in op.inputs.items()
         }
         return less
 

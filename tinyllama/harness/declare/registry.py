@@ -18,6 +18,7 @@ from types import ModuleType
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import DeclarationError
 from tinyllama.harness.kernels.tuned import adopted
+from tinyllama.harness.machine.errors import UsageError
 
 ENTRY_POINTS = "tinyllama.ops"
 
@@ -77,7 +78,7 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
     root = importlib.import_module(package)
     for folder in root.__path__:
         _refuse_loose_data(Path(folder))
-    names = sorted(found.name for found in pkgutil.iter_modules(root.__path__, f"{package}."))
+    names = sorted(module.name for module in pkgutil.iter_modules(root.__path__, f"{package}."))
     if plugins:
         names += [point.module for point in entry_points(group=ENTRY_POINTS)]
     for name in names:
@@ -139,6 +140,30 @@ def load_file(path: str | Path, registry: Registry) -> ModuleType:
         _restore(before)
         del sys.modules[name]
         raise
+    return module
+
+
+def import_name(file: Path) -> tuple[Path, str]:
+    """The folder from which a file is imported, and its module's name there: outside of the
+    packages that it belongs to."""
+    folder, names = file.resolve().parent, [file.stem]
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(names)
+
+
+def load_about(declaration: str | Path, file: str | Path, registry: Registry) -> ModuleType:
+    """As `load_file` for a declaration that imports ``file`` by its name.
+
+    Raises ValueError where another module has that name.
+    """
+    folder, name = import_name(Path(file))
+    sys.path.insert(0, str(folder))
+    module = load_file(declaration, registry)
+    imported = getattr(sys.modules[name], "__file__", None)
+    if imported is None or Path(imported).resolve() != Path(file).resolve():
+        raise UsageError(f"{str(file)!r}: another module is named {name!r}: rename the file")
     return module
 
 

@@ -1,11 +1,13 @@
 """What a declaration is made of: tensors, cases, and the signature that they belong to.
 
-Shapes are strings of dimension names: ``"B T D"`` is a tensor with three axes, ``""`` a
-scalar. An axis of an output or of a saved tensor may be a number, or computed from dimensions of
-the inputs, as in ``"N 2"`` and ``"N D/2+1"``. A dimension whose size in a case is a tuple, such as
-``N=(1000, 1)``, belongs to inputs declared ``many``: they are lists of tensors, one for each size.
+Shapes are strings of axes: ``"B T D"`` is a tensor with three of them, ``""`` a scalar. An axis is
+the name of a dimension, a number, or a sum of products and quotients of these, as in ``"N 2*R"``
+and ``"N D/2+1"``. A dimension whose size in a case is a tuple, such as ``N=(1000, 1)``, belongs to
+inputs declared ``many``: they are lists of tensors, one for each size.
 """
 
+import copy
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,26 +40,30 @@ class DeclarationError(ValueError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A declared input or output.
+    """A declared input or output: ``Tensor("N D", grad=True)``.
 
-    shape: names of the axes, separated by spaces; ``""`` is a scalar.
-    grad: its gradient is expected, and compared in every case.
-    dtype: a fixed dtype; None means the dtype of the case.
-    dtype_of: for a tensor that a provider saves: a function of the op's first input that returns
-        the saved tensor's dtype.
-    values: the distribution of test inputs, or a function of a case's dims that returns one.
-    mutated: the op writes it in place; it is compared after the calls, instead of an output.
-    many: a list of tensors, one for each size of a tuple-valued dimension.
+    shape: its axes, separated by spaces; ``""`` is a scalar.
+    grad: the gradient of an input is compared in every case.
+    dtype: a fixed dtype; None is the floating-point dtype of the case.
+    values: the distribution from which an input is drawn (`tinyllama.harness.values`), or a
+        function of a case's sizes that returns one. An input of integers or booleans needs it.
+    optional: an input that may be None. The op's first case is also tried without it.
+    mutated: an input that the op writes in place; it is compared after the calls, as an output is.
+    many: an input that is a list of tensors, one for each size of a dimension whose size is a
+        tuple.
     shape_by: of an output whose shape depends on the op's parameters: a function of these that
-        returns the shape. ``shape`` is that for the defaults.
+        returns the shape. ``shape`` is then the shape for the defaults.
     off_by: of an output of integers: how far an element may be from the reference's, as a rounded
         value at a tie; of as few elements as the reference itself is undecided about.
+    dtype_of: for a tensor that a provider saves: a function of the op's first input that returns
+        the saved tensor's dtype.
     """
 
     shape: str
     grad: bool = False
     dtype: torch.dtype | None = None
     values: Values | Callable[[Mapping[str, Any]], Values] = STANDARD
+    optional: bool = False
     mutated: bool = False
     many: bool = False
     dtype_of: Callable[[torch.Tensor], torch.dtype] | None = None
@@ -86,16 +92,21 @@ class Tensor:
 
 @dataclass(frozen=True, init=False)
 class Case:
-    """One shape of an op: sizes by dimension name, and why the case exists. A tuple is the sizes of
-    several tensors, or of an op's ``leading`` dimension those of any number of axes.
+    """One shape of an op: ``Case(N=3, D=100, why="a width that no power of two divides")``.
 
-    ``params`` overrides the op's parameters, ``values`` the distributions of its inputs.
+    dims: the size of each dimension. A tuple is the sizes of several tensors (``many``), or of one
+        of the op's ``leading`` dimensions those of any number of axes.
+    why: what can go wrong in this case.
+    params: parameters in place of the op's defaults.
+    values: distributions of inputs in place of the declared ones.
+    without: the optional inputs that are None, see `lacking`.
     """
 
     dims: Mapping[str, Any]
     why: str
     params: Mapping[str, Any]
     values: Mapping[str, Values]
+    without: tuple[str, ...]
 
     def __init__(
         self,
@@ -110,19 +121,29 @@ class Case:
         set_field(self, "why", why)
         set_field(self, "params", dict(params or {}))
         set_field(self, "values", dict(values or {}))
+        set_field(self, "without", ())
 
     def resized(self, **dims: int | tuple[int, ...]) -> "Case":
         """The same case with other sizes of some dimensions."""
-        sizes = {**self.dims, **dims}
-        return Case(why=self.why, params=self.params, values=self.values, **sizes)
+        return self._changed(dims={**self.dims, **dims})
+
+    def lacking(self, *names: str) -> "Case":
+        """The same case without these optional inputs: ``Case(N=3).lacking("bias")``."""
+        return self._changed(without=names)
+
+    def _changed(self, **fields: Any) -> "Case":
+        case = copy.copy(self)
+        for name, value in fields.items():
+            object.__setattr__(case, name, value)
+        return case
 
     def __str__(self) -> str:
         def size(value: int | tuple[int, ...]) -> str:
             return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
-        parts = [f"{name}{size(value)}" for name, value in self.dims.items()]
-        parts += [f"{name}={value}" for name, value in self.params.items()]
-        return "".join(parts[: len(self.dims)]) + "".join(f",{p}" for p in parts[len(self.dims) :])
+        sizes = "".join(f"{name}{size(value)}" for name, value in self.dims.items())
+        params = [f"{name}={value}" for name, value in self.params.items()]
+        return ",".join([sizes, *params, *(f"no_{name}" for name in self.without)])
 
 
 @dataclass(eq=False)
@@ -164,10 +185,10 @@ class Signature:
 
     def outputs_for(self, params: Mapping[str, Any]) -> dict[str, Tensor]:
         """The outputs of a call with these parameters, of which defaults may be left out."""
-        given = {**self.params, **params}
+        values = {**self.params, **params}
         return {
-            name: replace(one, shape=one.shape_by(given)) if one.shape_by else one
-            for name, one in self.outputs.items()
+            name: replace(output, shape=output.shape_by(values)) if output.shape_by else output
+            for name, output in self.outputs.items()
         }
 
     @property
@@ -181,22 +202,44 @@ class Signature:
 
 def flat(sizes: Iterable[Any]) -> tuple[int, ...]:
     """A shape, from the sizes of dimensions of which some are any number of axes."""
-    return tuple(one for size in sizes for one in (size if isinstance(size, tuple) else (size,)))
+    lengths = (size if isinstance(size, tuple) else (size,) for size in sizes)
+    return tuple(itertools.chain.from_iterable(lengths))
 
 
 def shape_of(axes: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
     """The shape of declared axes, of which a leading dimension may be several."""
-    several_or_one = (sizes.get(axis) for axis in axes)
-    each = (
-        size if isinstance(size, tuple) else size_of(axis, sizes)
-        for axis, size in zip(axes, several_or_one, strict=True)
+    lengths = (
+        sizes[axis] if isinstance(sizes.get(axis), tuple) else size_of(axis, sizes) for axis in axes
     )
-    return list(flat(each))
+    return list(flat(lengths))
 
 
 def names_in(axis: str) -> set[str]:
     """The dimensions that `size_of` reads for an axis."""
     return {name for name in re.split(r"[+*/]", axis) if not name.isdecimal()}
+
+
+def add_derived(sizes: dict[str, Any], axes: Sequence[tuple[str, int]]) -> None:
+    """Add the dimensions that only computed axes tell: R where an axis ``2*R`` has 6 elements.
+
+    axes: computed axes, with their sizes. Each may need a dimension that another one tells.
+    """
+    for _ in axes:
+        for axis, size in axes:
+            unknown = names_in(axis) - sizes.keys()
+            if len(unknown) == 1:
+                sizes.update(_solved(axis, unknown.pop(), size, sizes))
+
+
+def _solved(axis: str, name: str, size: int, sizes: Mapping[str, Any]) -> dict[str, int]:
+    """The size of the dimension ``name`` with which an axis has this size; {} where there is none,
+    or there may be several, as with a quotient."""
+    if "/" in axis:
+        return {}
+    least, next_size = (size_of(axis, {**sizes, name: length}) for length in (0, 1))
+    length = (size - least) // (next_size - least) if next_size > least else -1
+    fits = length >= 0 and size_of(axis, {**sizes, name: length}) == size
+    return {name: length} if fits else {}
 
 
 def size_of(axis: str, sizes: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ fast.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,12 +18,27 @@ Sampler = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
 
 @dataclass(frozen=True)
 class Values:
-    """A named distribution: ``sample(shape, generator)`` returns a tensor. least: the least value
-    that it may have; None where that is not known."""
+    """A named distribution, and the domain that it is drawn from.
+
+    sample: a function of a shape and a generator that returns a float64 or int64 tensor on the
+        generator's device.
+    least, most: the ends of the domain: values that a caller may pass, drawn or not. Checks also
+        try values near them. None: nothing is known, so that only drawn values are tried.
+    """
 
     name: str
     sample: Sampler
     least: float | None = None
+    most: float | None = None
+
+    def within(self, least: float, most: float) -> "Values":
+        """The same draws from a domain that is wider: ``uniform(0, 1).within(0, math.inf)``.
+
+        Raises ValueError where ``least`` is not below ``most``.
+        """
+        if not least < most:
+            raise ValueError(f"a domain from {least} to {most} is empty: give its least end first")
+        return replace(self, least=least, most=most)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -36,7 +51,7 @@ def normal(std: float = 1.0, mean: float = 0.0) -> Values:
     def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         return _normal(shape, generator) * std + mean
 
-    return Values(f"normal({mean:g},{std:g})", sample, -math.inf)
+    return Values(f"normal({mean:g},{std:g})", sample, -math.inf, math.inf)
 
 
 def uniform(low: float, high: float) -> Values:
@@ -46,7 +61,7 @@ def uniform(low: float, high: float) -> Values:
         unit = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
         return low + (high - low) * unit
 
-    return Values(f"uniform({low:g},{high:g})", sample, low)
+    return Values(f"uniform({low:g},{high:g})", sample, low, high)
 
 
 def integers(high: int) -> Values:
@@ -55,7 +70,7 @@ def integers(high: int) -> Values:
     def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         return torch.randint(high, shape, generator=generator, device=generator.device)
 
-    return Values(f"integers({high})", sample)
+    return Values(f"integers({high})", sample, 0, high - 1)
 
 
 def ranked(high: int) -> Values:
@@ -68,7 +83,7 @@ def ranked(high: int) -> Values:
         drawn = torch.multinomial(weights, math.prod(shape), True, generator=generator)
         return drawn.reshape(shape)
 
-    return Values(f"ranked({high})", sample)
+    return Values(f"ranked({high})", sample, 0, high - 1)
 
 
 def constant(value: float) -> Values:
@@ -93,4 +108,22 @@ def scaled_rows(low: float, high: float) -> Values:
         scale = torch.logspace(0, 1, rows.shape[0], base=high / low, dtype=torch.float64) * low
         return (rows * scale[:, None].to(rows.device)).reshape(shape)
 
-    return Values(f"rows({low:g}..{high:g})", sample, -math.inf)
+    return Values(f"rows({low:g}..{high:g})", sample, -math.inf, math.inf)
+
+
+def philox(seed: int, n: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """What ``tl.rand(seed, offset)`` of Triton returns at the offsets 0 to n - 1, below 2^32:
+    float32 in [0, 1), the first word of Philox 4x32-10. A reference with it drops as a kernel does.
+    """
+    word = 0xFFFFFFFF
+    c0 = torch.arange(n, dtype=torch.int64, device=device) & word
+    c1, c2, c3 = (torch.zeros_like(c0) for _ in range(3))
+    k0, k1 = seed & word, (seed >> 32) & word
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0 = ((b >> 32) & word) ^ c1 ^ k0
+        c2 = ((a >> 32) & word) ^ c3 ^ k1
+        c1, c3 = b & word, a & word
+        k0, k1 = (k0 + 0x9E3779B9) & word, (k1 + 0xBB67AE85) & word
+    signed = torch.where(c0 >= 2**31, c0 - 2**32, c0)
+    return torch.where(signed < 0, -signed - 1, signed).to(torch.float32) * 4.6566127342e-10

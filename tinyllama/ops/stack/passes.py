@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tinyllama.harness.declare.autograd import Grads, Named, shapes_are_fixed
+from tinyllama.harness.declare.autograd import Grads, Named
+from tinyllama.harness.declare.custom_op import shapes_are_fixed
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.attention import lse_dtype

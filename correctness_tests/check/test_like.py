@@ -1,0 +1,198 @@
+"""``tinyllama check FILE:FUNCTION --like REFERENCE --shape SHAPES`` needs no declaration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.commands import ROOT, printed, python, refused, tinyllama
+from tinyllama.harness import Op, Registry, load_file
+from tinyllama.harness.check.cases import op_cases
+
+FUNCTIONS = """
+import torch
+
+def softmax(x, dim=-1):
+    powers = (x - x.amax(dim, keepdim=True)).exp()
+    return powers / powers.sum(dim, keepdim=True)
+
+def unshifted(x, scale=2.0):
+    return (scale * x).exp() / (scale * x).exp().sum(-1, keepdim=True) + 1e-3
+
+def norm(x, eps, gain, bias=None, block=64):
+    return norm_in_torch(x, gain, bias, eps)
+
+def norm_in_torch(x, gain, bias, eps):
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain.float()
+    return (wide if bias is None else wide + bias).to(x.dtype)
+
+def loss(logits, target):
+    return torch.nn.functional.cross_entropy(logits, target)
+
+def kept(x, mask):
+    return x * mask, mask.sum(-1)
+
+class Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim):
+        return torch.nn.functional.glu(x, dim)
+
+gated = Gated.apply
+
+def product(x, w):
+    return x @ w
+
+def largest(x, k):
+    return torch.topk(x, k)
+
+def _private(x):
+    return x
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file of functions in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    return "mine.py"
+
+
+def declared(file: str, monkeypatch: pytest.MonkeyPatch, *argv: str) -> Op:
+    """The op that a command prints, saved beside the file and loaded."""
+    text = printed("check", *argv, "--show-declaration", "--device", "cpu")
+    monkeypatch.syspath_prepend(str(Path(file).resolve().parent))
+    monkeypatch.delitem(__import__("sys").modules, "mine", raising=False)
+    Path("declaration.py").write_text(text)
+    registry = Registry()
+    load_file("declaration.py", registry)
+    (op,) = registry.values()
+    return op
+
+
+def test_a_function_is_checked_and_the_verdict_is_the_exit_status(file: str) -> None:
+    """In a process, as a user does."""
+    asked = ["--only", "outputs,gradients", "--device", "cpu", "--dtype", "fp32"]
+    options = {"cwd": str(ROOT)}
+    path = str(Path(file).resolve())
+    right = ["--like", "torch.softmax", "--shape", "N D", "--param", "dim=-1"]
+    done = python("-m", "tinyllama", "check", f"{path}:softmax", *right, *asked, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = str(Path(file).resolve().with_name("found.json"))
+    wrong = [*right, *asked, "--json", found]
+    done = python("-m", "tinyllama", "check", f"{path}:unshifted", *wrong, **options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    ((_, findings),) = json.loads(Path(found).read_text()).items()
+    assert {one["check"]: one["outcome"] for one in findings}["outputs"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "outputs", "params"),
+    [
+        ("softmax", ["torch.softmax", "N D", "dim=-1"], {"output": "N D"}, {"dim": -1}),
+        ("softmax", ["torch.softmax", "x: B 64", "dim=-1"], {"output": "B 64"}, {"dim": -1}),
+        (
+            "norm",  # an optional input, casts, and arguments in another order and of its own
+            ["mine.py:norm_in_torch", "x: N D, gain: D, bias: D?", "eps=1e-5", "block=32"],
+            {"output": "N D"},
+            {"eps": 1e-5},
+        ),
+        (
+            "loss",
+            ["torch.nn.functional.cross_entropy", "logits: N V, target: N int<V"],
+            {"output": ""},
+            {},
+        ),
+        (
+            "kept",
+            ["mine.py:kept", "x: N D, mask: N D bool"],
+            {"output_1": "N D", "output_2": "N"},
+            {},
+        ),
+        ("gated", ["torch.nn.functional.glu", "N 2*R", "dim=-1"], {"output": "N R"}, {"dim": -1}),
+        ("product", ["torch.matmul", "x: M K, w: K N"], {"output": "M N"}, {}),
+        ("largest", ["torch.topk", "N D", "k=3"], {"output_1": "N 3", "output_2": "N 3"}, {"k": 3}),
+    ],
+)
+def test_the_declaration_says_what_the_line_says(
+    file: str,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    options: list[str],
+    outputs: dict[str, str],
+    params: dict[str, Any],
+) -> None:
+    like, shape, *given = options
+    words = [word for param in given for word in ("--param", param)]
+    if function == "gated":  # it has no backward
+        words.append("--no-grad")
+    op = declared(file, monkeypatch, f"{file}:{function}", "--like", like, "--shape", shape, *words)
+    assert {name: one.shape for name, one in op.outputs.items()} == outputs
+    assert op.params == params
+    for case in (case for case in op_cases([op]) if not case.varied):
+        assert all(comparison.passed for comparison in case.compare()), str(case)
+
+
+def test_gradients_are_those_of_floating_point_inputs_unless_they_are_left_out(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = [f"{file}:loss", "--like", "torch.nn.functional.cross_entropy"]
+    line += ["--shape", "logits: N V, target: N int<V", "--dtype", "bf16"]
+    op = declared(file, monkeypatch, *line)
+    assert op.differentiable == ("logits",)
+    assert op.dtypes == (torch.bfloat16,)
+    assert not declared(file, monkeypatch, *line, "--no-grad").differentiable
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["mine.py:softmax"], "--like torch.softmax"),
+        (["mine.py"], "mine.py:softmax --like torch.softmax"),
+        (["mine.py:soft", "--like", "torch.softmax", "--shape", "N D"], "softmax"),
+        (["mine.py:softmax", "--like", "torch.softest", "--shape", "N D"], "torch.softest"),
+        (["mine.py:softmax", "--like", "mine.py:soft", "--shape", "N D"], "softmax"),
+        (["mine.py:softmax", "--like", "torch.softmax"], "--shape"),
+        (["mine.py", "--shape", "N D"], "--like"),
+        (["mine.py:softmax", "--like", "torch.softmax", "--shape", "y: N D"], "'y'"),
+        (
+            ["mine.py:loss", "--like", "torch.softmax", "--shape", "logits: N V, target: N int"],
+            "int<V",
+        ),
+        (["mine.py:loss", "--like", "torch.softmax", "--shape", "N V, target: N"], "'N V'"),
+        (["mine.py:softmax", "--like", "torch.softmax", "--shape", "N D!"], "'D!'"),
+        (["mine.py:softmax", "--like", "torch.softmax", "--shape", "64 64"], "'64 64'"),
+        (
+            ["mine.py:softmax", "--like", "torch.softmax", "--shape", "N D", "--param", "dim=last"],
+            "dim=last",
+        ),
+        (
+            ["mine.py:softmax", "--like", "mine.py:loss", "--shape", "N D", "--param", "axis=1"],
+            "axis",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_status_2(file: str, argv: list[str], named: str) -> None:
+    assert named in refused("check", *argv, "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("like", "shape", "says"),
+    [
+        ("torch.softmax", "N D", "dim"),  # needs an argument
+        ("torch.unique", "N D", "no sum or product"),
+    ],
+)
+def test_what_a_line_cannot_say_ends_with_a_declaration_to_complete(
+    file: str, like: str, shape: str, says: str
+) -> None:
+    done = tinyllama(
+        "check", f"{file}:softmax", "--like", like, "--shape", shape, "--device", "cpu"
+    )
+    assert done.status == 2
+    assert says in done.err
+    compile(done.out, "declaration.py", "exec")
+    assert "op = Op(" in done.out

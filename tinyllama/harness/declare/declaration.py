@@ -1,0 +1,190 @@
+"""What an op declares, and how a declaration that contradicts itself is refused."""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tinyllama.harness.declare.provider import MOST_SLACK
+from tinyllama.harness.declare.specs import (
+    FLOATS,
+    STANDARD,
+    TIMED_LAYOUTS,
+    Case,
+    DeclarationError,
+    Signature,
+    Tensor,
+    add_derived,
+    names_in,
+    size_of,
+)
+from tinyllama.harness.declare.values import Values
+
+NAME = re.compile(r"[a-z][a-z0-9_]*\Z")  # of an op or a provider
+_SUFFIX = re.compile(r"_[A-Z][A-Za-z0-9]*\Z")  # of an argument: its shape
+_KNOWN_DIMENSIONS = (
+    "use those of the inputs, numbers, and sums, products and quotients of these ('N 2', 'N D/2'); "
+    "for a parameter k, Tensor('N 2', shape_by=lambda params: f'N {params[\"k\"]}')"
+)
+
+
+@dataclass(eq=False, kw_only=True)
+class Declaration(Signature):
+    """What an op declares; `tinyllama.harness.declare.op.Op` says what each part means."""
+
+    cases: Sequence[Case]
+    timed: Sequence[Case] = ()
+    extremes: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
+    calls: int = 1
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    bytes: Mapping[str, Callable[..., float]] = field(default_factory=dict)
+    flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
+    layouts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_LAYOUTS, 2.0))
+    instead: str = ""
+    fits: Callable[[Mapping[str, Any]], str | None] = lambda sizes: None
+    computes: bool = True
+    small_kernels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outputs = {
+            name: Tensor(out) if isinstance(out, str) else out for name, out in self.outputs.items()
+        }
+        _check(self)
+
+
+def require(condition: bool, op: str, message: str) -> None:
+    if not condition:
+        raise DeclarationError(f"op {op!r}: {message}")
+
+
+def _check(op: Declaration) -> None:
+    """Raise DeclarationError for a declaration that contradicts itself."""
+    require(bool(NAME.match(op.name)), op.name, "name an op in lower_case")
+    require(bool(op.cases), op.name, "declare at least one case")
+    require(
+        bool(op.outputs) != bool(op.mutated),
+        op.name,
+        "declare outputs, or inputs with mutated=True, and not both",
+    )
+    require(not set(op.inputs) & set(op.params), op.name, "an input and a parameter share a name")
+    for name, tensor in op.inputs.items():
+        if wrong := _wrong_input(tensor, first=name == next(iter(op.inputs))):
+            raise DeclarationError(f"op {op.name!r}: input {name!r} {wrong}")
+    for name, tensor in {**op.inputs, **op.outputs}.items():
+        require(tensor.dtype_of is None, op.name, f"{name!r}: dtype_of is for what is saved")
+        integral = not tensor.floating and name in op.outputs
+        text = f"{name!r}: off_by is for integral outputs"
+        require(integral or not tensor.off_by, op.name, text)
+    leads = len(op.leading)
+    first = next(iter(op.inputs.values()))
+    text = f"leading {op.leading}: they are not the first of its first input"
+    require(first.axes[:leads] == op.leading, op.name, text)
+    _check_dimensions(op)
+    _check_cases(op)
+    for layout, bar in op.layouts.items():
+        right = layout in TIMED_LAYOUTS and isinstance(bar, (int, float)) and 1 < bar < math.inf
+        text = f"layouts of {layout!r}: {bar!r}: give {' or '.join(TIMED_LAYOUTS)} a number above 1"
+        require(right, op.name, text)
+
+
+def _wrong_input(tensor: Tensor, first: bool) -> str:
+    """What is wrong with an input by itself, in words; else "". first: it is the op's first."""
+    if tensor.grad and not tensor.floating:
+        return "is integral, it has no grad"
+    if tensor.values is STANDARD and not tensor.floating:
+        kinds = "integers(high) of tinyllama.harness.values (2 for booleans)"
+        return f"is {tensor.dtype}: give it values=, such as {kinds}"
+    if tensor.mutated and tensor.grad:
+        return "is mutated: grad=False"
+    if tensor.optional and (first or tensor.mutated or tensor.many):
+        return "is optional: neither the first input nor one that is mutated or a list may be"
+    if tensor.many and not all(axis.isidentifier() for axis in tensor.axes):
+        return f"is a list of tensors ({tensor.shape}): each axis is a dimension's name"
+    return ""
+
+
+def _check_dimensions(op: Declaration) -> None:
+    """Each dimension of an output, and of a computed axis, is told by the inputs of a call."""
+    always = [tensor for tensor in op.inputs.values() if not tensor.optional]
+    dimensions = {axis for tensor in always for axis in tensor.axes if axis.isidentifier()}
+    sizes: dict[str, Any] = dict.fromkeys(dimensions, 1)
+    computed = {axis for tensor in always for axis in tensor.axes if not axis.isidentifier()}
+    add_derived(sizes, [(axis, size_of(axis, _Ones())) for axis in sorted(computed)])
+    for name, tensor in op.inputs.items():
+        missing = set[str]().union(*map(names_in, tensor.axes)) - set(sizes)
+        free = missing - set(tensor.axes) if tensor.optional else missing
+        text = f"input {name!r} ({tensor.shape}) does not tell the size of {sorted(missing)}: "
+        require(not free, op.name, f"{text}give an input that axis alone, or a multiple of it")
+    for params in ({}, *(case.params for case in [*op.cases, *op.timed])):
+        for name, output in op.outputs_for(params).items():
+            missing = set[str]().union(*map(names_in, output.axes)) - set(sizes)
+            text = f"output {name!r} has unknown dimensions {sorted(missing)}: {_KNOWN_DIMENSIONS}"
+            require(not missing, op.name, text)
+
+
+class _Ones(dict[str, int]):
+    """Sizes of which each is 1."""
+
+    def __missing__(self, name: str) -> int:
+        return 1
+
+
+def _check_cases(op: Declaration) -> None:
+    """Each case has the op's dimensions, and names no input or parameter that it lacks."""
+    axes = [axis for tensor in op.inputs.values() for axis in tensor.axes]
+    needed = set[str]().union(*map(names_in, axes))
+    optional = {name for name, tensor in op.inputs.items() if tensor.optional}
+    for case in op.timed:
+        several = any(isinstance(case.dims.get(name), tuple) for name in op.leading)
+        text = f"timed case {case}: give each leading dimension one size"
+        require(not several, op.name, text)
+    for case in [*op.cases, *op.timed]:
+        faults = {
+            "lacks dimensions": needed - set(case.dims),
+            "sets unknown parameters": set(case.params) - set(op.params),
+            "sets values of unknown": set(case.values) - set(op.inputs),
+            "is without what is not optional:": set(case.without) - optional,
+        }
+        for what, wrong in faults.items():
+            require(not wrong, op.name, f"case {case} {what} {sorted(wrong)}")
+    for name, overrides in op.extremes.items():
+        unknown = set(overrides) - set(op.inputs)
+        require(not unknown, op.name, f"extreme {name!r} overrides unknown {sorted(unknown)}")
+
+
+def check_traits(op: Declaration, provider: str, traits: Mapping[str, Any]) -> None:
+    """The traits of a provider name what its op has, and its slack is one."""
+    allowed = {
+        "overwrites": [*op.inputs, *op.outputs],
+        "frozen": op.differentiable,
+        "output_dtypes": op.outputs,
+    }
+    for trait, names in allowed.items():
+        for name in traits.get(trait, ()):
+            text = f"{trait} of {provider!r} names {name!r}: use {', '.join(names) or 'none'}"
+            require(name in names, op.name, text)
+    for dtype, slack in traits.get("slack", {}).items():
+        text = f"slack of {provider!r} is {slack} for {dtype}: use 0 to {MOST_SLACK:.0f}"
+        require(0 < slack <= MOST_SLACK, op.name, text)
+
+
+def check_signature(op: Declaration, provider: str, function: Callable[..., Any]) -> None:
+    """Inputs come first and in order, parameters by name: a swapped pair must not register.
+
+    An argument may carry its shape as a suffix: ``x_BTD`` is the input ``x``. What else has a
+    default may be there too, and is left at it.
+    """
+    parameters = inspect.signature(function).parameters
+    declared = [*op.inputs, *op.params]
+    names = [name if name in declared else _SUFFIX.sub("", name) for name in parameters]
+    needed = [parameter.default is inspect.Parameter.empty for parameter in parameters.values()]
+    pairs = zip(names, needed, strict=True)
+    same = [name for name, need in pairs if need or name in declared] == declared
+    text = f"{provider!r} takes ({', '.join(parameters)}), declared are ({', '.join(declared)})"
+    require(same, op.name, text)
