@@ -1,5 +1,6 @@
 """A call under autocast, captured, on another stream, or with an empty batch."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -7,8 +8,8 @@ import torch
 from tinyllama.harness.check.blocks import MOST
 from tinyllama.harness.check.cases import OpCase, References, elements
 from tinyllama.harness.check.compare import Comparison, near
-from tinyllama.harness.check.crash import place, refuses
-from tinyllama.harness.check.evaluate import ContractError, Inputs, copied, evaluate
+from tinyllama.harness.check.crash import place
+from tinyllama.harness.check.evaluate import ContractError, Inputs, copied, evaluate, shapes_of
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.check.graph import Graph, same_bits
 from tinyllama.harness.check.poison import PoisonedMemory
@@ -64,7 +65,9 @@ def _wrong_under_autocast(
     references = References(eager, oracle, moved, off_by, magnitudes, op.terms)
     slack = candidate.slack.get(dtype, candidate.slack[case.dtype])
     compared = case.judge(results, inputs, slack=slack, references=references)
-    return [comparison for comparison in compared if not comparison.passed]
+    # Zeros, as the gradient of a query with one key, have no bound under autocast.
+    wrong = [each for each in compared if not (each.passed or each.may_cancel)]
+    return [comparison for comparison in wrong if oracle[comparison.name].any()]
 
 
 def _narrow_first_input(candidate: Candidate, case: OpCase) -> Problem:
@@ -109,15 +112,13 @@ def _backward_inside(candidate: Candidate, case: OpCase) -> Problem:
 
 
 def _long_axes(candidate: Candidate, case: OpCase) -> Problem:
-    """What is wrong where an axis is long: positions that become bfloat16 are wrong beyond 256. A
-    row that is zero, as the gradient of a query with one key, has no bound: rows are not asked."""
+    """What is wrong where an axis is long: positions that become bfloat16 are wrong beyond 256."""
     for axis, size in case.case.dims.items():
         long = resized(candidate, case, axis, OF_EXTREMES) if isinstance(size, int) else None
         if long is None or elements(candidate.op, long.case) > MOST or not candidate.takes(long):
             continue
-        for wrong in _wrong_under_autocast(candidate, long, candidate.inputs(long), NARROW[0]):
-            if any(check.norm == "tensor" and not check.passed for check in wrong.checks):
-                return long, f"to {NARROW[0]}: {wrong}"
+        if wrong := _wrong_under_autocast(candidate, long, candidate.inputs(long), NARROW[0]):
+            return long, f"to {NARROW[0]}: {wrong[0]}"
     return None
 
 
@@ -236,6 +237,8 @@ def empty_batch(candidate: Candidate) -> Problem:
     taken, why = False, ""
     for axis in sorted(axes, key=lambda axis: axis not in rows):
         empty = replace(case, case=case.case.resized(**{axis: 0}))
+        if _indexes(case, empty):
+            continue
         try:
             inputs = candidate.inputs(empty)
             expected = evaluate(op, op["eager"].call, inputs.double())
@@ -245,13 +248,12 @@ def empty_batch(candidate: Candidate) -> Problem:
         taken = taken or axis in rows
         try:
             results = candidate.results(inputs, PoisonedMemory())
+        except ContractError:
+            raise
         except Exception as error:
-            if axis not in rows:
-                continue
-            if isinstance(error, ContractError) or not refuses(error):
-                raise
             text = f"{place(error)}{type(error).__name__}: {error}"
-            refused = refused or (empty, text, Rank.REFUSED)
+            if axis in rows and refused is None:
+                refused = empty, text, Rank.REFUSED
             continue
         for name, value in expected.items():
             undefined = value.numel() > 0 and bool(value.isnan().all())
@@ -260,3 +262,17 @@ def empty_batch(candidate: Candidate) -> Problem:
     if not taken:
         raise Unsupported(f"the reference takes no empty batch: {why}")
     return refused
+
+
+def _indexes(case: OpCase, empty: OpCase) -> bool:
+    """Whether integers are drawn from a range that the empty axis gives: none is valid there."""
+    for declared in case.op.inputs.values():
+        dims = case.case.dims, empty.case.dims
+        drawn = {declared.distribution(sizes).name for sizes in dims}
+        if (
+            not declared.floating
+            and len(drawn) > 1
+            and all(map(math.prod, shapes_of(declared, dims[1])))
+        ):
+            return True
+    return False

@@ -11,7 +11,7 @@ from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.compare import Comparison
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.check.graph import Graph
-from tinyllama.harness.check.offsets import BF16, Far, NoAddressesError
+from tinyllama.harness.check.offsets import Far, NoAddressesError
 from tinyllama.harness.check.programs import interpreted
 from tinyllama.harness.declare.specs import Tensor
 from tinyllama.harness.kernels.bounds import author_line, tensors_of
@@ -75,6 +75,8 @@ def large_offsets(candidate: Candidate) -> Problem:
     wrong.
     """
     interpreted(candidate)
+    if candidate.op.mutated:
+        raise Unsupported("it works in place")
     try:
         problem, reason = _far_rows(candidate), ""
     except Unsupported as error:
@@ -88,8 +90,6 @@ def large_offsets(candidate: Candidate) -> Problem:
 def _narrow_offsets(candidate: Candidate) -> Problem:
     from tinyllama.harness.kernels import interpreter_values
 
-    if candidate.op.mutated:
-        return None
     try:
         case = _with_entries(candidate, ENTRIES, candidate.dtypes[0])
     except Unsupported:
@@ -105,11 +105,10 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
 
 
 def _far_rows(candidate: Candidate) -> Problem:
-    if BF16 not in candidate.dtypes:
-        raise Unsupported("it takes no bfloat16, the one dtype in which this is tried")
-    case = _with_entries(candidate, APART, BF16)
+    dtype = min(candidate.dtypes, key=lambda dtype: dtype.itemsize)  # of the fewest bytes
+    case = _with_entries(candidate, APART, dtype)
     try:
-        far = Far()
+        far = Far(dtype)
     except NoAddressesError as error:
         raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
     try:
@@ -129,13 +128,13 @@ def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]
 
     def placed(values: Mapping[str, Any], declared: Mapping[str, Tensor]) -> dict[str, Any]:
         return {
-            name: place(value) if _has_rows(value, declared[name], axis) else value
+            name: place(value) if _has_rows(value, declared[name], axis, case.dtype) else value
             for name, value in values.items()
         }
 
-    if not any(_has_rows(value, op.inputs[name], axis) for name, value in inputs.args.items()):
-        raise Unsupported(f"no input that it takes in bfloat16 has the first axis {axis}")
     args, upstream = placed(inputs.args, op.inputs), placed(inputs.upstream, op.outputs)
+    if all(value is inputs.args[name] for name, value in args.items()):
+        raise Unsupported(f"no input of floating-point numbers has the first axis {axis}")
     in_place = replace(inputs, args=args, upstream=upstream)
     graph = Graph(candidate, in_place, prepare=lambda value: value.detach())
     results = {name: value.detach() for name, value in graph.outputs.items()}
@@ -145,8 +144,8 @@ def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]
     return candidate.wrong(case, results, inputs)
 
 
-def _has_rows(value: Any, declared: Tensor, axis: str) -> bool:
-    placeable = isinstance(value, torch.Tensor) and value.dtype is BF16
+def _has_rows(value: Any, declared: Tensor, axis: str, dtype: torch.dtype) -> bool:
+    placeable = isinstance(value, torch.Tensor) and value.dtype is dtype
     return placeable and declared.axes[:1] == (axis,)
 
 
@@ -167,7 +166,7 @@ def _with_entries(candidate: Candidate, entries: int, dtype: torch.dtype) -> OpC
     axis = _first_axis(candidate)
     for case in candidate.plain():
         size = case.case.dims[axis]
-        if candidate.op.mutated or not isinstance(size, int) or case.dtype is not dtype:
+        if not isinstance(size, int) or case.dtype is not dtype:
             continue
         resized = replace(case, case=case.case.resized(**{axis: entries}))
         if elements(candidate.op, case.case) >= 16 * size and resized.unsupported() is None:

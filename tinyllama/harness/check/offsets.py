@@ -41,8 +41,9 @@ def addresses_promised() -> Iterator[None]:
 class Far:
     """Puts tensors into one room, slices of an axis ``APART`` elements from each other."""
 
-    def __init__(self) -> None:
-        self._room, self._next = room(BEYOND + 2**25), 0
+    def __init__(self, dtype: torch.dtype = BF16) -> None:
+        elements = (BEYOND + 2**25) * dtype.itemsize // BF16.itemsize
+        self._room, self._next = room(elements).view(dtype), 0
 
     def __call__(self, x: torch.Tensor, axis: int = 0, stride: int = APART) -> torch.Tensor:
         sizes = [n for i, n in enumerate(x.shape) if i != axis]

@@ -20,13 +20,12 @@ Results = dict[str, torch.Tensor]
 class Stores:
     """Notes the addresses that each program of a launch stores without an atomic.
 
-    races: kernel -> what was seen, where two programs of a launch stored one address.
-    places: file and line of these kernels.
+    races: kernel -> what was seen, with its file and line, where two programs of a launch stored
+    one address.
     """
 
     def __init__(self) -> None:
         self.races: dict[str, str] = {}
-        self.places: dict[str, str] = {}
         self._launch: Any = None
         self._stored: dict[tuple[int, ...], list[Any]] = {}
 
@@ -46,17 +45,18 @@ class Stores:
 
     def close(self) -> None:
         """Judge the last launch."""
-        each = [np.unique(np.concatenate(stored)) for stored in self._stored.values()]
-        if each:
-            found, times = np.unique(np.concatenate(each), return_counts=True)
-            shared = found[times > 1]
-            if len(shared):
-                first = [p for p, own in zip(self._stored, each, strict=True) if shared[0] in own]
-                text = f"{len(shared)} addresses, the first one by programs {first[0]}, {first[1]}"
-                code = self._launch.fn.__code__
-                self.races.setdefault(identity(self._launch), text)
-                self.places[identity(self._launch)] = f"{code.co_filename}:{code.co_firstlineno}"
+        stored = {program: np.unique(np.concatenate(a)) for program, a in self._stored.items()}
         self._stored = {}
+        if not stored:
+            return
+        addresses, times = np.unique(np.concatenate([*stored.values()]), return_counts=True)
+        shared = addresses[times > 1]
+        if len(shared):
+            first, second, *_ = (program for program, a in stored.items() if shared[0] in a)
+            kernel, code = identity(self._launch), self._launch.fn.__code__
+            text = f"{kernel} ({code.co_filename}:{code.co_firstlineno}): two programs of a launch "
+            text += f"store to {len(shared)} addresses, the first one by programs {first}, {second}"
+            self.races.setdefault(kernel, text)
 
 
 def races(candidate: Candidate) -> Problem:
@@ -65,15 +65,18 @@ def races(candidate: Candidate) -> Problem:
     for case in candidate.plain():
         if case.dtype is not candidate.dtypes[0]:
             continue
-        stores = Stores()
+        stores, raised = Stores(), None
         with watched(stores.watch):
-            candidate.shielded().results(candidate.inputs(case))
+            try:
+                candidate.shielded().results(candidate.inputs(case))
+            except Exception as error:
+                raised = error
         stores.close()
-        for kernel, seen in stores.races.items():
+        for kernel, text in stores.races.items():
             if kernel not in candidate.provider.races:
-                named = f"{kernel} ({stores.places[kernel]})"
-                text = f"{named}: two programs of a launch store to {seen}"
                 return case, f"{text}; where a lock or equal values make it right, declare races="
+        if raised is not None:
+            raise raised
     return None
 
 

@@ -22,16 +22,11 @@ def compiled(candidate: Candidate) -> Problem:
     """A graph that ``torch.compile`` makes of the provider gives results as accurate as a call's,
     and custom ops pass ``torch.library.opcheck``. What breaks the graph or cannot be traced is a
     warning."""
-    derived = candidate.provider.derived
     if candidate.op.mutated:
         raise Unsupported("it works in place, and no compiled step contains it")
-    if derived is None and candidate.interpreted:
+    if candidate.provider.derived is None and candidate.interpreted:
         raise Unsupported("the compiler traces a kernel's launch, which here is interpreted")
-    case = candidate.smallest()
-    in_graph = _wrong_in_graph(candidate, case)
-    if derived is None:
-        return worst((in_graph, _custom_ops(candidate)))
-    return worst((in_graph, _declared_op(candidate, case, derived.custom_op)))
+    return worst((_wrong_in_graph(candidate, candidate.smallest()), _custom_ops(candidate)))
 
 
 def _wrong_in_graph(candidate: Candidate, case: OpCase) -> Problem:
@@ -128,31 +123,26 @@ def _custom_ops(candidate: Candidate) -> Problem:
     """What `torch.library.opcheck` says of the custom ops that calls make: whether what they
     declare to the compiler is what they give, and change. It may hold for one dtype or size."""
     for case in candidate.plain():
-        called = _Called()
-        with called:
-            candidate.results(candidate.inputs(case))
-        for op, (args, named) in called.calls.items():
+        for op, (args, named) in _custom_op_calls(candidate, candidate.inputs(case)).items():
             tests = ("test_schema", "test_faketensor")
-            if said := _opcheck(op, args, named, test_utils=tests):
-                return case, f"opcheck of {op}: {said}"
-        if not called.calls:
-            return None
+            options: Any = {"test_utils": tests, "raise_exception": False}
+            answers = torch.library.opcheck(op, args, named, **options)
+            for test, said in answers.items():
+                if said != "SUCCESS":
+                    return case, f"opcheck of {op}: {test}: {said}".partition("\n")[0]
     return None
 
 
-def _declared_op(candidate: Candidate, case: OpCase, declared: Any) -> Problem:
-    """What `torch.library.opcheck` says of the custom op that a provider declares."""
-    inputs = candidate.inputs(case)
+def _custom_op_calls(candidate: Candidate, inputs: Inputs) -> dict[Any, tuple[Any, dict[str, Any]]]:
+    """The custom ops of a call, each with arguments: what the compiler sees of a derived provider,
+    or those that the call makes."""
+    if candidate.provider.derived is None:
+        called = _Called()
+        with called:
+            candidate.results(inputs)
+        return called.calls
     args = {name: copied(value) for name, value in inputs.args.items()}
     for name in candidate.op.differentiable:
         args[name].requires_grad_()
     params = {**candidate.op.params, **inputs.params}
-    said = _opcheck(declared, (*args.values(), *params.values()), {})
-    return (case, f"opcheck: {said}") if said else None
-
-
-def _opcheck(op: Any, args: Any, named: dict[str, Any], **options: Any) -> str:
-    """The first line of the first of torch's tests that fails; "" if none does."""
-    answers = torch.library.opcheck(op, args, named, raise_exception=False, **options)
-    failed = (f"{test}: {said}" for test, said in answers.items() if said != "SUCCESS")
-    return next(failed, "").partition("\n")[0]
+    return {candidate.provider.derived.custom_op: ((*args.values(), *params.values()), {})}
