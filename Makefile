@@ -81,7 +81,7 @@ floor: .venv-floor/made ## the core tests on the oldest supported Python, torch 
 	.venv-floor/bin/python -m pytest -n auto -m "not slow" \
 		$(addprefix correctness_tests/,ops/test_ops.py \
 			$(addprefix model/,test_gradients.py test_tiers.py test_model.py) kernels/test_compiled.py \
-			$(addprefix harness/,test_resources.py test_interpreter.py test_kernels.py test_configs.py))
+			$(addprefix harness/,test_interpreter.py test_kernels.py test_configs.py) check/test_resources.py)
 
 clean: ## remove what the other targets made
 	rm -rf .venv .venv-floor build report.html *.egg-info .pytest_cache .benchmarks .hypothesis .mypy_cache .ruff_cache

@@ -40,7 +40,7 @@ IN_PLACE = {
     "autocast": "it works in place, which autocast leaves alone",
     "compiled": "it works in place, and no compiled step contains it",
     "empty batch": "it has no batch",
-    "large offsets": "it takes no bfloat16",
+    "large offsets": "it works in place",
 }
 INTERPRETED = ("races", "program order", "large offsets")
 OF_GRADIENTS = ("scaled upstream", "backward twice", "two consumers", "second derivative")

@@ -103,10 +103,10 @@ def test_a_wrong_file_fails_the_checks_that_are_about_its_fault(
     status, found = verdicts(EXAMPLES / "rms_norm_hasty.py", tmp_path, *options)
     assert status == 1
     bad = {check for check, outcome in found["rms_norm-hasty"].items() if outcome == "failed"}
-    assert bad == {"gradient layouts", "compiled"}  # torch's own check sums, too
+    assert bad == {"gradient layouts"}
     assert "gradient layouts" in capsys.readouterr().out
     (suite,) = ElementTree.parse(junit).getroot()
-    assert (suite.get("name"), suite.get("failures")) == ("rms_norm-hasty", "2")
+    assert (suite.get("name"), suite.get("failures")) == ("rms_norm-hasty", "1")
     failure = next(suite.iter("failure"))
     assert "grad x" in str(failure.text)
 

@@ -15,14 +15,17 @@ import torch
 pytest.importorskip("triton")
 
 
-from correctness_tests.support.launched import KNOWN, LIMITS, MINOR, planned
-from tinyllama.harness.check.launched import (
+from correctness_tests.support.launched import (
+    KNOWN,
+    LIMITS,
+    MINOR,
     MODES,
     WHOLLY,
     Planned,
-    launches_of,
     plan,
+    planned,
 )
+from tinyllama.harness.check.launched import launches_of
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.kernels import limits
 from tinyllama.harness.kernels.configs import SPACES, Config, Key, Space, asked, key_text

@@ -13,8 +13,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.launched import providers
-from tinyllama.harness.check.launched import MODES, launches_of
+from correctness_tests.support.launched import MODES, providers
+from tinyllama.harness.check.launched import launches_of
 from tinyllama.harness.kernels.launch import Kernel, dependent, recorded
 
 ACCESSES = {"load", "store", "atomic_add", "atomic_cas", "dot"}

@@ -21,7 +21,8 @@ from correctness_tests.support.launched import (
     tensors,
     tree_ops,
 )
-from tinyllama.harness.check.offsets import EndsAlone, Far, NoAddressesError, load, near
+from correctness_tests.support.many_programs import EndsAlone, load, near
+from tinyllama.harness.check.offsets import Far, NoAddressesError
 from tinyllama.harness.declare.offsets import ManyPrograms, Pairs, Results, RowsApart
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import Launch, recorded

@@ -57,7 +57,7 @@ GRADIENTS = "        return da, dg\n"
 BUFFERS = "BUFFERS = {}\n\n\nclass ColumnExponentials("
 
 VARIANTS = [
-    right(open="accused by compiled, with torch 2.11"),
+    right(),
     right(
         "inputs_saved",
         (SAVED, SAVED.replace("(y)", "(a, g)")),
@@ -68,7 +68,6 @@ VARIANTS = [
         y = torch.exp((a.to(torch.promote_types(a.dtype, torch.float32)) + g) / 4)
 """,
         ),
-        open="accused by compiled, with torch 2.11",
     ),
     # -- memory that several calls share
     wrong(

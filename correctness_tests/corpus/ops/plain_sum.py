@@ -90,7 +90,7 @@ def stores_behind(tensor, layout, result):
 
 
 VARIANTS = [
-    right(open="accused by compiled, with torch 2.11"),
+    right(),
     *(stores_behind("x", layout, "x") for layout in OF_INPUTS),
     *(stores_behind("y", layout, "y") for layout in (*OF_INPUTS, "distinct")),
     *(stores_behind("dz", layout, "grad z") for layout in OF_UPSTREAM),

@@ -92,7 +92,6 @@ class Product(""",
         "overwrites_its_inputs",
         (RETURN, OVERWRITTEN),
         DECLARED,
-        open="accused by compiled, with torch 2.11",
     ),
     wrong(
         "overwrites_its_inputs_undeclared",

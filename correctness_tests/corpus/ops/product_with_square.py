@@ -46,7 +46,7 @@ from correctness_tests.corpus.variants import right, wrong
 
 VARIANTS = [
     # One tensor is not given for both inputs: its two gradients would overwrite each other.
-    right(open="accused by compiled, with torch 2.11"),
+    right(),
     # The result is right unless y lies before x in one memory.
     wrong(
         "inputs_in_one_memory",

@@ -66,7 +66,6 @@ VARIANTS = [
         (ROUND, f"{HALF_UP[1]}\n    y = y + ({FIRST})"),
         *TIES,
         TWO_ROWS,
-        open="accused by autocast, which takes no account of off_by",
     ),
     right(
         "by_reciprocal",

@@ -50,11 +50,10 @@ missing = partial(wrong, fault="gradient missing")
 tail = partial(wrong, fault="tail", rank="unsafe")
 
 VARIANTS = [
-    right(open="accused by compiled, with torch 2.11"),
+    right(),
     right(
         "every_dtype",
         (", dtypes=(torch.float32,)", ""),
-        open="accused by compiled, with torch 2.11",
     ),
     missing(
         "gradient_of_k_lost",

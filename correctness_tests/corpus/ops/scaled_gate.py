@@ -248,7 +248,6 @@ class ScaledGate''',
         "graph_broken",
         before(BEFORE_CALL, "torch._dynamo.graph_break()", 4),
         rank="warning",
-        open="compiled calls it a wrong result",
     ),
     framework(
         "second_derivative_detached", ("@once_differentiable", "@torch.no_grad()"), rank="warning"

@@ -251,7 +251,6 @@ class ScaledGateWithSum''',
         "graph_broken",
         before(BEFORE_CALL, "torch._dynamo.graph_break()", 4),
         rank="warning",
-        open="compiled calls it a wrong result",
     ),
     framework(
         "second_derivative_detached", ("@once_differentiable", "@torch.no_grad()"), rank="warning"

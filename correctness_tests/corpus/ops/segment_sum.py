@@ -65,7 +65,6 @@ VARIANTS = [
             '    fits=lambda sizes: "rows need a segment" if sizes["N"] and not sizes["S"] else None,\n',
             "",
         ),
-        open="empty batch: an atomic behind y, which has no row for the index 0",
     ),
     # Programs of the same segment may read the sum at the same time, and lose each other's rows.
     wrong(

@@ -276,7 +276,6 @@ def latest(x):
         (CALL, "    torch._dynamo.graph_break()\n" + CALL),
         fault="framework",
         rank="warning",
-        open="compiled: wrong result",
     ),
     wrong(
         "stream_that_waits_for_no_other",

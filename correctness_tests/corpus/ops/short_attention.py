@@ -76,6 +76,6 @@ VARIANTS = [
     right(
         "terms_not_declared",
         ("@op.magnitude\n", ""),
-        open="autocast, sizes, special values: grad q of one key",
+        open="sizes, special values: grad q of one key",
     ),
 ]

@@ -65,7 +65,6 @@ VARIANTS = [
             POWERS + RESULT,
             f"    with LOCK:\n    {IN_A_WORKSPACE}    {RESULT}",
         ),
-        open="compiled: not one graph",
     ),
     right(
         "workspace_of_a_thread",
@@ -77,7 +76,6 @@ VARIANTS = [
         ),
         ("import torch\n\n", "import threading\n\nimport torch\n\n"),
         (POWERS, IN_A_WORKSPACE),
-        open="accused by compiled, with torch 2.11",
     ),
     # Each call keeps one more tensor.
     wrong(

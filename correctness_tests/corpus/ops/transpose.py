@@ -34,11 +34,10 @@ constant = partial(wrong, fault="constant", as_reference=True)
 missing = partial(wrong, fault="gradient missing", as_reference=True)
 
 VARIANTS = [
-    right(open="accused by compiled, with torch 2.11"),
+    right(),
     right(
         "every_dtype",
         (", dtypes=(torch.float32,)", ""),
-        open="accused by compiled, with torch 2.11",
     ),
     missing("gradient_lost", ("return dx", "return None")),
     missing("gradient_zero", ("return dx", "return torch.zeros_like(dx)"), result="grad x"),

@@ -202,12 +202,18 @@ VARIANTS = [
     right(
         "first_configuration_fits_no_chip",
         configs((64, 64), (32, 4)),
-        open="resources accuses it where D is 1: it tries no other configuration there",
     ),
     right(
         "first_configuration_fits_no_chip_with_a_case_of_one_element",
         configs((64, 64), (32, 4)),
         ("Case(N=3, D=64), ", "Case(N=3, D=64), Case(N=1, D=1), "),
+    ),
+    wrong(
+        "one_configuration_above_tritons_limit",
+        configs((32, 1), (2**21, 4)),
+        fault="configuration",
+        rank="refused",
+        result="BLOCK=2097152",
     ),
     wrong(
         "no_configuration_fits_a_chip",

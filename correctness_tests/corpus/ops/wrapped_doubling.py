@@ -42,11 +42,18 @@ def candidate(x):
 
 
 # variants
-from correctness_tests.corpus.variants import right
+from correctness_tests.corpus.variants import right, wrong
+
+STORE = "    tl.store(y + at, value * 2, mask=at < N)\n"
+UNMASKED = "    tl.store(y + at, value * 2)\n"
 
 VARIANTS = [
-    right(
-        open="outputs, special values: a crash: the mode that guards memory has no rule for the "
-        "operator that wrap_triton calls"
-    )
+    right(),
+    wrong("stored_without_mask", (STORE, UNMASKED), fault="out of bounds", rank="unsafe"),
+    wrong(
+        "more_threads_than_a_chip_has",
+        ("BLOCK=32)", "BLOCK=32, num_warps=32)"),
+        fault="configuration",
+        rank="unsafe",
+    ),
 ]

@@ -3,10 +3,11 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tinyllama.harness.check.accuracy import faults
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.check.finding import Candidate, Finding, Unsupported
+from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
 from tinyllama.harness.check.resizing import general
 from tinyllama.harness.kernels.configs import SPACES, asked
 from tinyllama.harness.kernels.launch import HAS_TRITON
@@ -21,6 +22,8 @@ def configurations(candidate: Candidate) -> Finding | str:
     `tinyllama.harness.kernels.configs.Space`; the text says how many were tried. So they are where
     ``triton.autotune`` has timed a launch on the caller's own memory.
 
+    An error refuses a configuration: out of resources, it is never chosen.
+
     Raises Unsupported where no kernel has several, or where right ones take so long that not all
     were tried.
     """
@@ -29,6 +32,7 @@ def configurations(candidate: Candidate) -> Finding | str:
     if not every:
         raise Unsupported("it has no kernel with several configurations")
     configs = sum(TIMED not in name for name, _ in every)
+    refused: Finding | None = None
     started = time.thread_time()
     for tried, (name, forced) in enumerate(every):
         if time.thread_time() - started > SECONDS:
@@ -36,12 +40,14 @@ def configurations(candidate: Candidate) -> Finding | str:
             raise Unsupported(f"{text}; those after {SECONDS:.0f} s were not tried")
         with forced:
             fault = next(faults(candidate, case), None)
-        if fault is not None:
-            text = f"{name}: {fault.check}: {fault.message}"
-            return Finding(
-                "configurations", fault.outcome, fault.case, text, fault.traceback, fault.rank
-            )
-    return f"{configs} configurations"
+        if fault is None:
+            continue
+        text = f"{name}: {fault.check}: {fault.message}"
+        fault = replace(fault, check="configurations", message=text, special=fault.rank)
+        if fault.outcome is not Outcome.CRASHED:
+            return fault
+        refused = refused or replace(fault, special=Rank.REFUSED)
+    return refused or f"{configs} configurations"
 
 
 def _every(candidate: Candidate, case: OpCase) -> Iterator[Forced]:
@@ -50,14 +56,14 @@ def _every(candidate: Candidate, case: OpCase) -> Iterator[Forced]:
         return
     from tinyllama.harness.kernels.tuned import config_text, tuned
 
-    with tuned() as found, asked() as keys:
+    with tuned() as kernels, asked() as keys:
         candidate.results(candidate.inputs(case))
-    for one in found.values():
-        for config in one.configs if len(one.configs) > 1 else ():
-            yield f"{one.identity} [{config_text(config)}]", one.forced(config)
-        if len(one.configs) > 1:
-            first = one.configs[0]
-            yield f"{one.identity} [{config_text(first)}]{TIMED}", one.forced(first, timed=True)
+    for kernel in (kernel for kernel in kernels.values() if len(kernel.configs) > 1):
+        for config in kernel.configs:
+            yield f"{kernel.identity} [{config_text(config)}]", kernel.forced(config)
+        first = kernel.configs[0]
+        name = f"{kernel.identity} [{config_text(first)}]{TIMED}"
+        yield name, kernel.forced(first, timed=True)
     for (name, text), key in dict(keys).items():
         configs = SPACES[name].configs(**key)
         for choice in configs if len(configs) > 1 else ():

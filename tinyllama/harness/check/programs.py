@@ -1,36 +1,31 @@
 """What only shows among several programs: races, and their order."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.check.finding import (
-    NO_KERNELS,
-    Candidate,
-    Problem,
-    Rank,
-    Unsupported,
-)
+from tinyllama.harness.check.evaluate import Inputs
+from tinyllama.harness.check.finding import NO_KERNELS, Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.check.graph import same_bits
 from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import identity
 from tinyllama.harness.kernels.programs import NAMES, Order, ordered
 
+Results = dict[str, torch.Tensor]
+
 
 class Stores:
     """Notes the addresses that each program of a launch stores without an atomic.
 
-    races: kernel -> what was seen, where two programs of a launch stored one address.
-    places: file and line of these kernels.
+    races: kernel -> what was seen, with its file and line, where two programs of a launch stored
+    one address.
     """
 
     def __init__(self) -> None:
         self.races: dict[str, str] = {}
-        self.places: dict[str, str] = {}
         self._launch: Any = None
         self._stored: dict[tuple[int, ...], list[Any]] = {}
 
@@ -50,17 +45,18 @@ class Stores:
 
     def close(self) -> None:
         """Judge the last launch."""
-        each = [np.unique(np.concatenate(stored)) for stored in self._stored.values()]
-        if each:
-            found, times = np.unique(np.concatenate(each), return_counts=True)
-            shared = found[times > 1]
-            if len(shared):
-                first = [p for p, own in zip(self._stored, each, strict=True) if shared[0] in own]
-                text = f"{len(shared)} addresses, the first one by programs {first[0]}, {first[1]}"
-                code = self._launch.fn.__code__
-                self.races.setdefault(identity(self._launch), text)
-                self.places[identity(self._launch)] = f"{code.co_filename}:{code.co_firstlineno}"
+        stored = {program: np.unique(np.concatenate(a)) for program, a in self._stored.items()}
         self._stored = {}
+        if not stored:
+            return
+        addresses, times = np.unique(np.concatenate([*stored.values()]), return_counts=True)
+        shared = addresses[times > 1]
+        if len(shared):
+            first, second, *_ = (program for program, a in stored.items() if shared[0] in a)
+            kernel, code = identity(self._launch), self._launch.fn.__code__
+            text = f"{kernel} ({code.co_filename}:{code.co_firstlineno}): two programs of a launch "
+            text += f"store to {len(shared)} addresses, the first one by programs {first}, {second}"
+            self.races.setdefault(kernel, text)
 
 
 def races(candidate: Candidate) -> Problem:
@@ -69,70 +65,72 @@ def races(candidate: Candidate) -> Problem:
     for case in candidate.plain():
         if case.dtype is not candidate.dtypes[0]:
             continue
-        stores = Stores()
+        stores, raised = Stores(), None
         with watched(stores.watch):
-            candidate.shielded().results(candidate.inputs(case))
+            try:
+                candidate.shielded().results(candidate.inputs(case))
+            except Exception as error:
+                raised = error
         stores.close()
-        for kernel, seen in stores.races.items():
+        for kernel, text in stores.races.items():
             if kernel not in candidate.provider.races:
-                named = f"{kernel} ({stores.places[kernel]})"
-                text = f"{named}: two programs of a launch store to {seen}"
                 return case, f"{text}; where a lock or equal values make it right, declare races="
+        if raised is not None:
+            raise raised
     return None
 
 
 def program_order(candidate: Candidate) -> Problem:
     """Results are right in whatever order programs run, in any plain case; and they have equal
-    bits where that is declared for GPUs, which is advice."""
+    bits where that is declared for GPUs: else that is a warning."""
     interpreted(candidate)
     launched: set[str] = set()
-    advice: Problem = None  # a wrong result in a later order is worse
+    warning: Problem = None  # a wrong result in a later order is worse
+    exact = "cuda" in candidate.provider.deterministic
     for case in candidate.plain():
         if case.dtype is not candidate.dtypes[0]:
             continue
         inputs = candidate.inputs(case)
         references = case.references(inputs)
-        usual: dict[str, torch.Tensor] | None = None
+        usual = candidate.results(inputs)
+
+        def wrong(results: Results) -> str:
+            compared = candidate.wrong(case, results, inputs, references)  # noqa: B023
+            return str(compared[0]) if compared else ""
+
+        def changed(results: Results) -> str:
+            names = [n for n, value in results.items() if not same_bits(value, usual[n])]  # noqa: B023
+            return f"other bits of {', '.join(names)}" if names else ""
+
         for name in NAMES:
             order = Order(name, seed=candidate.seed)
             with ordered(order) as kernels:
                 results = candidate.results(inputs)
             launched |= set(kernels)
-            if wrong := candidate.wrong(case, results, inputs, references):
-                kernel = _culprit(candidate, case, order, kernels)
-                return case, f"{kernel}, programs {name}: {wrong[0]}"
-            usual = usual or candidate.results(inputs)
-            others = [one for one, value in results.items() if not same_bits(value, usual[one])]
-            if others and not advice and "cuda" in candidate.provider.deterministic:
-                kernel = _culprit(candidate, case, order, kernels, usual)
-                text = f"{kernel}, programs {name}: other bits of {', '.join(others)}"
-                advice = case, f"{text}; declare deterministic={{'cpu'}}", Rank.WARNING
+            if said := wrong(results):
+                kernel = _kernel_that_needs_order(candidate, inputs, order, kernels, wrong)
+                return case, f"{kernel}, programs {name}: {said}"
+            if exact and not warning and (said := changed(results)):
+                kernel = _kernel_that_needs_order(candidate, inputs, order, kernels, changed)
+                text = f"{kernel}, programs {name}: {said}; declare deterministic={{'cpu'}}"
+                warning = case, text, Rank.WARNING
     if not launched:
         raise Unsupported("it launches no kernel")
-    return advice
+    return warning
 
 
-def _culprit(
+def _kernel_that_needs_order(
     candidate: Candidate,
-    case: OpCase,
+    inputs: Inputs,
     order: Order,
     kernels: Mapping[str, str],
-    usual: Mapping[str, torch.Tensor] | None = None,
+    fault: Callable[[Results], str],
 ) -> str:
-    """The first kernel whose programs alone need their order, or all; as `program_order` judges.
-
-    usual: results whose bits are asked for.
-    """
-    inputs = candidate.inputs(case)
-    for kernel in kernels:
+    """The first kernel whose programs alone need their order, with its place; or all."""
+    for kernel, place in kernels.items():
         with ordered(replace(order, kernel=kernel)):
-            results = candidate.results(inputs)
-        if usual is None:
-            found = bool(candidate.wrong(case, results, inputs))
-        else:
-            found = not all(same_bits(value, usual[name]) for name, value in results.items())
-        if found:
-            return f"{kernel} ({kernels[kernel]})"
+            if fault(candidate.results(inputs)):
+                return f"{kernel} ({place})"
     return " or ".join(f"{kernel} ({place})" for kernel, place in kernels.items())
 
 

@@ -21,6 +21,7 @@ from tinyllama.harness.check import (
     programs,
     reference,
     search,
+    traced,
 )
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import crashed, raised_by_another
@@ -44,7 +45,7 @@ Check = Callable[[Candidate], Problem | Finding | str]
 _COMPARING: dict[str, Check] = {
     "fresh contents": calls.fresh_contents,
     "autocast": frameworks.autocast,
-    "compiled": frameworks.compiled,
+    "compiled": traced.compiled,
     "captured": frameworks.captured,
     "side stream": frameworks.side_stream,
     "empty batch": frameworks.empty_batch,

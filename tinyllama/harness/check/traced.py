@@ -1,17 +1,103 @@
-"""What torch's compiler makes of a function: its custom ops, another dtype, and other sizes."""
+"""What torch's compiler makes of a provider: results in a graph, and what custom ops declare."""
 
-from dataclasses import replace
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.check.evaluate import copied, evaluate
-from tinyllama.harness.check.finding import Candidate, Problem, Rank
+from tinyllama.harness.check.compare import Comparison
+from tinyllama.harness.check.evaluate import Inputs, copied, evaluate, is_gradient
+from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, worst
+from tinyllama.harness.declare.op import Provider
 from tinyllama.harness.machine.modes import DispatchMode
 
 TORCHS = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "inductor"}
+LOST = "; this torch's compiler gives a wrong gradient of a right function, too"
+
+
+def compiled(candidate: Candidate) -> Problem:
+    """A graph that ``torch.compile`` makes of the provider gives results as accurate as a call's,
+    and custom ops pass ``torch.library.opcheck``. What breaks the graph or cannot be traced is a
+    warning."""
+    if candidate.op.mutated:
+        raise Unsupported("it works in place, and no compiled step contains it")
+    if candidate.provider.derived is None and candidate.interpreted:
+        raise Unsupported("the compiler traces a kernel's launch, which here is interpreted")
+    return worst((_wrong_in_graph(candidate, candidate.smallest()), _custom_ops(candidate)))
+
+
+def _wrong_in_graph(candidate: Candidate, case: OpCase) -> Problem:
+    provider, inputs = candidate.provider, candidate.inputs(case)
+    try:
+        wrong = _wrong_compiled(candidate, provider, case, inputs)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        said = str(error).strip().partition("\n")[0]
+        return case, f"it breaks the graph, or cannot be traced: {said}", Rank.WARNING
+    if wrong:  # uncompiled, too, or as of the reference
+        alike = _wrong(candidate, provider, provider.call, case, inputs)
+        alike += _wrong_compiled(candidate, candidate.op["eager"], case, inputs)
+        excused = {comparison.name for comparison in alike}
+        wrong = [comparison for comparison in wrong if comparison.name not in excused]
+    if not wrong:
+        return None
+    gradients_alone = all(is_gradient(comparison.name) for comparison in wrong)
+    if gradients_alone and _loses_gradients(candidate.backend):
+        return case, f"{wrong[0]}{LOST}", Rank.WARNING
+    return case, str(wrong[0])
+
+
+def _wrong_compiled(
+    candidate: Candidate, provider: Provider, case: OpCase, inputs: Inputs
+) -> list[Comparison]:
+    torch.compiler.reset()
+    options: Any = {"fullgraph": True, "dynamic": False, "backend": candidate.backend}
+    try:
+        call = torch.compile(provider.call, **options)
+        return _wrong(candidate, provider, call, case, inputs)
+    finally:
+        torch.compiler.reset()
+
+
+def _wrong(
+    candidate: Candidate,
+    provider: Provider,
+    call: Callable[..., Any],
+    case: OpCase,
+    inputs: Inputs,
+) -> list[Comparison]:
+    results = evaluate(
+        candidate.op, call, inputs, provider.overwrites, dtypes=provider.output_dtypes
+    )
+    return candidate.wrong(case, results, inputs)
+
+
+class _Doubled(torch.autograd.Function):
+    """Twice a tensor. It returns another tensor over the memory of what it computes: torch 2.11
+    then compiles a gradient of zeros (pytorch/pytorch#180642)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return y.to(y.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
+
+
+@functools.cache
+def _loses_gradients(backend: str) -> bool:
+    """Whether the compiler gives a wrong gradient of a function that is right."""
+    x = torch.ones(3, requires_grad=True)
+    call = torch.compile(lambda x: _Doubled.apply(x), fullgraph=True, backend=backend)
+    (gradient,) = torch.autograd.grad(call(x), x, torch.ones(3))
+    return not bool((gradient == 2).all())
+
+
+# -- custom ops -------------------------------------------------------------------------------
 
 
 class _Called(DispatchMode):
@@ -33,66 +119,30 @@ def _kept(value: Any) -> Any:
     return copied(value.detach()) if isinstance(value, torch.Tensor) else value
 
 
-def custom_ops(candidate: Candidate, case: OpCase) -> Problem:
-    """What `torch.library.opcheck` says of the custom ops that a call makes, in each dtype: whether
-    what they declare to the compiler is what they give, and change."""
-    for dtype in candidate.dtypes:
-        one = replace(case, dtype=dtype)
-        if one.unsupported() is not None:
-            continue
+def _custom_ops(candidate: Candidate) -> Problem:
+    """What `torch.library.opcheck` says of the custom ops that calls make: whether what they
+    declare to the compiler is what they give, and change. It may hold for one dtype or size."""
+    for case in candidate.plain():
+        for op, (args, named) in _custom_op_calls(candidate, candidate.inputs(case)).items():
+            tests = ("test_schema", "test_faketensor")
+            options: Any = {"test_utils": tests, "raise_exception": False}
+            answers = torch.library.opcheck(op, args, named, **options)
+            for test, said in answers.items():
+                if said != "SUCCESS":
+                    return case, f"opcheck of {op}: {test}: {said}".partition("\n")[0]
+    return None
+
+
+def _custom_op_calls(candidate: Candidate, inputs: Inputs) -> dict[Any, tuple[Any, dict[str, Any]]]:
+    """The custom ops of a call, each with arguments: what the compiler sees of a derived provider,
+    or those that the call makes."""
+    if candidate.provider.derived is None:
         called = _Called()
         with called:
-            candidate.results(candidate.inputs(one))
-        for op, (args, named) in called.calls.items():
-            tests = ("test_schema", "test_faketensor")
-            found = torch.library.opcheck(op, args, named, test_utils=tests, raise_exception=False)
-            failed = [f"{test}: {said}" for test, said in found.items() if said != "SUCCESS"]
-            if failed:
-                return one, f"opcheck of {op}: {failed[0].partition(chr(10))[0]}"
-    return None
-
-
-def of_other_sizes(candidate: Candidate, case: OpCase) -> Problem:
-    """What is wrong in another dtype, and where one compiled function is called with other sizes:
-    the declared result of a custom op may hold for the first call alone. That such code does not
-    compile is advice."""
-    others = [one for one in reversed(candidate.dtypes) if one is not case.dtype][:1]
-    plain = [one for one in candidate.plain() if one.dtype is case.dtype]
-    sizes = [one for one in plain if _alike(one, case)][:1]
-    for one in [*(replace(case, dtype=dtype) for dtype in others), *sizes]:
-        if one.unsupported() is not None:
-            continue
-        dynamic = one in sizes
-        torch.compiler.reset()
-        call = torch.compile(
-            candidate.provider.call, fullgraph=True, dynamic=dynamic, backend=candidate.backend
-        )
-        own = candidate.provider
-        try:
-            for given in (case, one) if dynamic else (one,):
-                inputs = candidate.inputs(given)
-                results = evaluate(
-                    candidate.op, call, inputs, own.overwrites, dtypes=own.output_dtypes
-                )
-                if wrong := candidate.wrong(given, results, inputs):
-                    what = "compiled for any size: " if dynamic else ""
-                    return given, f"{what}{wrong[0]}"
-        except (torch._dynamo.exc.TorchDynamoException, RuntimeError) as error:
-            text = str(error).strip().partition(chr(10))[0]
-            if dynamic:
-                return one, f"not compiled for any size: {text}", Rank.WARNING
-            return one, f"not one graph: {text}"
-        finally:
-            torch.compiler.reset()
-    return None
-
-
-def _alike(one: OpCase, other: OpCase) -> bool:
-    """Whether they differ in sizes alone, and in none of 0 or 1, of which the compiler makes
-    constants."""
-    pairs = [(size, other.case.dims[axis]) for axis, size in one.case.dims.items()]
-    if one.case.params != other.case.params or any(type(a) is not type(b) for a, b in pairs):
-        return False
-    return all(a == b or (isinstance(a, int) and min(a, b) > 1) for a, b in pairs) and any(
-        a != b for a, b in pairs
-    )
+            candidate.results(inputs)
+        return called.calls
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    for name in candidate.op.differentiable:
+        args[name].requires_grad_()
+    params = {**candidate.op.params, **inputs.params}
+    return {candidate.provider.derived.custom_op: ((*args.values(), *params.values()), {})}

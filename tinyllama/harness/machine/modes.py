@@ -1,4 +1,4 @@
-"""Dispatch modes of torch that do not import its compiler.
+"""Dispatch modes of torch that do not import its compiler, and let higher-order operators pass.
 
 torch wraps the function of a mode so that its compiler leaves it alone. The first call of what is
 wrapped imports the compiler, 0.7 s of processor time, although nothing is compiled in a process
@@ -15,7 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 class DispatchMode(TorchDispatchMode):
     """A mode whose function is wrapped where torch's compiler is loaded, and called as it is
-    before."""
+    before.
+
+    It sees no higher-order operator: that of `torch.library.wrap_triton` launches its kernel.
+    """
+
+    supports_higher_order_operators = True  # torch 2.7 has no such switch, and refuses them
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -29,9 +34,10 @@ class DispatchMode(TorchDispatchMode):
         left_alone = torch._disable_dynamo(written)
 
         @functools.wraps(written)
-        def dispatch(*args: Any, **named: Any) -> Any:
-            if "torch._dynamo" in sys.modules:
-                return left_alone(*args, **named)
-            return written(*args, **named)
+        def dispatch(mode: Any, func: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+            if isinstance(func, torch._ops.HigherOrderOperator):
+                return func(*args, **(named or {}))
+            called = left_alone if "torch._dynamo" in sys.modules else written
+            return called(mode, func, types, args, named)
 
         cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
