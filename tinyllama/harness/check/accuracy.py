@@ -78,7 +78,8 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
         tried |= declared & {*PLAIN, BOUNDS}
         every = _tried(candidate, case, compared)
         for finding in every:
-            if finding.check not in found or found[finding.check].outcome is Outcome.BLOCKED:
+            first = found.setdefault(finding.check, finding)
+            if first.outcome is Outcome.BLOCKED and finding.outcome is not Outcome.BLOCKED:
                 found[finding.check] = finding
         if tried & set(only) <= failing(found):
             break  # each check that is asked for has failed already
@@ -202,7 +203,7 @@ def _tried(candidate: Candidate, case: OpCase, compared: bool) -> list[Finding]:
     """The faults of a case; of one in which a process ended before, only that."""
     if (text := candidate.ended.get(str(case))) is None:
         return list(faults(candidate, case, compared=compared))
-    ended = Finding(OUTPUTS, Outcome.CRASHED, str(case), text)
+    ended = Finding(OUTPUTS, Outcome.CRASHED, str(case), text, special=Rank.WRONG)
     return [ended, *_behind(candidate, case, ended)]
 
 
