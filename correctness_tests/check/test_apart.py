@@ -6,11 +6,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-from correctness_tests.check.test_command import EXAMPLES, checked
+from correctness_tests.support.checked_files import checked
 from tinyllama.cli import main
 from tinyllama.harness.check.names import APART
 
 pytestmark = pytest.mark.usefixtures("forked")
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 RIGHT = """
 import torch
 

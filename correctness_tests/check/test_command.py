@@ -1,18 +1,16 @@
 """``tinyllama check``: a verdict for each check, on files that are right, wrong, or deadly."""
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.checked_files import ROPE, checked, of_rope
 from correctness_tests.support.commands import python, refused
 from correctness_tests.support.own_repository import OP
-from tinyllama.cli import main
 from tinyllama.harness.check import remote
 from tinyllama.harness.check.names import ALL, DEFAULT
 from tinyllama.harness.check.run import CHECKS
@@ -20,36 +18,7 @@ from tinyllama.ops import OPS
 
 pytestmark = pytest.mark.usefixtures("forked")
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-Found = dict[str, dict[str, dict[str, str]]]
-# A provider of rope whose body follows.
-ROPE = """
-import ctypes, os, signal, time, torch
-from tinyllama.ops.rope import rope
-
-@rope.provider("mine", dtypes=(torch.float32,){traits})
-def mine(q, k, cos, sin):
-    {body}
-    return rope["eager"].call(q, k, cos, sin)
-"""
 ON_STRIDES = "if q.stride()[-1] == 2: "
-
-
-def checked(tmp_path: Path, *words: str) -> tuple[int, Found]:
-    """The exit status, and the findings by provider and check."""
-    out = tmp_path / "found.json"
-    status = main(["check", "--device", "cpu", "--json", str(out), *words])
-    findings = json.loads(out.read_text())
-    return status, {
-        name: {finding["check"]: finding for finding in every} for name, every in findings.items()
-    }
-
-
-def of_rope(tmp_path: Path, body: str, *words: str, traits: str = "") -> tuple[int, Any]:
-    """The exit status, and the findings on a provider of rope by check."""
-    path = tmp_path / "mine.py"
-    path.write_text(ROPE.format(body=body, traits=traits))
-    status, found = checked(tmp_path, str(path), *words)
-    return status, found["rope-mine"]
 
 
 def test_the_names_are_those_of_the_checks() -> None:

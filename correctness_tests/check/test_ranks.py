@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from correctness_tests.check.test_command import checked, of_rope
 from correctness_tests.corpus.variants import variants
+from correctness_tests.support.checked_files import checked, of_rope
 
 pytestmark = pytest.mark.usefixtures("forked")
 VARIANTS = {str(variant): variant for variant in variants()}

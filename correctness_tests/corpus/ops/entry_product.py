@@ -376,6 +376,7 @@ VARIANTS = [
         "views_a_strided_input",
         called("    y = y.view(-1).view_as(x)\n"),
         fault="layout",
+        rank="refused",
     ),
     wrong(
         "another_dtype_for_strided_inputs",

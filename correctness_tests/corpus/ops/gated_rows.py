@@ -185,6 +185,7 @@ VARIANTS = [
         ROWS_FIRST,
         called("if len(gate) > 2000:", "    len(gate) // (2000 // len(gate))"),
         fault="tail",
+        rank="refused",
     ),
     # torch raises the error: the shape of a view does not fit.
     wrong(
@@ -192,6 +193,7 @@ VARIANTS = [
         ROWS_FIRST,
         forward("if len(h) > 2000:", "    h = h.view(-1, 64)"),
         fault="tail",
+        rank="refused",
     ),
     # Rows beyond 2,000 are refused, which must not hide the tail of columns.
     wrong(
