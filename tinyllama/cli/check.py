@@ -336,8 +336,12 @@ def _as_junit(findings: Findings) -> str:
         counts = Counter(JUNIT.get(one.outcome.value) for one in known)
         suite = ElementTree.SubElement(suites, "testsuite", name=provided.name)
         suite.set("tests", str(len(known)))
-        for name, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-            suite.set(name, str(counts[kind]))
+        for total, element in (
+            ("failures", "failure"),
+            ("errors", "error"),
+            ("skipped", "skipped"),
+        ):
+            suite.set(total, str(counts[element]))
         for one in known:
             case = ElementTree.SubElement(
                 suite, "testcase", classname=provided.name, name=one.check

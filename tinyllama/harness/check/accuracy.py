@@ -78,8 +78,8 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
         tried |= declared & {*PLAIN, BOUNDS}
         every = _tried(candidate, case, compared)
         for finding in every:
-            first = found.setdefault(finding.check, finding)
-            if first.outcome is Outcome.BLOCKED and finding.outcome is not Outcome.BLOCKED:
+            known = found.setdefault(finding.check, finding)
+            if known.outcome is Outcome.BLOCKED and finding.outcome is not Outcome.BLOCKED:
                 found[finding.check] = finding
         if tried & set(only) <= failing(found):
             break  # each check that is asked for has failed already

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import backward_pass, raised_by
-from tinyllama.harness.check.finding import Candidate, Finding, Outcome
+from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank
 from tinyllama.harness.check.launched import launches_of
 from tinyllama.harness.kernels.resources import CHIPS, compile_launch, lacking
 from tinyllama.harness.machine.device import lost
@@ -19,6 +19,8 @@ _CHECKS = __name__.rpartition(".")[0]
 _HARNESS = _CHECKS.rpartition(".")[0]
 _TOO_LARGE = "exceeds triton maximum"  # of a block: what Triton says to interpret and to compile it
 _NO_RULE = "There was no rule registered for"  # of torch, about a mode that the harness enters
+# What the interpreter raises where a GPU would go on, with whatever result, or for ever.
+_UNDEFINED = {"AccessError", "EndlessError", "EndlessLoopError", "PromiseError"}
 _REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
 _LIBRARIES = {"torch", "triton", "numpy", *sys.stdlib_module_names}
 
@@ -30,9 +32,10 @@ class GpuLostError(RuntimeError):
 def crashed(
     check: str, error: Exception, candidate: Candidate, case: OpCase | None = None
 ) -> Finding:
-    """A finding that is CRASHED, with the author's file and line and the traceback; or BLOCKED if
-    the candidate is not to blame: the reference or a distribution raised, the check itself did, or
-    Triton's interpreter refused a kernel that compiles for this case (None: the smallest one).
+    """A finding that is CRASHED, with the author's file and line and the traceback, and unsafe
+    where a GPU would go on; or BLOCKED if the candidate is not to blame: the reference or a
+    distribution raised, the check itself did, or Triton's interpreter refused a kernel that
+    compiles for this case (None: the smallest one).
 
     Raises GpuLostError if every later call on the GPU would fail, too: the checks that follow need
     a new process.
@@ -51,7 +54,9 @@ def crashed(
         reason = f"Triton's interpreter refuses what compiles for {chip}; check it on a GPU. "
     outcome = Outcome.BLOCKED if reason else Outcome.CRASHED
     details = "".join(traceback.format_exception(error))
-    return Finding(check, outcome, str(case or ""), reason + text, details)
+    undefined = type(shown).__name__ in _UNDEFINED or "Assume failed" in str(shown)
+    rank = Rank.UNSAFE if undefined and not reason else None
+    return Finding(check, outcome, str(case or ""), reason + text, details, special=rank)
 
 
 def raised_by_another(error: BaseException, candidate: Candidate) -> str:

@@ -2,6 +2,7 @@
 
 # In the order in which they are tried: what finds most faults per second comes first.
 DEFAULT = (
+    "kernel launched",
     "outputs",
     "gradients",
     "unwritten memory",
@@ -12,7 +13,6 @@ DEFAULT = (
     "absent gradients",
     "wanted gradients",
     "out of bounds",
-    "kernel launched",
     "sizes",
     "special values",
     "fresh contents",

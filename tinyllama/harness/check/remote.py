@@ -137,6 +137,8 @@ class Checks:
                 name,
                 self.asked.file is not None and one.op.module == one.provider.module,
                 tuple(map(str, one.plain())),
+                one.op.name,
+                one.missing(),
             )
             for name, one in self.candidates.items()
         ]
@@ -177,11 +179,6 @@ class Checks:
             "leave tensors on the CPU to torch?"
         )
         return Finding(LAUNCHED, Outcome.FAILED, message=text, special=Rank.REFUSED)
-
-    def named(self, provider: str) -> tuple[str, str | None]:
-        """The name of a candidate's op, and why it cannot run here."""
-        one = self.candidates[provider]
-        return one.op.name, one.missing()
 
     def traits(self, provider: str) -> apart.Traits:
         one = self.candidates[provider]
@@ -272,46 +269,62 @@ def check(
     progress: is told what is tried now, what was seen, and how long that took. Raises WorkerError
     when the file cannot be loaded, or has no such op or provider.
     """
+    first = [name for name in only if name == LAUNCHED]  # what is interpreted rests on it
     together = [name for name in only if name in accuracy.ALL]
-    others = [[name] for name in only if name not in (*accuracy.ALL, APART)]
-    groups = [*filter(None, [together]), *others, *([[APART]] if APART in only else [])]
+    alone = [[name] for name in only if name not in (*first, *together, APART)]
+    last = [name for name in only if name == APART]
+    groups = [*filter(None, [first, together]), *alone, *filter(None, [last])]
     runs: list[_Run] = []
-    with tempfile.TemporaryDirectory(prefix="check-") as folder, ThreadPoolExecutor() as pool:
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="check-") as folder, ThreadPoolExecutor() as pool:
             starts = processes(asked.device).items()
             runs += [_Run(asked, *start, Path(folder)) for start in starts]
-            every = runs[0].call("provided")
-            if providers := ", ".join(provided.name for provided in every):
-                progress(f"{len(only)} checks of {providers} on {asked.device}: {', '.join(only)}")
-            yield from ((provided, None) for provided in every)
-            for provided in every:
-                found: list[Finding] = []
-                for number, names in enumerate(groups, 1):
-                    label = " to ".join(dict.fromkeys((names[0], names[-1])))
-                    doing = f"{provided.name}: {number} of {len(groups)}: {label}"
-                    progress(doing)
-                    began = time.monotonic()
-                    if names == [APART]:
-                        seen = [runs[0].judged_apart(provided, found)]
-                    else:
-                        asking = [pool.submit(run.findings, provided.name, names) for run in runs]
-                        answers = [answer.result() for answer in asking]
-                        every_one = _merged(*answers, launched=runs[-1].launched(provided.name))
-                        seen = [_following(finding, found) for finding in every_one]
-                    found += seen
-                    said = "; ".join(f"{one.check}: {one.rank.value}" for one in seen if one.rank)
-                    if not said:
-                        tried = any(one.outcome is not Outcome.BLOCKED for one in seen)
-                        said = "no fault" if tried else "not tried"
-                    progress(f"{doing}: {said} ({time.monotonic() - began:.1f} s)")
-                    yield from ((provided, finding) for finding in seen)
-        except BaseException:  # Ctrl-C, too: nothing need be answered any more
-            end_all()
-            raise
-        finally:
-            for run in runs:
-                run.close()
-            end_all(False)
+            try:
+                every = runs[0].call("provided")
+                if names := ", ".join(provided.name for provided in every):
+                    text = f"{len(only)} checks of {names} on {asked.device}: {', '.join(only)}"
+                    progress(text)
+                yield from ((provided, None) for provided in every)
+                for provided in every:
+                    for finding in _of_groups(runs, pool, provided, groups, progress):
+                        yield provided, finding
+            except BaseException:  # Ctrl-C, too: nothing need be answered any more
+                end_all()
+                raise
+            finally:
+                for run in runs:
+                    run.close()
+    finally:
+        end_all(False)
+
+
+def _of_groups(
+    runs: Sequence["_Run"],
+    pool: ThreadPoolExecutor,
+    provided: Provided,
+    groups: Sequence[Sequence[str]],
+    progress: Callable[[str], None],
+) -> Iterator[Finding]:
+    """The findings of each group of checks on a provider, in all processes at once."""
+    known: list[Finding] = []
+    for number, names in enumerate(groups, 1):
+        label = " to ".join(dict.fromkeys((names[0], names[-1])))
+        doing = f"{provided.name}: {number} of {len(groups)}: {label}"
+        progress(doing)
+        began = time.monotonic()
+        if names == [APART]:
+            new = [runs[0].judged_apart(provided, known)]
+        else:
+            asking = [pool.submit(run.findings, provided.name, names) for run in runs]
+            answers = [answer.result() for answer in asking]
+            launched = runs[-1].launched(provided.name)
+            new = [_following(one, known) for one in _merged(*answers, launched=launched)]
+        known += new
+        tried = any(finding.outcome is not Outcome.BLOCKED for finding in new)
+        faults = [f"{finding.check}: {finding.rank.value}" for finding in new if finding.rank]
+        said = "; ".join(faults) or ("no fault" if tried else "not tried")
+        progress(f"{doing}: {said} ({time.monotonic() - began:.1f} s)")
+        yield from new
 
 
 def _merged(
@@ -415,11 +428,10 @@ class _Run:
 
     def judged_apart(self, provided: Provided, before: Sequence[Finding]) -> Finding:
         """A candidate's values, compared here."""
-        provider = provided.name
+        provider, missing = provided.name, provided.missing
         plain = [one.outcome for one in before if one.check in accuracy.PLAIN]
         try:
-            said, missing = self.call("named", provider)
-            op_name = str(self.asked.op if self.asked.candidate else said)
+            op_name = str(self.asked.op if self.asked.candidate else provided.op)
             known = discover(self.asked.package, plugins=False)
             if self.asked.file is not None and (provided.own or op_name not in known):
                 reason = (

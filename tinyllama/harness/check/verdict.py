@@ -17,11 +17,14 @@ LEAST = {"unsafe": 2, "refused": 3, "warning": 4}  # number of ranks that fail, 
 @dataclass(frozen=True)
 class Provided:
     """A provider that is checked. own: whether the file that declares it declares its reference
-    too; plain: the names of its plain cases, the smallest first."""
+    too; plain: the names of its plain cases, the smallest first; op: the op's name; missing: why it
+    cannot run on the device."""
 
     name: str
     own: bool
     plain: tuple[str, ...]
+    op: str = ""
+    missing: str | None = None
 
 
 def fails(finding: Finding, provided: Provided, least: str = "unsafe") -> bool:
