@@ -27,17 +27,17 @@ from typing import Any
 import torch
 
 from correctness_tests.corpus.variants import (
-    ACCUSING,
     CLASSES,
     Loaded,
     Variant,
+    accuses,
     checks_for,
     findings,
     finds,
     variants,
 )
 from tinyllama.cli.argument_types import whole_within
-from tinyllama.harness.check.run import CHECKS, Outcome
+from tinyllama.harness.check.run import CHECKS
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.files import replace_text
 from tinyllama.harness.records.report import markdown_table
@@ -169,14 +169,13 @@ def _judge(
                 before = time.perf_counter()
                 finding = next(answers)
                 now = time.perf_counter()
-                accuses = finding.outcome in (Outcome.FAILED, Outcome.CRASHED)
-                found = bool(variant.fault) and finds(variant, finding)
+                found = bool(variant.fault) and finds(variant, candidate, finding)
                 sender.send(
                     {
                         "check": finding.check,
                         "seconds": now - before,
                         "at": now - start,
-                        "accuses": accuses and finding.rank in ACCUSING,
+                        "accuses": accuses(candidate, finding),
                         "finds": found,
                         "said": finding.message[:200],
                     }

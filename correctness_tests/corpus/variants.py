@@ -10,9 +10,10 @@ import torch
 
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.check import accuracy
-from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Rank, run
+from tinyllama.harness.check.verdict import Provided, fails
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
-from tinyllama.harness.kernels.foreign import foreign
+from tinyllama.harness.kernels.foreign import foreign, gpus_hidden
 from tinyllama.ops import OPS
 
 FOLDER = Path(__file__).parent / "ops"
@@ -23,7 +24,6 @@ RANKS = {
     "refused": Rank.REFUSED,
     "warning": Rank.WARNING,
 }
-ACCUSING = (Rank.WRONG, Rank.UNSAFE)  # a finding of these ranks ends `tinyllama check` with 1
 
 # The classes of faults, each with the checks that are about it, the quickest first. Checks may be
 # renamed and merged: this is the one place that knows them.
@@ -166,6 +166,8 @@ class Loaded:
             )
             for op in OPS.values():
                 registry.add(op, op.module)
+            if self.device.type == "cpu":
+                stack.enter_context(gpus_hidden())
             stack.enter_context(foreign())
             load_file(self.variant.write(self.folder), registry)
             declared = [
@@ -201,14 +203,20 @@ def findings(candidate: Candidate, checks: Sequence[str]) -> Iterator[Finding]:
             yield finding
 
 
-def finds(variant: Variant, finding: Finding) -> bool:
+def accuses(candidate: Candidate, finding: Finding) -> bool:
+    """Whether a finding ends `tinyllama check` with status 1."""
+    plain = tuple(map(str, candidate.plain())) if finding.rank is Rank.REFUSED else ()
+    return fails(finding, Provided(str(candidate.provider), False, plain))
+
+
+def finds(variant: Variant, candidate: Candidate, finding: Finding) -> bool:
     """Whether a finding is the fault of a wrong variant: its message has the result, and its rank
     is right. A warning is found by advice alone, a refusal also by an accusation."""
-    if finding.outcome not in (Outcome.FAILED, Outcome.CRASHED):
+    if variant.result not in finding.message:
         return False
-    expected = {"refused": (*ACCUSING, Rank.REFUSED), "warning": (Rank.WARNING,)}
-    ranks = expected.get(variant.rank, ACCUSING)
-    return finding.rank in ranks and variant.result in finding.message
+    if variant.rank == "warning":
+        return finding.rank is Rank.WARNING
+    return accuses(candidate, finding) or finding.rank is RANKS[variant.rank]
 
 
 def checks_for(variant: Variant) -> list[str]:

@@ -166,7 +166,7 @@ def test_the_wrong_kernel_of_the_readme_is_found_as_it_says(
     (found,) = json.loads(out.read_text(encoding="utf-8")).values()
     assert [[one["check"], one["outcome"], one["case"] or ""] for one in found] == rows
     failed = next(one for one in found if one["check"] == "gradient layouts")
-    (message,) = re.findall(r"^gradient layouts: (.+); \.\.\.$", shown, re.M)
+    (message,) = re.findall(r"^    (gradients: .+); \.\.\.$", shown, re.M)
     assert failed["message"].startswith(message)
     assert shown.splitlines()[-1].removesuffix("; ...") in capsys.readouterr().out
 

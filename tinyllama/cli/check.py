@@ -1,44 +1,47 @@
 """``tinyllama check``: every check on an op or a provider, of a file or by its name.
 
-torch is imported by the command, not here, so that ``--help`` is quick.
+torch is imported by the command, not here, so that ``--help`` and refusals are quick.
 """
 
 import argparse
 import contextlib
 import re
+import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from xml.etree import ElementTree
 
 from tinyllama.cli import like
 from tinyllama.cli.argument_types import check_known, file_path, whole_within
+from tinyllama.harness.check.names import ALL, APART, DEFAULT
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, replace_text, write_json
 
 if TYPE_CHECKING:
     from tinyllama.harness.check.run import Finding
+    from tinyllama.harness.check.verdict import Provided
 
 PACKAGE = "tinyllama.ops"
-WRONG = 1  # exit status when a check found something
-FAILING = {"unsafe": 2, "refused": 3, "warning": 4}  # number of ranks that fail, from the worst
+FAILED = 1  # exit status when a check found something, or nothing could be compared
+STOPPED = {"time limit": 124, "Ctrl-C": 130, "SIGTERM": 143}  # where nothing failed until then
 JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
-LEFT_OUT = {"blocked": "not tried", "unsupported": "not possible here"}  # not in the table
-RAN = ("passed", "failed")
-Found = dict[str, list["Finding"]]  # findings by provider
+Findings = Mapping["Provided", list["Finding"]]
 
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
     check = subparsers.add_parser("check", help="check an op or a provider")
     check.description = (
-        "Run every correctness, gradient, layout, memory, determinism and resource check on what "
-        "a Python file declares (an op with its providers, or a provider for an op of the tree), "
-        "or on an op of the tree or of an installed package. Each check has a verdict, with the "
-        "smallest case that fails, and each fault a rank: wrong result, unsafe, refused, warning. "
-        "Exit status 1 for a fault of the first two ranks, or where nothing could be checked."
+        "Run correctness, gradient, layout, memory and determinism checks on what a Python file "
+        "declares (an op with its providers, or a provider for an op of the tree), or on an op of "
+        "the tree or of an installed package. A fault is printed when it is found, with its rank "
+        "(wrong result, unsafe, refused, warning) and the smallest case. Exit status 1 for a "
+        "wrong result, for what is unsafe, where a declared case is refused, where nothing could "
+        "be compared, or where no declared kernel is launched. Stopped before that: 124 by "
+        "--time-limit, 130 by Ctrl-C, 143 by SIGTERM."
     )
     option = check.add_argument
     option(
@@ -57,81 +60,150 @@ def add(subparsers: Any) -> None:
     )
     option("--only", metavar="A,B", help="only these checks")
     option(
+        "--thorough",
+        action="store_true",
+        help="every check: also each configuration, torch.compile, and a compilation for each chip",
+    )
+    option(
         "--fail-on",
-        choices=FAILING,
+        choices=("unsafe", "refused", "warning"),
         default="unsafe",
         help="the least rank of a fault that ends with status 1 (default: unsafe)",
+    )
+    option("--fail-fast", action="store_true", help="stop at the first fault that fails")
+    option(
+        "--time-limit",
+        type=whole_within(1, 10**6),
+        metavar="SECONDS",
+        help="for all checks together; what is found until then is shown (default: none)",
     )
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     option("--seed", type=whole_within(0, 2**63 - 1), default=0, help="of the inputs (default 0)")
     option("--json", type=file_path, metavar="PATH", help="write the findings as JSON")
     option("--junit", type=file_path, metavar="PATH", help="write them as JUnit XML")
+    option("--verbose", action="store_true", help="name what is not possible here, and who decides")
     like.add_options(check)
     check.set_defaults(run=like.with_declaration(run))
 
 
 def run(args: argparse.Namespace) -> int:
     """Check and print; the exit status."""
-    from tinyllama.harness.check.remote import ALL, APART, Asked, check
-    from tinyllama.harness.machine.device import usable_device
-    from tinyllama.harness.machine.worker import WorkerError
-    from tinyllama.harness.records.report import console
+    names = _validated(args)
+    findings: dict[Provided, list[Finding]] = {}
+    stopped = ""
+    try:
+        with (
+            _limited(args.time_limit),
+            _progress() as progress,
+            contextlib.closing(_checked(args, names, progress)) as answers,
+        ):
+            for provided, finding in answers:
+                findings.setdefault(provided, [])
+                if finding is not None:
+                    findings[provided].append(finding)
+                    _show(provided, finding)
+                    if args.fail_fast and _fails(finding, provided, args.fail_on):
+                        stopped = "--fail-fast"
+                        break
+    except KeyboardInterrupt as error:
+        stopped = str(error) or "Ctrl-C"
+    if not findings and not stopped:
+        text = f"{str(args.file)!r} declares no op and no provider"
+        raise UsageError(f"{text}: {like.proposal(args.file)}")
+    status = _status(findings, args.fail_on, stopped)
+    if stopped:
+        findings = {one: [*known, *_left(names, known, stopped)] for one, known in findings.items()}
+        print(f"stopped by {stopped}: exit status {status}", file=sys.stderr)
+    for provided, known in findings.items():
+        _summarize(provided, known, args.verbose)
+    if args.json:
+        data = {one.name: [each.as_dict() for each in known] for one, known in findings.items()}
+        write_json(args.json, data)
+    if args.junit:
+        replace_text(args.junit, _as_junit(findings) + "\n")
+    if args.verbose and findings:
+        text = f"undefended, since the candidate ran in the same process: all but {APART!r}"
+        _print(f"{text} (docs/TRUST.md)", style="dim")
+    return status
 
+
+def _validated(args: argparse.Namespace) -> Sequence[str]:
+    """The checks that are asked for. Raises UsageError for what cannot be used, before torch is
+    loaded."""
     if args.file is None and args.op is None:
         raise UsageError("name a file or an op: FILE, or --op NAME")
     if args.candidate is not None and (args.file or not args.op or ":" not in args.candidate):
         raise UsageError(f"--candidate {args.candidate!r}: use FILE:FUNCTION, with --op NAME alone")
-    only = args.only.split(",") if args.only else list(ALL)
+    if args.device and not re.fullmatch(r"cpu(:0)?|cuda(:\d+)?", args.device):
+        raise UsageError(f"device {args.device!r} is unknown: use cpu, cuda or cuda:N")
+    if args.thorough and args.only:
+        raise UsageError("--thorough and --only both say which checks: use one of them")
+    only = args.only.split(",") if args.only else None
     check_known("--only", only, ALL)
     check_writable(args.json, "--json")
     check_writable(args.junit, "--junit")
     files = [] if args.file is None else [("FILE", args.file)]
     check_apart(*files, ("--json", args.json), ("--junit", args.junit))
-    device = usable_device(args.device)
-    out = console()
-    found: Found = {}
+    if args.file is not None:
+        _check_python(args.file)
+    if only is None and not args.thorough:
+        return (*DEFAULT, APART) if args.candidate else DEFAULT
+    return [name for name in ALL if only is None or name in only]
+
+
+def _check_python(path: Path) -> None:
+    if not path.is_file():
+        raise UsageError(f"no file {str(path)!r}: name a Python file with an op declaration")
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        line = f"{error.lineno}: " if isinstance(error, SyntaxError) else " "
+        raise UsageError(f"{path}:{line}{type(error).__name__}: {error}: mend it") from error
+
+
+def _checked(
+    args: argparse.Namespace, names: Sequence[str], progress: Callable[[str], None]
+) -> Generator[tuple["Provided", "Finding | None"], None, None]:
+    """What `tinyllama.harness.check.remote.check` yields. Raises UsageError for a file that cannot
+    be loaded."""
+    from tinyllama.harness.check.remote import Asked, check
+    from tinyllama.harness.machine.device import usable_device
+    from tinyllama.harness.machine.worker import WorkerError
+
     file = None if args.file is None else str(args.file)
+    usable = usable_device(args.device)
+    device = "cpu" if usable.type == "cpu" else str(usable)
     declaration = None if args.declaration is None else str(args.declaration)
     asked = Asked(
-        *(PACKAGE, file, args.op, args.provider, str(device), args.seed, args.candidate),
+        *(PACKAGE, file, args.op, args.provider, device, args.seed, args.candidate),
         declaration=declaration,
     )
     try:
-        with _progress() as progress:
-            for provider, findings, own in check(asked, only, progress):
-                found[provider] = findings
-                if own and provider.endswith("-eager") and not any(one.rank for one in findings):
-                    made = [one.check for one in findings if one.outcome.value == "passed"]
-                    out.print(f"{provider}: the reference passes {len(made)} checks")
-                    continue
-                out.print(_table(provider, findings))
-                for line in _seen(findings):
-                    out.print(line, soft_wrap=True)
-                for line in _not_run(findings):
-                    out.print(line, style="dim")
-                if own:
-                    out.print(f"{provider}: self-declared, its reference is of the same file")
+        yield from check(asked, names, progress)
     except WorkerError as error:
         if error.raised(UsageError):
             raise UsageError(str(error).partition(": ")[2]) from error
         where = "" if file is None else place(file, error.details)
         raise UsageError(f"{where}{error}") from error
-    if not found:
-        text = f"{str(args.file)!r} declares no op and no provider"
-        raise UsageError(f"{text}: {like.proposal(args.file)}")
-    data = {name: [one.as_dict() for one in findings] for name, findings in found.items()}
-    if args.json:
-        write_json(args.json, data)
-    if args.junit:
-        replace_text(args.junit, _as_junit(found) + "\n")
-    for provider, findings in found.items():
-        if text := _faults(findings):
-            out.print(f"{provider}: {text}", highlight=False)
-    if any(one.outcome.value in RAN for each in found.values() for one in each):
-        text = f"undefended, since the candidate ran in the same process: all but {APART!r}"
-        out.print(f"{text} (docs/TRUST.md)", style="dim", highlight=False)
-    held = [_held(findings, args.fail_on) for findings in found.values()]
-    return 0 if all(held) else WRONG
+
+
+@contextlib.contextmanager
+def _limited(seconds: int | None) -> Iterator[None]:
+    """Raise KeyboardInterrupt after so many seconds."""
+
+    def end(*_: object) -> NoReturn:
+        raise KeyboardInterrupt("time limit")
+
+    if seconds is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager
@@ -154,82 +226,139 @@ def place(file: str | Path, details: str) -> str:
     return f"{file}:{lines[-1]}: " if lines else ""
 
 
-def _held(findings: "list[Finding]", least: str) -> bool:
-    """Whether there is no fault of this rank or a worse one, and some check could be made."""
-    from tinyllama.harness.check.run import Rank
-
-    failing = list(Rank)[: FAILING[least]]
-    good = not any(one.rank in failing for one in findings)
-    return good and any(one.outcome.value != "unsupported" for one in findings)
+# -- the exit status ------------------------------------------------------------------------------
 
 
-def _faults(findings: "list[Finding]") -> str:
-    """The failed checks by rank, the worst first; then the checks that another fault blocked."""
-    from tinyllama.harness.check.run import Rank
+def _fails(finding: "Finding", provided: "Provided", least: str) -> bool:
+    from tinyllama.harness.check.verdict import fails
 
-    if all(one.outcome.value == "unsupported" for one in findings):
-        return "nothing could be checked here"
-    own = [one for one in findings if one.outcome.value != "blocked" and not one.cause]
-    named = {rank.value: [one.check for one in own if one.rank is rank] for rank in Rank}
-    named["what follows"] = [one.check for one in findings if one.cause]
-    named["not tried"] = [one.check for one in findings if one.outcome.value == "blocked"]
-    return "; ".join(f"{rank}: {', '.join(names)}" for rank, names in named.items() if names)
+    return fails(finding, provided, least)
 
 
-def _not_run(findings: "list[Finding]") -> list[str]:
-    """A line for each reason why checks were not tried, or cannot be made here."""
-    named: dict[tuple[str, str], list[str]] = {}
-    for one in findings:
-        if one.outcome.value in LEFT_OUT:
-            why = one.message.replace(f"{Path.cwd()}/", "")
-            named.setdefault((LEFT_OUT[one.outcome.value], why), []).append(one.check)
-    return [f"{what}: {', '.join(names)} ({why})" for (what, why), names in named.items()]
+def _status(findings: Findings, least: str, stopped: str) -> int:
+    """FAILED where a finding fails, else how the command was stopped, else FAILED where nothing was
+    compared."""
+    from tinyllama.harness.check.verdict import undecided
+
+    every = [(finding, provided) for provided, known in findings.items() for finding in known]
+    if any(_fails(finding, provided, least) for finding, provided in every):
+        return FAILED
+    if stopped:
+        return STOPPED[stopped]
+    return FAILED if any(undecided(known, one) for one, known in findings.items()) else 0
 
 
-def _table(provider: str, findings: "list[Finding]") -> Any:
+def _left(names: Sequence[str], known: Sequence["Finding"], stopped: str) -> Iterator["Finding"]:
+    """A finding for each check that was not tried, since the command was stopped."""
+    from tinyllama.harness.check.run import Finding, Outcome
+
+    tried = {finding.check for finding in known}
+    for name in names:
+        if name not in tried:
+            yield Finding(name, Outcome.BLOCKED, message=f"stopped by {stopped}")
+
+
+# -- what is printed ------------------------------------------------------------------------------
+
+
+def _print(text: Any, style: str | None = None) -> None:
+    from tinyllama.harness.records.report import console
+
+    if isinstance(text, str):
+        text = text.replace(f"{Path.cwd()}/", "")
+    console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
+def _show(provided: "Provided", finding: "Finding") -> None:
+    """Print a fault as soon as it is found; one that follows from another is named at the end."""
+    if finding.rank is None or finding.cause:
+        return
+    where = f" in {finding.case}" if finding.case else ""
+    _print(f"{provided.name}: {finding.check}: {finding.rank.value}{where}", style="bold red")
+    _print(f"    {finding.message}")
+
+
+def _summarize(provided: "Provided", findings: Sequence["Finding"], verbose: bool) -> None:
+    """Print the table of a provider, what was not tried, and the faults by rank."""
+    from tinyllama.harness.check.run import Outcome, Rank
+
+    name = provided.name
+    passed = [one for one in findings if one.outcome is Outcome.PASSED]
+    blocked = [one for one in findings if one.outcome is Outcome.BLOCKED]
+    unsupported = [one for one in findings if one.outcome is Outcome.UNSUPPORTED]
+    faults = [one for one in findings if one.rank]
+    if len(blocked) == len(findings):
+        _print("\n".join(_reasons(f"{name}: not tried", blocked)))
+        return
+    if provided.own and name.endswith("-eager") and not (faults or blocked):
+        _print(f"{name}: the reference passes {len(passed)} checks")
+        return
+    _print(_table(name, [one for one in findings if one in passed or (one.rank and not one.cause)]))
+    for text in _reasons("not tried", blocked):
+        _print(text, style="dim")
+    if verbose:
+        for text in (*_reasons("not possible here", unsupported), *_notes(passed)):
+            _print(text, style="dim")
+        if provided.own:
+            _print(f"{name}: self-declared, its reference is of the same file", style="dim")
+    named = {
+        rank.value: [one for one in faults if one.rank is rank and not one.cause] for rank in Rank
+    }
+    named["what follows"] = [one for one in faults if one.cause]
+    parts = [
+        f"{what}: {', '.join(one.check for one in ones)}" for what, ones in named.items() if ones
+    ]
+    if len(unsupported) == len(findings):
+        parts = ["nothing could be checked here", *_reasons("not possible here", unsupported)]
+    elif blocked:
+        parts.append(f"not tried: {len(blocked)} of {len(findings)} checks")
+    _print(f"{name}: {'; '.join(parts) or 'no fault'}")
+
+
+def _table(name: str, findings: Sequence["Finding"]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=provider, title_justify="left", expand=False)
+    table = Table(title=name, title_justify="left", expand=False)
     for column in ("check", "verdict", "smallest case", "rank"):
         table.add_column(column, overflow="fold")
-    for one in (one for one in findings if one.outcome.value not in LEFT_OUT and not one.cause):
-        verdict = one.outcome.value
-        style = "green" if verdict == "passed" else "bold red"
-        table.add_row(one.check, Text(verdict, style), one.case, one.rank.value if one.rank else "")
+    for one in findings:
+        style = "bold red" if one.rank else "green"
+        verdict = Text(one.outcome.value, style)
+        table.add_row(one.check, verdict, Text(one.case), one.rank.value if one.rank else "")
     return table
 
 
-def _seen(findings: "list[Finding]") -> list[str]:
-    """What was seen, the worst first; with each fault the checks that fail by it alone."""
-    from tinyllama.harness.check.run import Rank
-
-    told = [one for one in findings if one.outcome.value not in LEFT_OUT]
-    lines, ranks = [], [*Rank, None]
-    own = [one for one in told if one.rank and not one.cause]
-    for one in sorted(own, key=lambda one: ranks.index(one.rank)):
-        follows = [other.check for other in told if one.check in other.cause.split(" and ")]
-        lines.append(f"{one.check}: {one.message}".replace(f"{Path.cwd()}/", ""))
-        lines += [f"    what follows: {', '.join(follows)}"] if follows else []
-    return lines + [f"{one.check}: {one.message}" for one in told if not one.rank and one.message]
+def _reasons(what: str, findings: Sequence["Finding"]) -> Iterator[str]:
+    """A line for each reason, with the checks that have it."""
+    reasons: dict[str, list[str]] = {}
+    for finding in findings:
+        reasons.setdefault(finding.message, []).append(finding.check)
+    return (f"{what}: {', '.join(names)} ({why})" for why, names in reasons.items())
 
 
-def _as_junit(found: Found) -> str:
+def _notes(findings: Sequence["Finding"]) -> Iterator[str]:
+    return (f"{finding.check}: {finding.message}" for finding in findings if finding.message)
+
+
+def _as_junit(findings: Findings) -> str:
     """A suite for each provider, a test case for each check."""
     suites = ElementTree.Element("testsuites")
-    for provider, findings in found.items():
-        counts = Counter(JUNIT.get(one.outcome.value) for one in findings)
-        suite = ElementTree.SubElement(
-            suites,
-            "testsuite",
-            name=provider,
-            tests=str(len(findings)),
-            failures=str(counts["failure"]),
-            errors=str(counts["error"]),
-            skipped=str(counts["skipped"]),
-        )
-        for one in findings:
-            case = ElementTree.SubElement(suite, "testcase", classname=provider, name=one.check)
+    for provided, known in findings.items():
+        counts = Counter(JUNIT.get(one.outcome.value) for one in known)
+        suite = ElementTree.SubElement(suites, "testsuite", name=provided.name)
+        suite.set("tests", str(len(known)))
+        for total, element in (
+            ("failures", "failure"),
+            ("errors", "error"),
+            ("skipped", "skipped"),
+        ):
+            suite.set(total, str(counts[element]))
+        for one in known:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=provided.name, name=one.check
+            )
             if kind := JUNIT.get(one.outcome.value):
                 said = ElementTree.SubElement(case, kind, message=one.message)
                 said.text = f"{one.case}: {one.message}" if one.case else one.message

@@ -128,7 +128,7 @@ VARIANTS = [
         TOO_LARGE,
         RAISED,
         fault="constant",
-        result="z: tensor error",
+        result="z: at [",
     ),
     # The smallest case raises, gradients of others are too large.
     wrong(
@@ -171,7 +171,7 @@ VARIANTS = [
         "gradient_too_large_beside_a_missing_one",
         TOO_LARGE_AND_MISSING,
         fault="constant",
-        result="grad x: tensor error",
+        result="grad x: at [",
     ),
     wrong(
         "gradient_missing_beside_one_too_large",
@@ -206,7 +206,7 @@ VARIANTS = [
         MISSING,
         ("dx = dz * y", "dx = dz * y + 0.01 * (dz != 0)"),
         fault="constant",
-        result="grad x: tensor error",
+        result="grad x: at [",
     ),
     # Programs copy two rows to one, and the backward pass raises.
     wrong(
@@ -270,7 +270,7 @@ VARIANTS = [
         Y_CLEARED_AND_TOO_LARGE,
         BACKWARD_CHANGES_BOTH,
         fault="constant",
-        result="z: tensor error",
+        result="z: at [",
     ),
     wrong(
         "changed_input_beside_a_backward_that_raises",
@@ -347,6 +347,7 @@ VARIANTS = [
         "views_a_strided_input",
         called("    y = y.view(-1).view_as(x)\n"),
         fault="layout",
+        rank="refused",
     ),
     wrong(
         "another_dtype_for_strided_inputs",

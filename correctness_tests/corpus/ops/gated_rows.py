@@ -175,6 +175,7 @@ VARIANTS = [
         ROWS_FIRST,
         forward("if len(h) > 2000:", "    h = h.view(-1, 64)"),
         fault="tail",
+        rank="refused",
     ),
     # Rows beyond 2,000 are refused, which must not hide the tail of columns.
     wrong(

@@ -83,7 +83,7 @@ def _of_plain(
     found: dict[str, Finding] = {}
     for case in cases:
         if (text := candidate.ended.get(str(case))) is not None:
-            of_case = [Finding(OUTPUTS, Outcome.CRASHED, str(case), text)]
+            of_case = [Finding(OUTPUTS, Outcome.CRASHED, str(case), text, special=Rank.WRONG)]
         else:
             of_case = list(faults(candidate, case, compared=compared))
         for finding in of_case:
@@ -117,7 +117,9 @@ def _of_varied(
         if before is not None and before.rank is not Rank.REFUSED:
             continue
         if (text := candidate.ended.get(str(case))) is not None:
-            fault: Finding | None = Finding(OUTPUTS, Outcome.CRASHED, str(case), text)
+            fault: Finding | None = Finding(
+                OUTPUTS, Outcome.CRASHED, str(case), text, special=Rank.WRONG
+            )
         else:
             of_case = list(faults(candidate, case, compared=compared))
             for finding in of_case:

@@ -78,7 +78,7 @@ def answer(
     given = _mapped(inputs, lambda one: load(one, folder, device))
     results = evaluate(op, provider.call, given, provider.overwrites, dtypes=provider.output_dtypes)
     return {
-        name: store(value.contiguous(), folder, place)
+        name: store(value.clone(memory_format=torch.contiguous_format), folder, place)
         for place, (name, value) in enumerate(sorted(results.items()), 1000)
     }
 

@@ -84,6 +84,7 @@ class Comparison:
     sees_zero: a result of zeros would fail (or the right result is zero).
     sees_scale: the result scaled by 1.01 would fail (or the right result is zero).
     widest_row: the largest error allowed in any row; the row of ``checks`` is the worst one.
+    worst: of a wrong result, the element that is off most, in words.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Comparison:
     sees_zero: bool
     sees_scale: bool
     widest_row: float
+    worst: str = ""
 
     @property
     def passed(self) -> bool:
@@ -111,6 +113,7 @@ class Comparison:
             for c in self.checks
             if c.error or c.norm not in COUNTS
         ]
+        parts[:0] = [self.worst] if self.worst else []
         hint = f" ({CANCELS})" if self.may_cancel else ""
         return f"{self.name}: {'; '.join(parts) or 'equal'}{hint}"
 
@@ -315,8 +318,10 @@ def compare(
         largest = of_elements * reference.largest.item() + subnormal
         more = (Check("element", difference.abs().max().item(), largest),)
 
+    passed = all(check.passed for check in (whole, row, *more))
+    text = "" if passed else _worst(result, oracle, difference, int(worst))
     if size.whole <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
-        return Comparison(name, (whole, row, *more), True, True, widest)
+        return Comparison(name, (whole, row, *more), True, True, widest, text)
 
     # Independent roundings of the elements average out along the oracle; equal ones are one.
     averaged = math.sqrt(reference.alike) * rounded.along
@@ -328,7 +333,21 @@ def compare(
         sees_zero=bool(size.whole > bound) or not reference.may_be_finite,
         sees_scale=bool(tilt < 0.01 or bound < 0.01 * size.whole),
         widest_row=widest,
+        worst=text,
     )
+
+
+def _worst(result: torch.Tensor, oracle: torch.Tensor, off: torch.Tensor, row: int) -> str:
+    """The element that is off most in the worst row, with its index.
+
+    off: the difference, of the oracle's shape, or (1) of a number; row: of ``off.flatten(0, -2)``.
+    """
+    width = off.shape[-1]
+    within = off.reshape(-1, width)[row].abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    place = row * width + int(within.argmax())
+    at = [int(one) for one in torch.unravel_index(torch.tensor(place), oracle.shape)]
+    got, expected = (one.flatten()[place].item() for one in (result, oracle))
+    return f"{f'at {at}: ' if at else ''}got {got:.6g}, expected {expected:.6g}"
 
 
 def _compare_integers(
@@ -343,7 +362,11 @@ def _compare_integers(
     wrong = (~known & ~off).sum().item()
     checks = Check("exact", wrong, 0.0), Check("off by", off.sum().item(), slack * undecided)
     sees_zero = bool((oracle.abs() > reference.off_by).any()) or not oracle.any()
-    return Comparison(name, checks, sees_zero, True, 0.0)
+    difference = torch.atleast_1d((got - oracle).masked_fill(known, 0).double())
+    row = int(difference.reshape(-1, difference.shape[-1]).abs().amax(-1).argmax())
+    passed = all(check.passed for check in checks)
+    text = "" if passed else _worst(result, oracle, difference, row)
+    return Comparison(name, checks, sees_zero, True, 0.0, text)
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

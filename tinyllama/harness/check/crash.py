@@ -6,20 +6,23 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from types import TracebackType
 
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import backward_pass, raised_by
-from tinyllama.harness.check.finding import Candidate, Finding, Outcome
+from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank
 from tinyllama.harness.check.launched import launches_of
 from tinyllama.harness.kernels.resources import CHIPS, compile_launch, lacking
 from tinyllama.harness.machine.device import lost
 
-_REFUSAL = "InterpreterError"  # of triton.runtime.errors: what it raises for any error of a kernel
-_HARNESS = __name__.partition(".check.")[0]
+_INTERPRETER = "InterpreterError"  # of triton.runtime.errors: what it raises for any error
+_CHECKS = __name__.rpartition(".")[0]
+_HARNESS = _CHECKS.rpartition(".")[0]
 _TOO_LARGE = "exceeds triton maximum"  # of a block: what Triton says to interpret and to compile it
+_NO_RULE = "There was no rule registered for"  # of torch, about a mode that the harness enters
+# What the interpreter raises where a GPU would go on, with whatever result, or for ever.
+_UNDEFINED = {"AccessError", "EndlessError", "EndlessLoopError", "PromiseError"}
 _REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
-_OTHERS = {"torch", "triton", "numpy", *sys.stdlib_module_names}  # machinery that is no candidate's
+_LIBRARIES = {"torch", "triton", "numpy", *sys.stdlib_module_names}
 
 
 class GpuLostError(RuntimeError):
@@ -29,36 +32,39 @@ class GpuLostError(RuntimeError):
 def crashed(
     check: str, error: Exception, candidate: Candidate, case: OpCase | None = None
 ) -> Finding:
-    """A finding that is CRASHED, or BLOCKED where Triton's interpreter refused a kernel that
-    compiles for this case, or for the smallest where it is None, or where the candidate is not the
-    one who raised it. The message begins with the author's file and line; the finding has the
-    traceback.
+    """A finding that is CRASHED, with the author's file and line and the traceback, and unsafe
+    where a GPU would go on; or BLOCKED if the candidate is not to blame: the reference or a
+    distribution raised, the check itself did, or Triton's interpreter refused a kernel that
+    compiles for this case (None: the smallest one).
 
     Raises GpuLostError if every later call on the GPU would fail, too: the checks that follow need
     a new process.
     """
     if reason := lost():
         raise GpuLostError(f"{place(error)}no call on the GPU works any more: {reason}") from error
-    shown = list(_chain(error))[-1] if type(error).__name__ == _REFUSAL else error
+    shown = list(_chain(error))[-1] if type(error).__name__ == _INTERPRETER else error
     first = (str(shown).strip().splitlines() or [_source(error) or "no message"])[0]
     text = f"{place(error)}{type(shown).__name__}: {first}"
+    reason = ""
+    if raiser := raised_by_another(error, candidate):
+        reason = f"{raiser} raised an error: "
+    elif _of_harness(error):
+        reason = "the check itself raised an error, which says nothing about the candidate: "
+    elif _refused_by_interpreter(error) and (chip := _compiles_for(candidate, case)):
+        reason = f"Triton's interpreter refuses what compiles for {chip}; check it on a GPU. "
+    outcome = Outcome.BLOCKED if reason else Outcome.CRASHED
     details = "".join(traceback.format_exception(error))
-    where = str(case or "")
-    if by := raised_by_another(error, candidate):
-        return Finding(check, Outcome.BLOCKED, where, f"{by} raised an error: {text}", details)
-    chip = _compiles_for(candidate, case) if _refused_by_interpreter(error) else None
-    if chip is None:
-        return Finding(check, Outcome.CRASHED, where, text, details)
-    text = f"Triton's interpreter refuses what compiles for {chip}; check it on a GPU. {text}"
-    return Finding(check, Outcome.BLOCKED, where, text, details)
+    undefined = type(shown).__name__ in _UNDEFINED or "Assume failed" in str(shown)
+    rank = Rank.UNSAFE if undefined and not reason else None
+    return Finding(check, outcome, str(case or ""), reason + text, details, special=rank)
 
 
 def raised_by_another(error: BaseException, candidate: Candidate) -> str:
     """Who raised it, in words, if the candidate did not: the reference, or a distribution of
     inputs. Nothing is known of the candidate then."""
-    own = candidate.provider.call is candidate.op["eager"].call
-    by = raised_by(error)
-    return "" if own and by == "the reference" else by
+    raiser = raised_by(error)
+    reference = candidate.provider.call is candidate.op["eager"].call
+    return "" if reference and raiser == "the reference" else raiser
 
 
 def place(error: BaseException) -> str:
@@ -66,19 +72,14 @@ def place(error: BaseException) -> str:
 
     An error that another one caused names the place of its cause.
     """
-    for one in reversed(list(_chain(error))):
-        for code, line, module in reversed(list(_frames(one.__traceback__))):
-            top = module.partition(".")[0]
-            ours = module == _HARNESS or module.startswith(f"{_HARNESS}.")
-            if not (ours or top in _OTHERS or code.startswith("<")):
-                return f"{code}:{line}: "
+    for cause in reversed(list(_chain(error))):
+        for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
+            file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+            library = module.partition(".")[0] in _LIBRARIES
+            harness = f"{module}.".startswith(f"{_HARNESS}.")
+            if not (library or harness or file.startswith("<")):
+                return f"{file}:{line}: "
     return ""
-
-
-def _source(error: BaseException) -> str:
-    """The author's line that raised."""
-    file, _, line = place(error)[:-2].rpartition(":")
-    return linecache.getline(file, int(line)).strip() if file else ""
 
 
 def place_in(details: str, file: str) -> str:
@@ -100,14 +101,34 @@ def refuses(error: BaseException) -> bool:
     of a block with more elements than any may have."""
     if isinstance(error, _REFUSALS) or _too_large(error):
         return True
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None or type(error) is not RuntimeError or not place(error):
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or type(error) is not RuntimeError:
         return False
-    frame = last.tb_frame
-    ours = place(error).startswith(f"{frame.f_code.co_filename}:")
-    return ours and frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    code = trace.tb_frame.f_code
+    raised = code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raised and place(error).startswith(f"{code.co_filename}:")
+
+
+def _of_harness(error: BaseException) -> bool:
+    """Whether a check raised it, and not what it called: the innermost frame is one of a check's,
+    or torch has no rule for a mode that the check entered. `evaluate` calls the candidate, and a
+    dispatch mode its operations: their innermost frame says nothing."""
+    if isinstance(error, NotImplementedError) and _NO_RULE in str(error):
+        return "and mode" in str(error)
+    cause = list(_chain(error))[-1]
+    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    module = frames[-1].f_globals.get("__name__", "") if frames else ""
+    callers = (f"{_CHECKS}.evaluate", f"{_CHECKS}.finding")
+    dispatching = frames and frames[-1].f_code.co_name.startswith("__torch_")
+    return module.startswith(f"{_CHECKS}.") and module not in callers and not dispatching
+
+
+def _source(error: BaseException) -> str:
+    """The author's line that raised."""
+    file, _, line = place(error)[:-2].rpartition(":")
+    return linecache.getline(file, int(line)).strip() if file else ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -117,17 +138,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__
 
 
-def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int, str]]:
-    for frame, line in traceback.walk_tb(trace):
-        yield frame.f_code.co_filename, line, str(frame.f_globals.get("__name__", ""))
-
-
 def _refused_by_interpreter(error: Exception) -> bool:
     """Whether an interpreted kernel raised what need not be raised where it is compiled: neither an
     assertion, nor that a block is too large."""
-    chain = list(_chain(error))
-    own = _too_large(error) or any(isinstance(one, AssertionError) for one in chain)
-    return not own and any(type(one).__name__ == _REFUSAL for one in chain)
+    asserted = any(isinstance(cause, AssertionError) for cause in _chain(error))
+    refused = any(type(cause).__name__ == _INTERPRETER for cause in _chain(error))
+    return refused and not asserted and not _too_large(error)
 
 
 def _too_large(error: BaseException) -> bool:

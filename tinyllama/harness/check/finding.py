@@ -43,9 +43,9 @@ class Outcome(enum.Enum):
 class Rank(enum.Enum):
     """How much a fault matters, the worst first.
 
-    WRONG: a result is wrong or missing, or was not compared. UNSAFE: memory of others is read or
-    changed, results depend on order or chance, or a chip cannot run it. REFUSED: less is offered
-    than the op declares, and a call says so with an error. WARNING: a likely misuse goes unnoticed.
+    WRONG: a result is wrong or missing. UNSAFE: memory of others is read or changed, results depend
+    on order or chance, or a chip cannot run it. REFUSED: a call raises an error where the reference
+    gives a result. WARNING: a likely misuse goes unnoticed.
     """
 
     WRONG = "wrong result"
@@ -86,11 +86,11 @@ class Finding:
 
     @property
     def rank(self) -> Rank | None:
-        """How much the fault matters; None where the check found none."""
-        if self.outcome.good:
+        """How much the fault matters; None where the check found none, or was not tried."""
+        if self.outcome.good or self.outcome is Outcome.BLOCKED:
             return None
-        if self.outcome is Outcome.BLOCKED:
-            return Rank.WRONG
+        if self.outcome is Outcome.CRASHED:
+            return self.special or Rank.REFUSED
         return self.special or (Rank.UNSAFE if self.check in UNSAFE else Rank.WRONG)
 
     def as_dict(self) -> dict[str, str]:

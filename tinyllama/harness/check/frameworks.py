@@ -114,7 +114,11 @@ def _long_axes(candidate: Candidate, case: OpCase) -> Problem:
     """What is wrong where an axis is long: positions that become bfloat16 are wrong beyond 256."""
     for axis, size in case.case.dims.items():
         long = resized(candidate, case, axis, VARIED_LENGTH) if isinstance(size, int) else None
-        if long is None or elements(candidate.op, long.case) > MOST_WORK_OF_VALUES or not candidate.takes(long):
+        if (
+            long is None
+            or elements(candidate.op, long.case) > MOST_WORK_OF_VALUES
+            or not candidate.takes(long)
+        ):
             continue
         if wrong := _wrong_under_autocast(candidate, long, candidate.inputs(long), NARROW[0]):
             return long, f"to {NARROW[0]}: {wrong[0]}"

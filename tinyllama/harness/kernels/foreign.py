@@ -46,6 +46,23 @@ def foreign(*, hollow: Iterable[str] = (), instead: Names | None = None) -> Iter
         yield
 
 
+@contextlib.contextmanager
+def gpus_hidden() -> Iterator[None]:
+    """Meanwhile, this process sees no GPU: code that asks for one does as on a machine without it.
+
+    Enter `foreign` inside. Nothing else may use a GPU meanwhile.
+    """
+    before = torch.cuda.is_available, torch.cuda.device_count
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)
+    active = _driver_replaced() if HAS_TRITON else None
+    try:
+        yield
+    finally:
+        torch.cuda.is_available, torch.cuda.device_count = before
+        if HAS_TRITON:
+            _restore_driver(active)
+
+
 def _hollow(name: str) -> None:
     if name in sys.modules:
         return
@@ -136,24 +153,41 @@ def _of_cpu(device: Any) -> bool:
 
 def _name_a_target() -> None:
     """Let Triton's active driver name a target that is no GPU, if there is none."""
-    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
     try:
         driver.active.get_current_target()
     except RuntimeError:
-        target = GPUTarget("cpu", 0, 32)
-        facts = {
-            "multiprocessor_count": processors_of(CPU),
-            "max_shared_mem": 65536,
-            "warpSize": 32,
-        }
-        driver.set_active(
-            SimpleNamespace(
-                get_current_target=lambda: target,
-                get_active_torch_device=lambda: CPU,
-                get_current_device=lambda: 0,
-                get_current_stream=lambda device=None: 0,
-                utils=SimpleNamespace(get_device_properties=lambda device: facts),
-            )
+        _driver_replaced()
+
+
+def _driver_replaced() -> Any:
+    """Triton's active driver, None where it has none; one for the CPU takes its place."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    active = None
+    with contextlib.suppress(RuntimeError):
+        active = driver.active
+    target = GPUTarget("cpu", 0, 32)
+    facts = {"multiprocessor_count": processors_of(CPU), "max_shared_mem": 65536, "warpSize": 32}
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: target,
+            get_active_torch_device=lambda: CPU,
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device=None: 0,
+            utils=SimpleNamespace(get_device_properties=lambda device: facts),
         )
+    )
+    return active
+
+
+def _restore_driver(active: Any) -> None:
+    from triton.runtime import driver
+
+    if active is not None:
+        driver.set_active(active)
+    else:
+        with contextlib.suppress(RuntimeError):  # there is none to become active
+            driver.reset_active()

@@ -1,6 +1,5 @@
 """What the reference raises, or the distribution of an input, is not the candidate's fault."""
 
-import pytest
 import torch
 
 from correctness_tests.support.tried import finding, small
@@ -15,17 +14,12 @@ def refuses(x: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("nothing to normalise")
 
 
-def refuses_zeros(x: torch.Tensor) -> torch.Tensor:
-    return x / x.norm() if x.any() else refuses(x)
-
-
-@pytest.mark.parametrize("check", ["outputs", "fresh contents"])
-def test_a_check_is_blocked_where_the_reference_raises(check: str) -> None:
+def test_a_check_is_blocked_where_the_reference_raises() -> None:
     op = small("normalised", refuses, X, {"y": "N D"})
-    blocked = finding(op, lambda x: x / x.norm(), check)
+    blocked = finding(op, lambda x: x / x.norm(), "outputs")
     assert blocked.outcome is Outcome.BLOCKED
+    assert blocked.rank is None
     assert "the reference raised an error: " in blocked.message
-    assert "nothing to normalise" in blocked.message
     assert blocked.case == "normalised-tried-N5D8-fp32"
 
 
@@ -43,10 +37,3 @@ def test_a_check_is_blocked_where_a_distribution_raises() -> None:
     blocked = finding(op, lambda x, order: x[order], "outputs")
     assert blocked.outcome is Outcome.BLOCKED
     assert "the declared distribution of order raised an error: " in blocked.message
-
-
-def test_special_values_that_the_reference_refuses_are_named() -> None:
-    op = small("normalised", refuses_zeros, X, {"y": "N D"})
-    passed = finding(op, lambda x: x / x.square().sum().sqrt(), "special values")
-    assert passed.outcome is Outcome.PASSED
-    assert "x all zero, of which the reference raised an error: " in passed.message

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from correctness_tests.corpus.variants import Loaded, finds, variants
+from correctness_tests.corpus.variants import Loaded, variants
 from tinyllama.harness.check.run import Finding, Outcome, run
 
 VARIANTS = {str(variant): variant for variant in variants()}
@@ -23,38 +23,30 @@ def checked(name: str, folder: Path, *checks: str) -> dict[str, Finding]:
     ("name", "check"),
     [
         ("entry_product-rows_left_out_beside_an_overwritten_upstream_gradient", "sizes"),
-        ("entry_product-rows_left_out_beside_a_missing_gradient", "sizes"),
-        ("entry_product-rows_left_out_beside_a_halved_gradient", "sizes"),
         ("entry_product-rows_left_out_beside_a_backward_that_raises", "sizes"),
         ("entry_product-race_beside_a_backward_that_raises", "races"),
     ],
 )
 def test_a_fault_is_found_behind_another_one(name: str, check: str, tmp_path: Path) -> None:
     findings = checked(name, tmp_path, "gradients", "untouched inputs", check)
-    assert finds(VARIANTS[name], findings[check]), findings[check]
+    assert findings[check].outcome is FAILED
+    assert VARIANTS[name].result in findings[check].message
 
 
 @pytest.mark.parametrize(
-    ("name", "outcomes"),
+    ("name", "check", "outcome"),
     [
-        (
-            "entry_product-upstream_gradient_scaled_in_place",
-            {"special values": PASSED, "fresh contents": BLOCKED},
-        ),
-        ("product_with_backward-gradient_of_y_missing", {"special values": PASSED}),
-        ("entry_product-gradients_zero", {"special values": BLOCKED}),
-        (
-            "entry_product-backward_raises",
-            {"special values": BLOCKED, "unwritten memory": BLOCKED},
-        ),
-        ("entry_product-plain_case_refused", {"input layouts": BLOCKED}),
+        ("entry_product-upstream_gradient_scaled_in_place", "special values", PASSED),
+        ("entry_product-upstream_gradient_scaled_in_place", "fresh contents", BLOCKED),
+        ("entry_product-gradients_zero", "special values", BLOCKED),
+        ("entry_product-plain_case_refused", "input layouts", BLOCKED),
     ],
 )
 def test_what_cannot_be_known_behind_a_fault_is_blocked(
-    name: str, outcomes: dict[str, Outcome], tmp_path: Path
+    name: str, check: str, outcome: Outcome, tmp_path: Path
 ) -> None:
-    findings = checked(name, tmp_path, "outputs", "gradients", "untouched inputs", *outcomes)
-    assert {check: findings[check].outcome for check in outcomes} == outcomes
+    findings = checked(name, tmp_path, "outputs", "gradients", "untouched inputs", check)
+    assert findings[check].outcome is outcome
 
 
 def test_a_fault_that_follows_from_another_one_names_it(tmp_path: Path) -> None:
@@ -71,9 +63,3 @@ def test_a_limit_of_the_interpreter_is_no_fault_of_a_kernel(cases: str, tmp_path
     assert outputs.outcome is BLOCKED
     assert outputs.message.startswith("Triton's interpreter refuses what compiles for ")
     assert "no atomics on bfloat16" in outputs.message
-
-
-def test_a_check_that_cannot_be_made_says_why(tmp_path: Path) -> None:
-    gradients = checked("doubled_vector", tmp_path, "gradients")["gradients"]
-    assert gradients.outcome is Outcome.UNSUPPORTED
-    assert "gradient" in gradients.message

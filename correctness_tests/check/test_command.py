@@ -1,0 +1,253 @@
+"""``tinyllama check``: a verdict for each check, on files that are right, wrong, or deadly."""
+
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.checked_files import ROPE, checked, of_rope
+from correctness_tests.support.commands import python, refused
+from correctness_tests.support.own_repository import OP
+from tinyllama.harness.check import remote
+from tinyllama.harness.check.names import ALL, DEFAULT
+from tinyllama.harness.check.run import CHECKS
+from tinyllama.ops import OPS
+
+pytestmark = pytest.mark.usefixtures("forked")
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+ON_STRIDES = "if q.stride()[-1] == 2: "
+
+
+def test_the_names_are_those_of_the_checks() -> None:
+    assert set(ALL) == {*CHECKS, "judged apart", "kernel launched"}
+    assert set(DEFAULT) < set(ALL)
+
+
+def test_a_right_file_holds_every_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = [name for name in DEFAULT if name != "sizes"]
+    status, found = checked(tmp_path, str(EXAMPLES / "softmax.py"), "--only", ",".join(quick))
+    assert status == 0
+    assert list(found) == ["softmax-triton", "softmax-eager"], "the reference last"
+    kernel = {name for name, one in found["softmax-triton"].items() if one["outcome"] == "passed"}
+    one_output_one_input = {"absent gradients", "wanted gradients"}
+    assert set(quick) - kernel == {"captured", "side stream"} | one_output_one_input
+    out = capsys.readouterr().out
+    assert "softmax-triton: no fault" in out
+    assert not any(word in out for word in ("undefended", "self-declared", "not possible here"))
+
+
+def test_a_wrong_file_fails_the_check_that_is_about_its_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    junit = tmp_path / "found.xml"
+    only = ("--only", "gradient layouts,scaled upstream,two consumers,determinism")
+    file = str(EXAMPLES / "rms_norm_hasty.py")
+    status, found = checked(tmp_path, file, "--junit", str(junit), *only)
+    assert status == 1
+    outcomes = {name: one["outcome"] for name, one in found["rms_norm-hasty"].items()}
+    assert [name for name, outcome in outcomes.items() if outcome == "failed"] == [only[1][:16]]
+    out, err = capsys.readouterr()
+    case = found["rms_norm-hasty"]["gradient layouts"]["case"]
+    block = f"gradient layouts: wrong result in {case}\n    gradients: grad x: at [0, 0, 0]: got "
+    assert out.index(block) < out.index("verdict"), "it is told before the table"
+    assert "gradient layouts: wrong result (" in err
+    (suite,) = ElementTree.parse(junit).getroot()
+    assert [suite.get(name) for name in ("name", "tests", "failures")] == [
+        "rms_norm-hasty",
+        "4",
+        "1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "rank", "said"),
+    [
+        ("os._exit(7)", "wrong result", "ended with status 7"),
+        ("ctypes.string_at(8)", "unsafe", "SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "refused", "SIGKILL"),
+        ("torch.ones(2**40)", "refused", "mine.py:7: RuntimeError: "),
+    ],
+)
+def test_what_ends_a_process_is_a_fault_of_that_case_alone(
+    tmp_path: Path, body: str, rank: str, said: str
+) -> None:
+    only = "outputs,out of bounds,input layouts,gradient layouts,scaled upstream"
+    _, found = of_rope(tmp_path, ON_STRIDES + body, "--only", only)
+    outcomes = {name: one["outcome"] for name, one in found.items()}
+    assert outcomes == {**dict.fromkeys(only.split(","), "passed"), "input layouts": "crashed"}
+    layouts = found["input layouts"]
+    assert layouts["case"].endswith("-strided_inputs")
+    assert said in layouts["message"]
+    assert layouts["rank"] == rank
+
+
+def test_a_case_that_does_not_end_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(ROPE.format(body="while q.stride()[-1] == 2: pass", traits=""))
+    asked = remote.Asked("tinyllama.ops", str(path), None, None, "cpu", 0, seconds=2)
+    seen = remote.check(asked, ["outputs", "input layouts"])
+    outputs, layouts = [finding for _, finding in seen if finding is not None]
+    assert outputs.outcome.value == "passed"
+    assert layouts.case.endswith("-strided_inputs")
+    assert f"{path}:7: no end after 2 s" in layouts.message
+
+
+STOPS = "if torch.is_autocast_enabled('cpu'): os.kill({pid}, signal.{signal}); time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("sent", "faulty", "status"),
+    [
+        ("SIGINT", "", 130),
+        ("SIGTERM", "", 143),
+        ("SIGALRM", "", 124),  # as --time-limit sends it
+        ("SIGTERM", ON_STRIDES + "q = 2 * q\n    ", 1),
+    ],
+)
+def test_what_was_found_before_the_end_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: str, faulty: str, status: int
+) -> None:
+    body = faulty + STOPS.format(pid=os.getpid(), signal=sent)
+    words = ("--only", "outputs,input layouts,autocast,second derivative", "--time-limit", "500")
+    ended, found = of_rope(tmp_path, body, *words)
+    assert ended == status
+    assert [found[name]["outcome"] for name in ("outputs", "autocast")] == ["passed", "blocked"]
+    out = capsys.readouterr().out
+    assert "not tried: autocast, second derivative (stopped by " in out
+    assert ("input layouts: wrong result" in out) is bool(faulty)
+
+
+def test_it_stops_at_the_first_fault_that_fails(tmp_path: Path) -> None:
+    words = ("--only", "outputs,determinism", "--fail-fast")
+    status, found = of_rope(tmp_path, "q = 2 * q", *words)
+    assert status == 1
+    assert found["determinism"]["message"] == "stopped by --fail-fast"
+
+
+def test_a_crash_has_its_line_and_its_traceback(tmp_path: Path) -> None:
+    _, found = of_rope(tmp_path, "return q.nothing", "--only", "outputs")
+    assert found["outputs"]["message"].startswith(f"{tmp_path}/mine.py:7: AttributeError: ")
+    assert "return q.nothing" in found["outputs"]["traceback"]
+
+
+def test_a_kernel_that_is_declared_and_not_launched_fails(tmp_path: Path) -> None:
+    traits = ', requires=("triton",)'
+    status, found = of_rope(tmp_path, "", "--only", "outputs,kernel launched", traits=traits)
+    assert status == 1
+    assert "no kernel launched" in found["kernel launched"]["message"]
+
+
+def test_where_nothing_can_be_checked_nothing_holds(tmp_path: Path) -> None:
+    status, found = of_rope(tmp_path, "", traits=', supports=lambda dims: "no"')
+    assert {one["outcome"] for one in found.values()} == {"unsupported"}
+    assert status == 1
+
+
+def test_an_op_of_the_tree_is_checked_by_its_name(tmp_path: Path) -> None:
+    words = ("--op", "rms_norm", "--only", "determinism")
+    status, found = checked(tmp_path, *words)
+    assert status == 0
+    assert set(found) == {str(provider) for provider in OPS["rms_norm"].providers.values()}
+    status, found = checked(tmp_path, *words, "--provider", "triton")
+    assert set(found) == {"rms_norm-triton"}
+
+
+def test_a_provider_of_an_op_of_another_file_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where a file declares its own reference, --verbose says so."""
+    (tmp_path / "declares_double.py").write_text(OP.format(name="double", body="x + x"))
+    path = tmp_path / "provides.py"
+    path.write_text(
+        "from declares_double import double\n"
+        "double.provider('tried', slack={})(lambda x: 2.5 * x)\n"
+    )
+    status, found = checked(tmp_path, str(path), "--only", "outputs", "--verbose")
+    assert (status, set(found)) == (1, {"double-tried"})
+    assert "self-declared" not in capsys.readouterr().out
+    path = tmp_path / "declares_double.py"
+    assert checked(tmp_path, str(path), "--only", "outputs", "--verbose")[0] == 0
+    assert "double-sum: self-declared" in capsys.readouterr().out
+
+
+def test_a_function_is_judged_by_the_declaration_of_an_op(tmp_path: Path) -> None:
+    path = tmp_path / "tried.py"
+    path.write_text("def half(gate, up):\n    return gate.sigmoid() * gate * up * 0.5\n")
+    words = ("--op", "silu_mul", "--candidate", f"{path}:half", "--only", "outputs")
+    status, found = checked(tmp_path, *words)
+    assert status == 1
+    assert found["silu_mul-candidate"]["outputs"]["outcome"] == "failed"
+
+
+def test_each_op_that_a_file_provides_for_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = [OP.format(name=name, body="x + x") for name in ("one", "two", "three")]
+    (tmp_path / "their_ops.py").write_text("\n".join(ops))
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from their_ops import one, two\n"
+        "for op in (one, two):\n"
+        "    op.provider('mine')(lambda x: 2 * x)\n"
+    )
+    words = (str(mine), "--only", "outputs")
+    assert set(checked(tmp_path, *words)[1]) == {"one-mine", "two-mine"}
+    assert set(checked(tmp_path, *words, "--op", "two")[1]) == {"two-mine"}
+    assert "--op 'none' does not exist: use one of " in refused("check", str(mine), "--op", "none")
+
+
+def test_an_op_of_an_installed_package_is_checked_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "softmax_package.py").write_text((EXAMPLES / "softmax.py").read_text())
+    facts = tmp_path / "softmax_package-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Name: softmax-package\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[tinyllama.ops]\nsoftmax = softmax_package:softmax\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    words = ("--op", "softmax", "--provider", "triton", "--only", "determinism")
+    assert set(checked(tmp_path, *words)[1]) == {"softmax-triton"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("", "", "name a file or an op: FILE, or --op NAME"),
+        ("", "--op rope --candidate some.py", "use FILE:FUNCTION, with --op NAME alone"),
+        ("", "--op softmax", "--op 'softmax' does not exist: use one of adamw, add_rms_norm, "),
+        ("", "--op rope --provider cuda", "--provider 'cuda' does not exist: use one of torch, "),
+        ("", "nofile.py", "no file"),
+        ("x = 1\ny = = 2", "{file}", "some.py:2: SyntaxError: "),
+        ("x = 1\n1 / 0", "{file}", "some.py:2: "),
+        ("x = 1", "{file}", "declares no op and no provider"),
+        ("", "{file} --only speed", "--only 'speed' does not exist: use one of"),
+        ("", "{file} --device tpu", "device 'tpu' is unknown"),
+        ("", "{file} --json {file}x --junit {file}x", "name two files"),
+        ("", "{file} --json {file}", "name two files"),
+        (OP.format(name="op", body="x").replace("cases=", "fits=len(0), cases="), "{file}", "len"),
+        (
+            OP.format(name="op", body="x").replace("cases=", "fits=lambda s: s['M'], cases="),
+            "{file}",
+            "op 'op': fits raises KeyError: 'M' for the case N3D8",
+        ),
+    ],
+)
+def test_what_cannot_be_checked_is_one_error(
+    tmp_path: Path, text: str, words: str, message: str
+) -> None:
+    path = tmp_path / "some.py"
+    path.write_text(text)
+    assert message in refused("check", *words.format(file=path).split())
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("words", ["'nofile.py'", "__file__, '--only', 'speed'"])
+def test_a_refusal_does_not_wait_for_torch(tmp_path: Path, words: str) -> None:
+    code = f"import sys\nfrom tinyllama.cli import main\nstatus = main(['check', {words}])\n"
+    path = tmp_path / "asks.py"
+    path.write_text(f"{code}assert status == 2 and 'torch' not in sys.modules\n")
+    done = python(str(path))
+    assert done.returncode == 0, done.stderr
