@@ -20,7 +20,7 @@ from tinyllama.harness.check.judge import (
     faults,
     run_case,
 )
-from tinyllama.harness.check.layouts import TIED
+from tinyllama.harness.check.layouts import REPEATING
 from tinyllama.harness.check.points import Point
 
 # In the order in which they are tried: each one assumes that those before it pass.
@@ -156,7 +156,8 @@ def _alone(candidate: Candidate, cases: Collection[OpCase]) -> list[OpCase]:
 def _excused(candidate: Candidate, case: OpCase, fault: Finding) -> bool:
     """Whether a wrong result of an extreme, or where terms cancel, is one by a measure that no known
     implementation of the op keeps, either."""
-    if not (case.extreme or case.layout in TIED) or fault.check not in (OUTPUTS, GRADIENTS):
+    repeated = {case.layout, case.upstream} & {*REPEATING}
+    if not (case.extreme or repeated) or fault.check not in (OUTPUTS, GRADIENTS):
         return False
     lenient, _ = boundary_fault(candidate, Point(EXTREMES, "", case))
     return lenient is None or lenient.rank is Rank.WARNING
