@@ -50,6 +50,7 @@ VARIANTS = [
         "absent_upstream_gradient_refused",
         ("            return dz, -dz\n", '            raise ValueError("y has no gradient")\n'),
         fault="gradient missing",
+        rank="refused",
         result="y has no gradient",
     ),
     wrong(
