@@ -41,7 +41,7 @@ times as many as the reference is undecided about.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -66,6 +66,12 @@ class Check:
     def passed(self) -> bool:
         return self.error <= self.bound  # False when either is NaN
 
+    def __str__(self) -> str:
+        if self.norm in COUNTS:
+            return f"{self.error:.0f} elements {COUNTS[self.norm]}, {self.bound:.0f} allowed"
+        held = "<=" if self.passed else "> allowed"
+        return f"{self.norm} error {self.error:.3g} {held} {self.bound:.3g}"
+
 
 # Of integers and booleans, elements are counted.
 COUNTS = {"exact": "are wrong", "off by": "are off by no more than off_by"}
@@ -77,6 +83,26 @@ CANCELS = (
 )
 
 
+class Element(NamedTuple):
+    """An element of a result: its index (place), its value, and the oracle's."""
+
+    place: tuple[int, ...]
+    value: float
+    oracle: float
+
+    @classmethod
+    def at(cls, place: int, result: torch.Tensor, oracle: torch.Tensor) -> "Element":
+        """The element of this number, counted along the last axis first."""
+        index: list[int] = []
+        for size in reversed(oracle.shape):
+            place, position = divmod(place, size)
+            index.insert(0, position)
+        return cls(tuple(index), result[tuple(index)].item(), oracle[tuple(index)].item())
+
+    def __str__(self) -> str:
+        return f"worst at {[*self.place]}: {self.value:.6g}, not {self.oracle:.6g}"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A result against the oracle in each norm, and faults that the bounds would have found.
@@ -84,6 +110,7 @@ class Comparison:
     sees_zero: a result of zeros would fail (or the right result is zero).
     sees_scale: the result scaled by 1.01 would fail (or the right result is zero).
     widest_row: the largest error allowed in any row; the row of ``checks`` is the worst one.
+    worst: where a check fails, the element of the largest error in the worst row.
     """
 
     name: str
@@ -91,6 +118,7 @@ class Comparison:
     sees_zero: bool
     sees_scale: bool
     widest_row: float
+    worst: Element | None = None
 
     @property
     def passed(self) -> bool:
@@ -104,15 +132,10 @@ class Comparison:
     def __str__(self) -> str:
         if self.checks[0].norm == MISSING:
             return f"{self.name} is missing"
-        parts = [
-            f"{c.error:.0f} elements {COUNTS[c.norm]}, {c.bound:.0f} allowed"
-            if c.norm in COUNTS
-            else f"{c.norm} error {c.error:.3g} {'<=' if c.passed else '> allowed'} {c.bound:.3g}"
-            for c in self.checks
-            if c.error or c.norm not in COUNTS
-        ]
+        parts = [str(one) for one in self.checks if one.error or one.norm not in COUNTS]
         hint = f" ({CANCELS})" if self.may_cancel else ""
-        return f"{self.name}: {'; '.join(parts) or 'equal'}{hint}"
+        where = f"; {self.worst}" if self.worst else ""
+        return f"{self.name}: {'; '.join(parts) or 'equal'}{where}{hint}"
 
     @property
     def may_cancel(self) -> bool:
@@ -315,19 +338,30 @@ def compare(
         largest = of_elements * reference.largest.item() + subnormal
         more = (Check("element", difference.abs().max().item(), largest),)
 
+    def element(*checks: Check) -> Element | None:
+        """The worst one, where a check failed."""
+        if all(check.passed for check in checks):
+            return None
+        width = exact.shape[-1]
+        place = difference.reshape(-1, width)[worst].abs().argmax()
+        return Element.at(int(worst * width + place), result, oracle)
+
     if size.whole <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
-        return Comparison(name, (whole, row, *more), True, True, widest)
+        checks = whole, row, *more
+        return Comparison(name, checks, True, True, widest, element(*checks))
 
     # Independent roundings of the elements average out along the oracle; equal ones are one.
     averaged = math.sqrt(reference.alike) * rounded.along
     usual = torch.maximum(gain * moved.along, averaged)
     tilt = allowed(of_eager.along, usual, 1, 1) + ACCUMULATION
+    checks = whole, row, Check("scale", error.along.item(), tilt.item()), *more
     return Comparison(
         name,
-        (whole, row, Check("scale", error.along.item(), tilt.item()), *more),
+        checks,
         sees_zero=bool(size.whole > bound) or not reference.may_be_finite,
         sees_scale=bool(tilt < 0.01 or bound < 0.01 * size.whole),
         widest_row=widest,
+        worst=element(*checks),
     )
 
 
@@ -343,7 +377,11 @@ def _compare_integers(
     wrong = (~known & ~off).sum().item()
     checks = Check("exact", wrong, 0.0), Check("off by", off.sum().item(), slack * undecided)
     sees_zero = bool((oracle.abs() > reference.off_by).any()) or not oracle.any()
-    return Comparison(name, checks, sees_zero, True, 0.0)
+    comparison = Comparison(name, checks, sees_zero, True, 0.0)
+    if comparison.passed:
+        return comparison
+    place = int(torch.where(known, 0, (got - oracle).abs()).argmax())
+    return replace(comparison, worst=Element.at(place, result, reference.oracle))
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
