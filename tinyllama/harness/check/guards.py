@@ -22,6 +22,8 @@ ALIGNED = 16  # bytes of the widest access
 class GuardedMemory(DispatchMode, Bounds):
     """While active, every uninitialised tensor that Python allocates lies between canaries."""
 
+    supports_higher_order_operators = True  # as launches by ``torch.library.wrap_triton`` are
+
     def __init__(self) -> None:
         DispatchMode.__init__(self)
         Bounds.__init__(self)
