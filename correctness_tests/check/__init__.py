@@ -1,0 +1,1 @@
+"""`check` and the public door, by what their documents promise."""
