@@ -10,10 +10,10 @@ pytest_plugins = ["pytester"]
 
 
 def cases_of(shapes: str, **options: object) -> list[KernelCase]:
-    @kernel_cases(shapes, **options)
+    @kernel_cases(shapes, **options)  # type: ignore[arg-type]
     def test(case: KernelCase) -> None: ...
 
-    (mark,) = test.pytestmark  # type: ignore[attr-defined]
+    (mark,) = test.pytestmark
     return [param.values[0] for param in mark.args[1]]
 
 

@@ -84,7 +84,7 @@ CANCELS = (
 
 
 class Element(NamedTuple):
-    """An element of a result: its index (place), its value, and the oracle's."""
+    """An element of a result. place: its index; value, oracle: what it is and should be."""
 
     place: tuple[int, ...]
     value: float
