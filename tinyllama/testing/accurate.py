@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tinyllama.harness.check.cases import PERTURBATIONS, WIDER, References
+from tinyllama.harness.check.cases import WIDER, References
 from tinyllama.harness.check.compare import SLACK, Comparison, apart, compare, norm_of_finite
 from tinyllama.harness.check.evaluate import Inputs, is_gradient
 from tinyllama.harness.check.layouts import laid_out
 from tinyllama.harness.check.poison import PoisonedMemory
-from tinyllama.harness.check.rounded_steps import RoundedSteps
+from tinyllama.harness.check.rounded_steps import UNIT, RoundedSteps
 from tinyllama.harness.kernels.bounds import Bounds
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.machine.errors import UsageError
@@ -22,7 +22,7 @@ from tinyllama.testing.call import DIFFERENTIABLE, Call, Results, Tensors, name_
 from tinyllama.testing.interpreted import interpreted
 from tinyllama.testing.oracle import results_in_double
 
-DRAWS = 2  # of inputs moved by a rounding; where results seem wrong, `PERTURBATIONS` more
+DRAWS, MORE_DRAWS = 2, 4  # of inputs moved by a rounding; where results seem wrong
 UNORDERED = (*DIFFERENTIABLE, torch.bool)  # dtypes that cannot be off by one
 COUNTED = {"exact": "are wrong", "off by": "are off by 1, more than are near a tie"}
 # The layouts of the upstream gradients, and how a fault says in which call it was.
@@ -111,17 +111,18 @@ class _Trial:
         faults += [f"it changed the upstream gradient of {name}" for name in results.upstream]
         unwritten = {name: inputs.args[name] for name in eager.inputs}
         found = {**unwritten, **results.tensors}
-        faults += [text for name in found if (text := _unexpected(name, found, eager.tensors))]
+        faults += [
+            text
+            for name in found.keys() - set(results.inputs)
+            if (text := _unexpected(name, found, eager.tensors))
+        ]
         faults += [text for name in eager.tensors if (text := _differs(name, found, eager.tensors))]
         compared = {
             name: found[name]
             for name, one in eager.tensors.items()
             if one.numel() and not _differs(name, found, eager.tensors)
         }
-        moved = [
-            self.call.run(self.oracle, _moved(inputs, draw), double=True).tensors
-            for draw in range(DRAWS)
-        ]
+        moved = [self._in_double(_moved(inputs, draw)) for draw in range(DRAWS)]
         off_by = {n: 1 for n, one in eager.tensors.items() if one.dtype not in UNORDERED}
         references = References(eager.tensors, oracle.tensors, moved, off_by)
         wrong = _wrong(compared, references, slack)
@@ -153,25 +154,47 @@ class _Trial:
 
     def _more_draws(self, inputs: Inputs, oracle: Results) -> list[Tensors]:
         """In float64, with inputs moved by a rounding; where the reference can be taken apart into
-        steps, each of them rounds too."""
-
-        def draws(steps: bool) -> list[Tensors]:
-            found = []
-            for draw in range(DRAWS, DRAWS + PERTURBATIONS):
-                with RoundedSteps(draw) if steps else nullcontext():
-                    moved = self.call.run(self.oracle, _moved(inputs, draw), double=True)
-                found.append(moved.tensors)
-            return found
-
+        steps, each of them rounds too, also for upstream gradients of other signs: terms that
+        cancel may happen to be small for these."""
+        places = range(DRAWS, DRAWS + MORE_DRAWS)
         with suppress(Exception), sdpa_kernel(SDPBackend.MATH):
-            rounded = draws(steps=True)
-            with RoundedSteps(0, unit=0.0):
-                exact = self.call.run(self.oracle, inputs.double(), double=True)
-            if all(
-                _far_less(exact.tensors[n], rounded[0][n], one) for n, one in oracle.tensors.items()
-            ):
+            rounded = [self._in_steps(_moved(inputs, place), place) for place in places]
+            exact = self._in_steps(inputs.double(), 0, unit=0.0)
+            if all(_far_less(exact[n], rounded[0][n], one) for n, one in oracle.tensors.items()):
+                for place in places:
+                    other = _of_other_signs(inputs, place)
+                    right = self._in_double(other.double())
+                    changed = self._in_steps(_moved(other, place), place)
+                    rounded.append(_shifted(oracle.tensors, right, changed))
                 return rounded
-        return draws(steps=False)
+        return [self._in_double(_moved(inputs, place)) for place in places]
+
+    def _in_double(self, inputs: Inputs) -> Tensors:
+        return self.call.run(self.oracle, inputs, double=True).tensors
+
+    def _in_steps(self, inputs: Inputs, seed: int, unit: float = UNIT) -> Tensors:
+        with RoundedSteps(seed, unit):
+            return self._in_double(inputs)
+
+
+def _of_other_signs(inputs: Inputs, seed: int) -> Inputs:
+    """With the signs of upstream gradients at random."""
+
+    def signed(gradient: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator(gradient.device).manual_seed(seed)
+        sign = torch.empty_like(gradient, dtype=torch.float64).uniform_(-1, 1, generator=generator)
+        return gradient * sign.sign().to(gradient.dtype)
+
+    upstream = {n: None if one is None else signed(one) for n, one in inputs.upstream.items()}
+    return replace(inputs, upstream=upstream)
+
+
+def _shifted(results: Tensors, right: Tensors, changed: Tensors) -> Tensors:
+    """Results with the change from right ones to others, where they are floating-point numbers."""
+    return {
+        name: one + changed[name] - right[name] if one.is_floating_point() else changed[name]
+        for name, one in results.items()
+    }
 
 
 def _far_less(one: torch.Tensor, other: torch.Tensor, middle: torch.Tensor) -> bool:
@@ -216,7 +239,7 @@ def _unexpected(name: str, results: Tensors, expected: Tensors) -> str:
 def _differs(name: str, results: Tensors, expected: Tensors) -> str:
     """That a result is missing, or of another shape or dtype, in words."""
     if name not in results:
-        lost = ": autograd does not reach it; grad=False compares outputs alone"
+        lost = ": autograd does not reach it; name in grad=[...] the inputs that have one"
         return f"{name} is missing{lost if is_gradient(name) else ''}"
     for trait in ("shape", "dtype"):
         value, right = getattr(results[name], trait), getattr(expected[name], trait)

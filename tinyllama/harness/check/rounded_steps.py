@@ -14,6 +14,7 @@ from tinyllama.harness.machine.modes import DispatchMode
 
 # Kernels compute in it, whatever the dtype of their tensors is.
 UNIT = torch.finfo(torch.float32).eps
+SUMS = {"sum", "mm", "bmm", "mv", "dot", "convolution", "cumsum"}  # of products of their inputs
 
 
 class RoundedSteps(DispatchMode):
@@ -37,13 +38,17 @@ class RoundedSteps(DispatchMode):
         result = func(*args, **(kwargs or {}))
         if any(output.alias_info is not None for output in func._schema.returns):
             return result  # a view, or what was written in place
-        return tree_map_only(torch.Tensor, self._moved, result)
+        if func.overloadpacket.__name__ in SUMS:  # whose terms round, not only their sum
+            squares = tree_map_only(torch.Tensor, torch.square, args)
+            return self._moved(result, func(*squares, **(kwargs or {})).sqrt())
+        return tree_map_only(torch.Tensor, lambda tensor: self._moved(tensor, tensor), result)
 
-    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _moved(self, tensor: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        """Moved at random by up to half a unit of these sizes."""
         if tensor.dtype is not torch.float64:
             return tensor
         device = tensor.device
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         half = torch.empty_like(tensor).uniform_(-0.5, 0.5, generator=self._generators[device])
-        return tensor * (1 + self.unit * half)
+        return torch.where(size.isfinite(), tensor + self.unit * half * size, tensor)
