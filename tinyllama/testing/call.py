@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
 
-from tinyllama.harness.check.evaluate import Inputs, copied, same_memory
+from tinyllama.harness.check.evaluate import Inputs, Place, copied, same_memory
 from tinyllama.harness.declare.specs import FLOATS
 from tinyllama.harness.machine.errors import UsageError
 
@@ -93,13 +93,21 @@ class Call:
             wanted=tuple(wanted) if grad else (),
         )
 
-    def run(self, function: Callable[..., Any], inputs: Inputs, *, double: bool = False) -> Results:
+    def run(
+        self,
+        function: Callable[..., Any],
+        inputs: Inputs,
+        *,
+        double: bool = False,
+        place: Place = lambda tensor, name: copied(tensor),
+    ) -> Results:
         """Forward and backward of a function on copies of the inputs.
 
         An upstream gradient counts where ``inputs`` has one for an output of that shape and dtype.
-        double: a module runs as a copy in float64.
+        double: a module runs as a copy in float64. place: makes the copies.
         """
-        leaves = {name: copied(tensor) for name, tensor in inputs.args.items()}
+        leaves = {name: place(tensor, name) for name, tensor in inputs.args.items()}
+        before = {name: copied(leaf) for name, leaf in leaves.items()}
         wanted = inputs.wanted or ()
         for name in wanted:
             leaves[name].requires_grad_(True)
@@ -113,7 +121,8 @@ class Call:
             and outputs[name].requires_grad
             and (outputs[name].shape, outputs[name].dtype) == (gradient.shape, gradient.dtype)
         }
-        upstream = {name: copied(gradient) for name, gradient in reached.items()}
+        upstream = {name: place(one, f"grad {name}") for name, one in reached.items()}
+        given = {name: copied(gradient) for name, gradient in upstream.items()}
         results = {name: output.detach() for name, output in outputs.items()}
         if upstream:
             gradients = torch.autograd.grad(
@@ -124,9 +133,9 @@ class Call:
             )
             pairs = zip(wanted, gradients, strict=True)
             results.update({f"grad {name}": one for name, one in pairs if one is not None})
-        written = [n for n, one in inputs.args.items() if not same_memory(leaves[n], one)]
+        written = [name for name, one in before.items() if not same_memory(leaves[name], one)]
         results.update({name: leaves[name].detach() for name in written})
-        changed = [n for n, one in reached.items() if not same_memory(upstream[n], one)]
+        changed = [name for name, one in given.items() if not same_memory(upstream[name], one)]
         return Results(results, written, changed)
 
     def _outputs(
