@@ -1,1 +1,1 @@
-"""What `check` promises."""
+"""`check` and the public door, by what their documents promise."""

@@ -41,7 +41,7 @@ times as many as the reference is undecided about.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -66,6 +66,12 @@ class Check:
     def passed(self) -> bool:
         return self.error <= self.bound  # False when either is NaN
 
+    def __str__(self) -> str:
+        if self.norm in COUNTS:
+            return f"{self.error:.0f} elements {COUNTS[self.norm]}, {self.bound:.0f} allowed"
+        held = "<=" if self.passed else "> allowed"
+        return f"{self.norm} error {self.error:.3g} {held} {self.bound:.3g}"
+
 
 # Of integers and booleans, elements are counted.
 COUNTS = {"exact": "are wrong", "off by": "are off by no more than off_by"}
@@ -77,6 +83,26 @@ CANCELS = (
 )
 
 
+class Element(NamedTuple):
+    """An element of a result. place: its index; value, oracle: what it is and should be."""
+
+    place: tuple[int, ...]
+    value: float
+    oracle: float
+
+    @classmethod
+    def at(cls, place: int, result: torch.Tensor, oracle: torch.Tensor) -> "Element":
+        """The element of this number, counted along the last axis first."""
+        index: list[int] = []
+        for size in reversed(oracle.shape):
+            place, position = divmod(place, size)
+            index.insert(0, position)
+        return cls(tuple(index), result[tuple(index)].item(), oracle[tuple(index)].item())
+
+    def __str__(self) -> str:
+        return f"worst at {[*self.place]}: {self.value:.6g}, not {self.oracle:.6g}"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A result against the oracle in each norm, and faults that the bounds would have found.
@@ -84,7 +110,7 @@ class Comparison:
     sees_zero: a result of zeros would fail (or the right result is zero).
     sees_scale: the result scaled by 1.01 would fail (or the right result is zero).
     widest_row: the largest error allowed in any row; the row of ``checks`` is the worst one.
-    worst: of a wrong result, the element that is off most, in words.
+    worst: where a check fails, the element of the largest error in the worst row.
     """
 
     name: str
@@ -92,7 +118,7 @@ class Comparison:
     sees_zero: bool
     sees_scale: bool
     widest_row: float
-    worst: str = ""
+    worst: Element | None = None
 
     @property
     def passed(self) -> bool:
@@ -106,15 +132,9 @@ class Comparison:
     def __str__(self) -> str:
         if self.checks[0].norm == MISSING:
             return f"{self.name} is missing"
-        parts = [
-            f"{c.error:.0f} elements {COUNTS[c.norm]}, {c.bound:.0f} allowed"
-            if c.norm in COUNTS
-            else f"{c.norm} error {c.error:.3g} {'<=' if c.passed else '> allowed'} {c.bound:.3g}"
-            for c in self.checks
-            if c.error or c.norm not in COUNTS
-        ]
-        parts[:0] = [self.worst] if self.worst else []
+        parts = [str(one) for one in self.checks if one.error or one.norm not in COUNTS]
         hint = f" ({CANCELS})" if self.may_cancel else ""
+        parts[:0] = [str(self.worst)] if self.worst else []
         return f"{self.name}: {'; '.join(parts) or 'equal'}{hint}"
 
     @property
@@ -318,36 +338,31 @@ def compare(
         largest = of_elements * reference.largest.item() + subnormal
         more = (Check("element", difference.abs().max().item(), largest),)
 
-    passed = all(check.passed for check in (whole, row, *more))
-    text = "" if passed else _worst(result, oracle, difference, int(worst))
+    def element(*checks: Check) -> Element | None:
+        """The worst one, where a check failed."""
+        if all(check.passed for check in checks):
+            return None
+        width = exact.shape[-1]
+        place = difference.reshape(-1, width)[worst].abs().argmax()
+        return Element.at(int(worst * width + place), result, oracle)
+
     if size.whole <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
-        return Comparison(name, (whole, row, *more), True, True, widest, text)
+        checks = whole, row, *more
+        return Comparison(name, checks, True, True, widest, element(*checks))
 
     # Independent roundings of the elements average out along the oracle; equal ones are one.
     averaged = math.sqrt(reference.alike) * rounded.along
     usual = torch.maximum(gain * moved.along, averaged)
     tilt = allowed(of_eager.along, usual, 1, 1) + ACCUMULATION
+    checks = whole, row, Check("scale", error.along.item(), tilt.item()), *more
     return Comparison(
         name,
-        (whole, row, Check("scale", error.along.item(), tilt.item()), *more),
+        checks,
         sees_zero=bool(size.whole > bound) or not reference.may_be_finite,
         sees_scale=bool(tilt < 0.01 or bound < 0.01 * size.whole),
         widest_row=widest,
-        worst=text,
+        worst=element(*checks),
     )
-
-
-def _worst(result: torch.Tensor, oracle: torch.Tensor, off: torch.Tensor, row: int) -> str:
-    """The element that is off most in the worst row, with its index.
-
-    off: the difference, of the oracle's shape, or (1) of a number; row: of ``off.flatten(0, -2)``.
-    """
-    width = off.shape[-1]
-    within = off.reshape(-1, width)[row].abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    place = row * width + int(within.argmax())
-    at = [int(one) for one in torch.unravel_index(torch.tensor(place), oracle.shape)]
-    got, expected = (one.flatten()[place].item() for one in (result, oracle))
-    return f"{f'at {at}: ' if at else ''}got {got:.6g}, expected {expected:.6g}"
 
 
 def _compare_integers(
@@ -362,11 +377,11 @@ def _compare_integers(
     wrong = (~known & ~off).sum().item()
     checks = Check("exact", wrong, 0.0), Check("off by", off.sum().item(), slack * undecided)
     sees_zero = bool((oracle.abs() > reference.off_by).any()) or not oracle.any()
-    difference = torch.atleast_1d((got - oracle).masked_fill(known, 0).double())
-    row = int(difference.reshape(-1, difference.shape[-1]).abs().amax(-1).argmax())
-    passed = all(check.passed for check in checks)
-    text = "" if passed else _worst(result, oracle, difference, row)
-    return Comparison(name, checks, sees_zero, True, 0.0, text)
+    comparison = Comparison(name, checks, sees_zero, True, 0.0)
+    if comparison.passed:
+        return comparison
+    place = int(torch.where(known, 0, (got - oracle).abs()).argmax())
+    return replace(comparison, worst=Element.at(place, result, reference.oracle))
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

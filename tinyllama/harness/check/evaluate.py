@@ -335,7 +335,7 @@ def backward_pass(
         allow_unused=True,
     )
     for name, before in kept.items():
-        if not _same_memory(before, upstream[name]):
+        if not same_memory(before, upstream[name]):
             changed.append(f"the upstream gradient of {name}")
     found = {}
     for name, gradient in zip(_wanted(op, inputs), gradients, strict=True):
@@ -408,7 +408,7 @@ def _changed(args: Leaves, before: Leaves) -> list[str]:
     found = []
     for name, old in before.items():
         pairs = zip(args[name], old, strict=True) if isinstance(old, list) else [(args[name], old)]
-        if not all(_same_memory(value, copy) for value, copy in pairs):
+        if not all(same_memory(value, copy) for value, copy in pairs):
             found.append(f"its input {name}")
     return found
 
@@ -424,7 +424,7 @@ def copied(value: Any) -> Any:
     return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
 
 
-def _same_memory(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def same_memory(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Equal bit for bit, the gaps between strided elements included; or both absent."""
     if one is None or other is None:
         return one is other

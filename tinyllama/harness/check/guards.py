@@ -22,19 +22,37 @@ ALIGNED = 16  # bytes of the widest access
 class GuardedMemory(DispatchMode, Bounds):
     """While active, every uninitialised tensor that Python allocates lies between canaries."""
 
+    supports_higher_order_operators = True  # as launches by ``torch.library.wrap_triton`` are
+
     def __init__(self) -> None:
         DispatchMode.__init__(self)
         Bounds.__init__(self)
         # All bytes, where its own begin and end, what it is.
         self.buffers: list[tuple[torch.Tensor, int, int, str]] = []
+        self._new: set[int] = set()  # storages of those that the caller allocated
         self.forward: list[str] | None = None  # kernels that were launched before the backward pass
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is torch.ops.aten.as_strided.default and len(args) == 4 and args[3] is not None:
+            args = (*args[:3], self._behind_canary(args[0], args[3]))
         result = func(*args, **(kwargs or {}))
         own = func in UNINITIALISED and result.numel() and not result.is_meta
-        return self.guarded(result) if own else result
+        if not own:
+            return result
+        buffer = self.guarded(result)
+        self._new.add(buffer.untyped_storage().data_ptr())
+        return buffer
+
+    def _behind_canary(self, tensor: torch.Tensor, offset: int) -> int:
+        """An offset in a buffer, where it is one in new memory that begins where its storage does:
+        autograd's backward pass of an assignment to a slice expects that."""
+        first = tensor.untyped_storage().data_ptr()
+        if first not in self._new:
+            return offset
+        canary = (self.inside[first][0] - first) // tensor.itemsize
+        return offset + canary if offset < canary else offset
 
     def guarded(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
         """A tensor of the same shape, strides and contents between canaries, gaps included, and as

@@ -23,6 +23,8 @@ class PoisonedMemory(DispatchMode):
     """While active, every uninitialised tensor that Python allocates holds NaN (or the largest
     value of an integral dtype); with ``clean``, zeros."""
 
+    supports_higher_order_operators = True  # as launches by ``torch.library.wrap_triton`` are
+
     def __init__(self, *, clean: bool = False) -> None:
         super().__init__()
         self.clean = clean

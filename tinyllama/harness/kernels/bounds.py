@@ -24,7 +24,7 @@ import torch
 
 from tinyllama.harness.kernels.known import among
 
-_MACHINERY = ("triton", "numpy", "tinyllama.harness")
+_MACHINERY = ("triton", "numpy", "torch", "tinyllama.harness", "tinyllama.testing")
 _ADDRESSES = (torch.int64, torch.uint64)  # dtypes of tables of addresses
 _LOWEST, _USUAL, _HIGHEST = 2**16, 2**32, 2**47  # addresses of a process: the lowest, most, the end
 
