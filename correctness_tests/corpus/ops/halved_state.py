@@ -28,7 +28,7 @@ def candidate(state):
 
 
 # variants
-from correctness_tests.corpus.variants import right, wrong
+from correctness_tests.corpus.variants import right
 
 VARIANTS = [
     right(),

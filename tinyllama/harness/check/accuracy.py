@@ -83,7 +83,7 @@ def _of_plain(
     found: dict[str, Finding] = {}
     for case in cases:
         if (text := candidate.ended.get(str(case))) is not None:
-            of_case = [Finding(OUTPUTS, Outcome.CRASHED, str(case), text, special=Rank.WRONG)]
+            of_case = [_ended(case, text)]
         else:
             of_case = list(faults(candidate, case, compared=compared))
         for finding in of_case:
@@ -105,6 +105,11 @@ def _of_plain(
         for name in unknown:
             found.setdefault(name, Finding(name, Outcome.BLOCKED, ended.case, text))
     return found
+
+
+def _ended(case: OpCase, text: str) -> Finding:
+    """That a process ended in a case before."""
+    return Finding(OUTPUTS, Outcome.CRASHED, str(case), text, special=Rank.WRONG)
 
 
 def _of_varied(
@@ -154,8 +159,8 @@ def _alone(candidate: Candidate, cases: Collection[OpCase]) -> list[OpCase]:
 
 
 def _excused(candidate: Candidate, case: OpCase, fault: Finding) -> bool:
-    """Whether a wrong result of an extreme, or where terms cancel, is one by a measure that no known
-    implementation of the op keeps, either."""
+    """Whether a wrong result of an extreme, or of inputs that repeat, so that terms may cancel, is
+    one that the lenient measure of undeclared cases grants."""
     repeated = {case.layout, case.upstream} & {*REPEATING}
     if not (case.extreme or repeated) or fault.check not in (OUTPUTS, GRADIENTS):
         return False

@@ -1,16 +1,17 @@
 """Values that random inputs never have, each made by a rule from an input's dtype and the op.
 
-A change of values is a scale (a power of two over the dtype's range), a shift, an order, or a number
-in some place: 0, 1, an infinity, a NaN, a parameter of the op, or a number that the code compares
-with. It is made to all inputs at once, so that numbers meet at the same place, and to each alone.
-Only what the declaration allows is given: any value where no distribution is declared, any finite one
-where the declared one has no least value, and 0 where that may be drawn.
+A change of values is a scale (a power of two over the dtype's range), a shift, an order, or a
+number in some place: 0, 1, an infinity, a NaN, a parameter of the op, or a number that the code
+compares with. It is made to all inputs at once, so that numbers meet at the same place, and to each
+alone. Only what the declaration allows is given: any value where no distribution is declared, any
+finite one where the declared one has no least value, and 0 where that may be drawn.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,18 +96,20 @@ def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Pain
         for without in (None, *op.mutated):
             names = [name for name in small if name != without]
             yield changed("zero", names, torch.zeros_like)
-            yield changed("tiny", names, lambda x: x * tiny)
+            yield changed("tiny", names, partial(_scaled, by=tiny))
     for name, source in itertools.permutations(floating, 2):
         if domains[name] == "any":
             value, flat = floating[name], floating[source].flatten()
             equal = flat.repeat(value.numel() // flat.numel() + 1)[: value.numel()]
             values = equal.view(value.shape).to(value.dtype)
-            yield changed(f"values of {source}", [name], lambda x, values=values: values)
+            yield changed(f"values of {source}", [name], partial(_instead, values=values))
     for name in free:
         if (unused := _unused(candidate, inputs, name)) is not None:
             for number in (math.inf, HUGE, -HUGE):
                 text = f"{number:g} where no output depends on it"
-                yield changed(text, [name], lambda x, n=number, u=unused: x.masked_fill(u, n))
+                yield changed(
+                    text, [name], partial(torch.Tensor.masked_fill, mask=unused, value=number)
+                )
 
 
 def _unused(candidate: Candidate, inputs: Inputs, name: str) -> torch.Tensor | None:
@@ -165,40 +168,64 @@ def _changes(
     if domain == "as drawn":
         return
     if domain == "from zero":
-        yield "0 in an element", lambda y: put(y, 0.0, "an element")
-        yield "0 in a row", lambda y: put(y, 0.0, "a row")
+        yield "0 in an element", partial(put, number=0.0, place="an element")
+        yield "0 in a row", partial(put, number=0.0, place="a row")
         return
-    for exponent in EXPONENTS if only != "places" else ():
-        for scale in (2.0**exponent, 2.0**-exponent):
+    if only != "places":
+        for exponent, sign in itertools.product(EXPONENTS, (1, -1)):
+            scale = 2.0 ** (sign * exponent)
             if limits.tiny <= scale <= limits.max:
-                yield f"times {scale:g}", lambda y, by=scale: (y.double() * by).to(y.dtype)
+                yield f"times {scale:g}", partial(_scaled, by=scale)
             if limits.max**SUMS_OVERFLOW < scale <= limits.max:
-                yield (
-                    f"positive, times {scale:g}",
-                    lambda y, by=scale: (y.double().abs() * by).to(y.dtype),
-                )
-    for exponent in SHIFTS if only != "places" else ():
-        for shift in (2.0**exponent, -(2.0**exponent)):
-            yield f"plus {shift:g}", lambda y, by=shift: (y.double() + by).to(y.dtype)
-    if only != "range":
-        yield "negative", lambda y: -y.abs() - 0.5
-        yield "rounded to halves", lambda y: (2 * y).round() / 2
-        yield "evenly spaced", _evenly
-    for number in (n for n in numbers if not only and 0 < n < SMALL):  # as an epsilon of a norm
-        yield (
-            f"rows of length {number / 2:g}",
-            lambda y, n=number: (y * (n / 2 / y.norm(dim=-1).max())).to(y.dtype),
-        )
+                yield f"positive, times {scale:g}", partial(_positive, by=scale)
+        for exponent, sign in itertools.product(SHIFTS, (1, -1)):
+            yield f"plus {sign * 2**exponent}", partial(_shifted, by=sign * 2.0**exponent)
+    if only == "range":
+        return
+    yield "negative", _negative
+    yield "rounded to halves", _rounded
+    yield "evenly spaced", _evenly
     infinities = (math.inf, -math.inf, math.nan) if domain == "any" else ()
-    for number in (0.0, *infinities) if only != "range" else ():
-        for place in PLACES if x.dim() else PLACES[-1:]:
-            if math.isfinite(number) or place != PLACES[-1]:
-                if not (only and place == PLACES[0]):
-                    yield f"{number:g} in {place}", lambda y, n=number, p=place: put(y, n, p)
+    for number, place in itertools.product((0.0, *infinities), PLACES if x.dim() else PLACES[-1:]):
+        everywhere, single = place == PLACES[-1], place == PLACES[0]
+        if not (everywhere and number) and not (only and single):
+            yield f"{number:g} in {place}", partial(put, number=number, place=place)
     for number in numbers if not only else ():
+        if 0 < number < SMALL:  # as an epsilon of a norm
+            yield f"rows of length {number / 2:g}", partial(_of_length, length=number / 2)
         if number and abs(number) <= limits.max:
             for place in (PLACES[0], PLACES[-1]):
-                yield f"{number:g} in {place}", lambda y, n=number, p=place: put(y, n, p)
+                yield f"{number:g} in {place}", partial(put, number=number, place=place)
+
+
+def _instead(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+def _scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+    return (x.double() * by).to(x.dtype)
+
+
+def _positive(x: torch.Tensor, by: float) -> torch.Tensor:
+    return (x.double().abs() * by).to(x.dtype)
+
+
+def _shifted(x: torch.Tensor, by: float) -> torch.Tensor:
+    return (x.double() + by).to(x.dtype)
+
+
+def _negative(x: torch.Tensor) -> torch.Tensor:
+    return -x.abs() - 0.5
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    """Multiples of a half, of which many are equal."""
+    return (2 * x).round() / 2
+
+
+def _of_length(x: torch.Tensor, length: float) -> torch.Tensor:
+    """Rows of which the longest has a norm."""
+    return x * (length / torch.linalg.vector_norm(x.float(), dim=-1).max()).to(x.dtype)
 
 
 def put(x: torch.Tensor, number: float, place: str) -> torch.Tensor:
@@ -229,7 +256,13 @@ def _of_integers(candidate: Candidate, case: OpCase, inputs: Inputs) -> Iterator
     """Integers and booleans: the least and the largest that are drawn, and vectors in order."""
     for name, value in inputs.args.items():
         declared = candidate.op.inputs[name]
-        if declared.many or declared.mutated or value.is_floating_point() or value.numel() < 2:
+        if (
+            value is None
+            or declared.many
+            or declared.mutated
+            or value.is_floating_point()
+            or value.numel() < 2
+        ):
             continue
 
         def changed(text: str, tensor: torch.Tensor, name: str = name) -> Painted:

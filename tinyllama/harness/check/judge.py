@@ -1,9 +1,9 @@
 """One run of a case, and what is wrong with it.
 
-`faults` judges a case as it is declared: on memory that is filled with NaN and lies between canaries,
-results within the measured tolerance (`compare`). `boundary_fault` judges a point that nobody
-declared. There more is granted: wider sums, inputs that move by a rounding, terms that are as large
-as the inputs are, and whatever another known implementation of the op gives or misses likewise.
+`faults` judges a case as it is declared: on memory that is filled with NaN and lies between
+canaries, results within the measured tolerance (`compare`). `boundary_fault` judges a point that
+nobody declared. There more is granted: wider sums, inputs that move by a rounding, terms that are
+as large as the inputs are, and whatever another known implementation gives or misses likewise.
 """
 
 import math
@@ -277,8 +277,8 @@ def _wrong_at(
 def _near_overflow(
     result: torch.Tensor, oracle: torch.Tensor | None, eager: torch.Tensor | None
 ) -> torch.Tensor:
-    """The result, with the reference's elements in place of infinite ones where these are so near to
-    the largest number that the order of a sum decides."""
+    """The result, with the reference's elements where these are so near to the largest number that
+    the order of a sum decides whether one is infinite."""
     if oracle is None or eager is None or not result.is_floating_point():
         return result
     limits = torch.finfo(result.dtype)
@@ -366,10 +366,7 @@ def _cancelled(
     if result is None or not result.is_floating_point() or not result.numel():
         return False
     sizes = {axis: FEW for axis, size in case.case.dims.items() if size in (1, 2)}
-    neighbour = replace(
-        replace(case, case=case.case.resized(**sizes), wanted=None),
-        **{"extreme": None, "layout": "contiguous", "upstream": "contiguous", "alone": None},
-    )
+    neighbour = OpCase(case.op, case.provider, case.case.resized(**sizes), case.dtype)
     dims, params = neighbour.case.dims, neighbour.case.params
     if neighbour.unsupported() or candidate.op.misfit(dims, params):
         return False

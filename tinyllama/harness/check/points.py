@@ -3,8 +3,8 @@
 A point is a case with one factor at a boundary: the length of an axis, a parameter, a layout, a
 dtype, which gradients are wanted, or values of the inputs (`boundary_inputs`). Lengths follow from
 powers of two, since kernels work in blocks of these, and from numbers that the code compares with.
-Then come two factors at once: values in long rows, two long axes, two parameters, another case. What
-is tried does not depend on the machine or on time; a point whose reference writes more than
+Then come two factors at once: values in long rows, two long axes, two parameters, another case.
+What is tried does not depend on the machine or on time; a point whose reference writes more than
 `MOST_WORK` elements is left out.
 """
 
@@ -61,8 +61,8 @@ LARGEST_WHOLE = 1025  # for a parameter that is a whole number
 @dataclass(frozen=True)
 class Point:
     """A case, with changed values or not. check: `SIZES` or `VALUES`; text: what is at a boundary,
-    in words; parameter: whether it is a parameter; of_elements: as `compare` takes it; axis: the one
-    that has another length."""
+    in words; parameter: whether it is a parameter; of_elements: as `compare` takes it; axis: that
+    has another length."""
 
     check: str
     text: str
@@ -75,7 +75,7 @@ class Point:
 
 def size_points(candidate: Candidate) -> Iterator[Point]:
     """Lengths of axes, with what depends on them, from few elements to many."""
-    base, op = general(candidate), candidate.op
+    base = general(candidate)
     turns = thresholds(candidate.provider.call)
     axes = [axis for axis, size in base.case.dims.items() if isinstance(size, int)]
     lengths = sorted({*LENGTHS, *turns, *(turn + 1 for turn in turns)})
@@ -101,12 +101,14 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
             other = replace(case, dtype=dtype)
             if dtype is not base.dtype and not other.unsupported():
                 yield from point(other, axis=axis, of_elements=ELEMENT_SLACK)
-    several = [(*pair, BOTH) for pair in itertools.combinations(axes, 2)]
+    several: list[tuple[Sequence[str], int]] = [
+        (pair, BOTH) for pair in itertools.combinations(axes, 2)
+    ]
     for turn in (turn + more for turn in turns for more in (0, 3)):
-        several += [(*pair, turn) for pair in itertools.combinations(axes, 2)]
+        several += [(pair, turn) for pair in itertools.combinations(axes, 2)]
     if len(axes) > 2:
-        several.append((*axes, ALL))
-    for *group, length in several:
+        several.append((axes, ALL))
+    for group, length in several:
         yield from point(sized(base, **dict.fromkeys(group, length)))
     for other in [c for c in candidate.plain() if _computed_otherwise(c, base)][:OTHER_CASES]:
         for axis, now in other.case.dims.items():
@@ -225,9 +227,9 @@ def value_points(candidate: Candidate) -> Iterator[Point]:
 
     def small(cases: Iterable[OpCase | None]) -> Iterator[OpCase]:
         for case in cases:
-            if case and _allowed(candidate, case, MOST_WORK_OF_VALUES):
-                if accesses(candidate, case) <= MOST_ACCESSES:
-                    yield case
+            cheap = case and _allowed(candidate, case, MOST_WORK_OF_VALUES)
+            if case and cheap and accesses(candidate, case) <= MOST_ACCESSES:
+                yield case
 
     for text, case in with_settings(candidate, base):
         yield Point(VALUES, text, case, parameter=True)
@@ -241,15 +243,15 @@ def value_points(candidate: Candidate) -> Iterator[Point]:
                         VALUES, f"{name} = 0.0, {change.text}", case, change, parameter=True
                     )
     for axis in [axis for axis, size in base.case.dims.items() if isinstance(size, int)]:
-        if (case := _long(candidate, base, axis)) is not None:
-            yield from values(case, "places")
+        if (long := _long(candidate, base, axis)) is not None:
+            yield from values(long, "places")
     of_dtype = {
         dtype: [c for c in candidate.plain() if c.dtype is dtype] for dtype in candidate.dtypes
     }
     for dtype, cases in of_dtype.items():
         largest = sorted(cases, key=lambda c: elements(op, c.case), reverse=True)
-        if dtype is not base.dtype and (case := next(small(largest), None)) is not None:
-            yield from values(case, "range")
+        if dtype is not base.dtype and (largest_small := next(small(largest), None)) is not None:
+            yield from values(largest_small, "range")
     others = [c for c in of_dtype[base.dtype] if c.case is not base.case]
     for case in itertools.islice(small(others), OTHER_CASES):
         yield from values(case, "places")

@@ -27,8 +27,8 @@ def special_values(candidate: Candidate) -> Finding | str:
 
 
 def _search(candidate: Candidate, points: Iterable[Point], none: str) -> Finding | str:
-    """The first fault that is an accusation; else the first refusal or warning; else how many points
-    were tried."""
+    """The first fault that is an accusation; else the first refusal or warning; else the number of
+    points that were tried."""
     lesser: Finding | None = None
     tried, endless = 0, float("inf")
     growth: dict[str, Growth] = {}

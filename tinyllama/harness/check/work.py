@@ -32,8 +32,8 @@ class _Written(DispatchMode):
 
 
 def work_of(op: Op, case: Case, dtype: torch.dtype) -> int:
-    """The elements that the op's reference writes in the forward pass of a case; those of its inputs
-    where it does not run without data, as where it asks for a value."""
+    """The elements that the op's reference writes in the forward pass of a case, or those of its
+    inputs where it does not run without data, as where it asks for a value."""
     counts = _COUNTS.setdefault(op, {})
     key = str(case), dtype
     if key not in counts:
@@ -46,7 +46,10 @@ def _counted(op: Op, case: Case, dtype: torch.dtype) -> int:
         return torch.empty(shape, dtype=fixed or dtype, device="meta")
 
     args: list[Any] = []
-    for declared in op.inputs.values():
+    for name, declared in op.inputs.items():
+        if name in case.without:
+            args.append(None)
+            continue
         tensors = [meta(shape, declared.dtype) for shape in shapes_of(declared, case.dims)]
         args.append(tensors if declared.many else tensors[0])
     written = _Written()

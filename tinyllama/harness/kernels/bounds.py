@@ -38,7 +38,8 @@ class Region(NamedTuple):
 
 
 class Bounds:
-    """accesses: how many loads and stores there were. strays: what was refused, in words; the first access of each kernel, argument and kind.
+    """accesses: the number of loads and stores. strays: what was refused, in words; the first
+    access of each kernel, argument and kind.
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
     kernels: those that were launched, each with the file and line where it begins.
