@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from tinyllama.harness.check.cases import OpCase, elements
-from tinyllama.harness.check.compare import near
+from tinyllama.harness.check.compare import near, same_bits
 from tinyllama.harness.check.differing import RefusedError, differs, wrong_nan
 from tinyllama.harness.check.evaluate import Inputs, evaluate
 from tinyllama.harness.check.finding import Candidate, Problem, Rank
-from tinyllama.harness.check.graph import same_bits
 from tinyllama.harness.check.resizing import MOST_ELEMENTS, UNLIKE, resized
 from tinyllama.harness.check.unusual import (
     FAR,

@@ -9,7 +9,7 @@ import torch
 
 from tinyllama.harness.check.blocks import MOST
 from tinyllama.harness.check.cases import OpCase, References, elements
-from tinyllama.harness.check.compare import compare, near
+from tinyllama.harness.check.compare import compare, near, same_bits
 from tinyllama.harness.check.crash import place, refuses
 from tinyllama.harness.check.evaluate import ContractError, Inputs, copied, evaluate
 from tinyllama.harness.check.finding import (
@@ -20,7 +20,7 @@ from tinyllama.harness.check.finding import (
     leaves,
     worst,
 )
-from tinyllama.harness.check.graph import Graph, same_bits
+from tinyllama.harness.check.history import Graph
 from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.check.resizing import UNLIKE, resized
 from tinyllama.harness.check.sizes import OF_EXTREMES

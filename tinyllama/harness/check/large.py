@@ -19,7 +19,7 @@ from tinyllama.harness.check.finding import (
     Unsupported,
     leaves,
 )
-from tinyllama.harness.check.graph import Graph
+from tinyllama.harness.check.history import Graph
 from tinyllama.harness.check.offsets import BF16, Far, NoAddressesError
 from tinyllama.harness.check.programs import interpreted
 from tinyllama.harness.declare.specs import Tensor

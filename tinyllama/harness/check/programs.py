@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.finding import (
     NO_KERNELS,
     Candidate,
@@ -15,7 +16,6 @@ from tinyllama.harness.check.finding import (
     Rank,
     Unsupported,
 )
-from tinyllama.harness.check.graph import same_bits
 from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import identity
 from tinyllama.harness.kernels.programs import NAMES, Order, ordered

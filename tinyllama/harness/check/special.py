@@ -34,7 +34,7 @@ from tinyllama.harness.check.differing import (
 )
 from tinyllama.harness.check.evaluate import ContractError, Inputs, is_gradient
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported
-from tinyllama.harness.check.memory import passed_on
+from tinyllama.harness.check.histories import shared_memory
 from tinyllama.harness.check.resizing import general
 from tinyllama.harness.check.settings import of_several
 from tinyllama.harness.check.unusual import (
@@ -97,7 +97,7 @@ def special_values(candidate: Candidate) -> Problem | str:
         alike = changed_in(candidate.inputs(one), [name], filled)
         with contextlib.suppress(RefusedError):
             seen = differs(candidate, one, alike, refusable=True)
-            if said := seen[1] if seen is not None else passed_on(candidate, alike):
+            if said := seen[1] if seen is not None else shared_memory(candidate, alike):
                 return one, f"{name} all {value}{' in its first row' * row}: {said}"
     for what, arranged in () if candidate.op.mutated else in_order(candidate, case):
         with contextlib.suppress(RefusedError):
@@ -151,7 +151,7 @@ def special_values(candidate: Candidate) -> Problem | str:
                 if not may or not refuses(error) or isinstance(error, ContractError):
                     raise
                 continue
-            said = seen[1] if seen is not None else passed_on(candidate, changed)
+            said = seen[1] if seen is not None else shared_memory(candidate, changed)
             if said:
                 return case, f"{named}: {said}"
     for parameter, other, advised in other_values(candidate, plain.params):
@@ -233,7 +233,7 @@ def _other(
             seen = differs(candidate, case, one, refusable=True, usual=plain, times=times)
             if seen is not None:
                 return seen[1]
-        return None if zero else passed_on(candidate, changed)
+        return None if zero else shared_memory(candidate, changed)
     except Exception as error:
         if isinstance(error, RefusedError) or (refuses(error) and not (real and other == 1)):
             return None

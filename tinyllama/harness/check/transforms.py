@@ -1,7 +1,7 @@
-"""A call under torch's transforms: second and forward derivatives, and `vmap`. Each may be refused
-by an error; what it gives is to be right."""
+"""A call under torch's transforms: forward derivatives, and `vmap`. Each may be refused by an
+error; what it gives is to be right."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,9 @@ from torch.autograd import forward_ad
 
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.compare import SLACK, apart, near
-from tinyllama.harness.check.evaluate import Inputs, Leaves, Raised, copied
+from tinyllama.harness.check.evaluate import Inputs, Leaves, copied
 from tinyllama.harness.check.finding import Candidate, Problem, Rank
-from tinyllama.harness.check.graph import outputs_of
-from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.check.history import outputs_of
 
 MOST_APART = 1e-3  # of the norm of a result
 BATCH = 3  # calls that are made as one
@@ -113,44 +112,3 @@ def _each(candidate: Candidate, inputs: Inputs, names: tuple[str, ...], axis: in
     except Exception:
         return None
     return [torch.stack(one) for one in zip(*found, strict=True)]
-
-
-def second(
-    candidate: Candidate, call: Callable[..., Any], inputs: Inputs
-) -> dict[str, torch.Tensor] | None:
-    """Gradients of the squares of the gradients; None where those are detached.
-
-    Raises RuntimeError, torch's own or the provider's, when there are none.
-    """
-    with Raised.in_call(candidate.op, call):
-        return _second(candidate, call, inputs)
-
-
-def _second(
-    candidate: Candidate, call: Callable[..., Any], inputs: Inputs
-) -> dict[str, torch.Tensor] | None:
-    args = {name: copied(value) for name, value in inputs.args.items()}
-    wanted = {name: args[name].requires_grad_() for name in candidate.op.differentiable}
-    outputs = several(call(*args.values(), **inputs.params))
-    pairs = [
-        (output, upstream.clone().requires_grad_())
-        for output, upstream in zip(outputs, inputs.upstream.values(), strict=True)
-        if upstream is not None
-    ]
-    first = torch.autograd.grad(
-        [output for output, _ in pairs],
-        list(wanted.values()),
-        [upstream for _, upstream in pairs],
-        create_graph=True,
-        allow_unused=True,
-    )
-    attached = [one for one in first if one is not None and one.requires_grad]
-    if not attached:
-        return None
-    squares = torch.stack([one.double().square().sum() for one in attached]).sum()
-    wanted |= {f"upstream {index}": upstream for index, (_, upstream) in enumerate(pairs)}
-    second = torch.autograd.grad(squares, list(wanted.values()), allow_unused=True)
-    found = {name: g for name, g in zip(wanted, second, strict=True) if g is not None}
-    if not found:  # nothing leads to them, and what would raise an error was not reached
-        squares.backward()
-    return found or None

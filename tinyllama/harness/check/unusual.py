@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from tinyllama.harness.check.cases import OpCase, elements
+from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.evaluate import Inputs, evaluate
 from tinyllama.harness.check.finding import Candidate
-from tinyllama.harness.check.graph import same_bits
 from tinyllama.harness.check.resizing import draws_for
 from tinyllama.harness.check.thresholds import compared_with
 from tinyllama.harness.declare.autograd import several
