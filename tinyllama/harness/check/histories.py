@@ -39,7 +39,10 @@ BETWEEN = (
     History(f"{COMPLETE}; double outputs of A; backward A or refuse", Rank.UNSAFE),
     History(f"{COMPLETE}; double inputs of A; backward A or refuse", Rank.UNSAFE),
     History(f"{COMPLETE}; double gradients of A; backward A", Rank.UNSAFE),
-    History(f"{COMPLETE}; call A2; double outputs of A2 before autograd; backward A2 or refuse"),
+    History(
+        f"{COMPLETE}; call A2; double outputs of A2 before autograd or refuse; "
+        "backward A2 or refuse"
+    ),
     History(f"{COMPLETE}; backward A into .grad; backward A into .grad; double .grad of A"),
     History(f"{COMPLETE}; call A2 with saved tensors moved; backward A2"),
     History(
@@ -65,7 +68,7 @@ IN_A_ROW = (
     History(
         "call A without gradients; write B to A; call B in the tensors of A without gradients; "
         "call B2 in the memory of A without gradients; "
-        "call B3 in the memory of A in inference mode without gradients; "
+        "call B3 in the memory of A in inference mode; "
         "write A to B3 through .data; call A2 in the tensors of B3 without gradients"
     ),
     History(f"{COMPLETE}; call B; backward B"),
@@ -86,7 +89,7 @@ IN_PLACE = History(
     "call A2 in the tensors of B"
 )
 AFTER_A_FIRST_CALL = (
-    "call A and look away in inference mode without gradients",
+    "call A and look away in inference mode",
     "call A and look away under autocast",
     "call A and look away with default dtype bfloat16",
     "call in_another_dtype and look away",
@@ -187,22 +190,13 @@ def _after_an_error(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
                 Graph(eager, narrow)
             except Exception:
                 values = {"narrow": Values(case, narrow), "A": usual("A")}
-                yield find(candidate, History(f"call narrow and look away; {COMPLETE}"), values.get)
-                yield _taken(candidate, case, narrow, name)
+                history = History(f"call narrow and is refused; {COMPLETE}")
+                yield find(candidate, history, values.get)
         if value.dtype is torch.int64:
             short = Values(case, with_other(name, value.to(torch.int32)))
             short.references = case.references(inputs)  # `evaluate` refuses such integers
             history = History("call short_integers; backward short_integers", may_raise=True)
             yield find(candidate, history, {"short_integers": short}.get)
-
-
-def _taken(candidate: Candidate, case: OpCase, inputs: Inputs, name: str) -> Problem:
-    try:
-        Graph(candidate, inputs)
-    except Exception:
-        return None
-    text = f"{name} of shape {tuple(inputs.args[name].shape)} is taken beside the others"
-    return case, f"{text}, which the reference refuses: raise an error", Rank.WARNING
 
 
 def _after_a_first_call(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
@@ -376,7 +370,7 @@ def shared_memory(candidate: Candidate, inputs: Inputs) -> str | None:
     if candidate.op.mutated:
         return None
     eager = replace(candidate, provider=candidate.op["eager"])
-    graph, usual = (Graph(one, inputs, gradients=False) for one in (candidate, eager))
+    graph, usual = (Graph(one, inputs, wanted=False) for one in (candidate, eager))
     of_reference = sharing(usual.args, usual.outputs)
     for name, of in sharing(graph.args, graph.outputs).items():
         if name not in of_reference:

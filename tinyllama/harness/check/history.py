@@ -1,4 +1,4 @@
-"""Histories: what a call may not keep, change or depend on.
+"""What a history of calls is, and how it is played.
 
 A history is a list of steps, such as ``call A; call B; backward A``. `find` takes them one by one.
 After each of them,
@@ -6,10 +6,10 @@ After each of them,
 - results are right for the values that the inputs had at the time of the call;
 - no tensor is changed that a call or a backward pass was given or has returned, but by the step;
 - outputs share no memory with inputs, nor do their elements;
-- at the end, settings are as before, and memory of dropped calls is released.
+- settings of the process are as before, and in the end the memory of dropped calls is released.
 
 A fault that the op's reference has in the same history is no fault of a candidate. Calls are named
-after the values of their inputs: A2 has those of A. They are copies, unless it says otherwise.
+after the values of their inputs: A2 has those of A. They get copies, unless the step says more.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,34 +51,26 @@ SHOWN = 6  # steps of a history in a message: the last ones
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
 BF16, F64 = torch.bfloat16, torch.float64
 
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value)
+
+
 # What a step may say of a call.
 WITHIN: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "without gradients": torch.no_grad,
     "in inference mode": torch.inference_mode,
     "under autocast": lambda: torch.autocast("cuda" if torch.cuda.is_available() else "cpu", BF16),
     "with default dtype bfloat16": lambda: setting("the default dtype", BF16),
     "with default dtype float64": lambda: setting("the default dtype", F64),
-    "with deterministic algorithms": lambda: setting(
-        "whether algorithms are deterministic", (True, True)
-    ),
+    "with deterministic algorithms": lambda: setting("deterministic algorithms", (True, True)),
     "with default device meta": lambda: torch.device("meta"),
     "with garbage where masks are false and `other` is missing": lambda: among(UNDEFINED, None),
     "with float32 products in tf32, as on a GPU": lambda: among(TF32, None),
+    # As of `torch.autograd.graph.save_on_cpu`, and of checkpoints.
     "with saved tensors moved": lambda: torch.autograd.graph.saved_tensors_hooks(_dense, _dense),
 }
-
-
-@dataclass(frozen=True)
-class History:
-    """steps: as in ``call A; backward A``. rank: of its faults. may_raise: an error is a refusal,
-    which other checks are about."""
-
-    steps: str
-    rank: Rank = Rank.WRONG
-    may_raise: bool = False
-
-
-def _dense(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value)
+NO_GRADIENT = "without gradients", "in inference mode"
 
 
 def outputs_of(candidate: Candidate, args: Leaves, params: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -92,7 +84,7 @@ class Graph:
 
     outputs: by name; upstream: the gradients that some of them get; args: the call's inputs.
     prepare: makes the argument of each input, a copy by default. within: a context for the call.
-    gradients: whether any are wanted.
+    wanted: whether any gradient is.
     """
 
     def __init__(
@@ -102,16 +94,13 @@ class Graph:
         *,
         prepare: Callable[[Any], Any] = copied,
         within: contextlib.AbstractContextManager[Any] | None = None,
-        gradients: bool = True,
+        wanted: bool = True,
     ) -> None:
         self.op, self.call = candidate.op, candidate.provider.call
         self.args: Leaves = {name: prepare(value) for name, value in inputs.args.items()}
-        for name in self.op.differentiable if gradients else ():
+        for name in self.op.differentiable if wanted else ():
             self.args[name].requires_grad_()
-        with contextlib.ExitStack() as contexts:
-            if not gradients:
-                contexts.enter_context(torch.no_grad())
-            contexts.enter_context(within or contextlib.nullcontext())
+        with within or contextlib.nullcontext():
             outputs = outputs_of(candidate, self.args, inputs.params)
         self.outputs = dict(zip(self.op.outputs, outputs, strict=False))
         self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
@@ -130,18 +119,16 @@ class Graph:
 
         Raises GradientError for one that is missing: nothing else about it can be compared.
         """
+        outputs = [self.outputs[name] for name in self.upstream]
+        inputs, upstream = [self.args[n] for n in self.op.differentiable], self._changed(change)
         with Raised.in_call(self.op, self.call):
             gradients = torch.autograd.grad(
-                [self.outputs[name] for name in self.upstream],
-                [self.args[name] for name in self.op.differentiable],
-                self._changed(change),
-                retain_graph=True,
-                allow_unused=True,
+                outputs, inputs, upstream, retain_graph=True, allow_unused=True
             )
-        named = dict(zip(self.op.differentiable, gradients, strict=True))
-        if missing := sorted(name for name, gradient in named.items() if gradient is None):
+        by_name = dict(zip(self.op.differentiable, gradients, strict=True))
+        if missing := sorted(name for name, gradient in by_name.items() if gradient is None):
             raise GradientError(f"{self.op.name}: no gradient for {', '.join(missing)}")
-        return {name: gradient.clone() if copy else gradient for name, gradient in named.items()}
+        return {name: gradient.clone() if copy else gradient for name, gradient in by_name.items()}
 
     def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         return [change(g).to(self.outputs[name].dtype) for name, g in self.upstream.items()]
@@ -151,7 +138,7 @@ class Graph:
 class Values:
     """The values of a call's inputs, and what results for them are right.
 
-    arrange: how inputs lie, as tensors of their own. shared: the inputs that a call has in common
+    arrange: how the inputs lie, as tensors of their own. shared: those that a call has in common
         with another one, where not all.
     trusted: a provider's first results are taken for right, later ones must be alike; else they are
         compared with the reference's.
@@ -191,6 +178,25 @@ class Values:
         return wrong
 
 
+@dataclass(frozen=True)
+class History:
+    """steps: as in ``call A; backward A``. rank: of its faults. may_raise: an error is a refusal,
+    which other checks are about."""
+
+    steps: str
+    rank: Rank = Rank.WRONG
+    may_raise: bool = False
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """steps: until it was seen. rank: None for that of the history."""
+
+    steps: str
+    text: str
+    rank: Rank | None
+
+
 def find(candidate: Candidate, history: History, values: Callable[[str], Values | None]) -> Problem:
     """The first fault of the candidate in a history that the reference does not have, too. None
     where there are no such values. An error is a fault where faults are warnings.
@@ -199,7 +205,7 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
     Raises what the candidate raises, where the reference raises nothing.
     """
     each = dict[str, Values]()
-    for name in re.findall(r"(?:call|write) ([a-zA-Z_]+)", history.steps):
+    for name in re.findall(r"(?:call|write|interrupted by) ([a-zA-Z_]+)", history.steps):
         if (those := values(name)) is None:
             return None
         each[name] = those
@@ -222,26 +228,13 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
         text = str(error).strip().partition("\n")[0]
         text = f"{place(error)}{type(error).__name__}: {text}"
         faults[""] = _Fault(history.steps, text, Rank.WARNING)
-    case = next(iter(each.values())).case
     new = [fault for key, fault in faults.items() if key not in usual]
     if not new:
         return None
     first = min(new, key=lambda fault: (fault.rank or history.rank) is Rank.WARNING)
     alike = [fault.text for fault in new if (fault.steps, fault.rank) == (first.steps, first.rank)]
+    case = next(iter(each.values())).case
     return case, f"{first.steps}: {'; '.join(alike)}", first.rank or history.rank
-
-
-@dataclass(frozen=True)
-class _Fault:
-    """steps: until it was seen. rank: None for that of the history."""
-
-    steps: str
-    text: str
-    rank: Rank | None
-
-
-class _RefusedError(Exception):
-    """Autograd refuses a step, as it may."""
 
 
 @dataclass
@@ -255,6 +248,9 @@ class _Kept:
     tensor: torch.Tensor
 
     def __post_init__(self) -> None:
+        self.refresh()
+
+    def refresh(self) -> None:
         self.copy = self.tensor.detach().clone()
 
     def __str__(self) -> str:
@@ -262,13 +258,13 @@ class _Kept:
 
 
 class _Play:
-    """A history that is played by one provider."""
+    """A history that is played by one provider. Its methods named after verbs take a step."""
 
-    def __init__(self, candidate: Candidate, values: Mapping[str, Any]) -> None:
+    def __init__(self, candidate: Candidate, values: Mapping[str, Values]) -> None:
         self.candidate, self.values = candidate, values
         self.graphs: dict[str, Graph] = {}
         self.watches: dict[str, _Watch] = {}
-        self.factors: dict[str, float] = {}  # of outputs that the caller has doubled
+        self.factors: dict[str, int] = {}  # of outputs that the caller has doubled
         self.passes: dict[str, int] = {}  # that have added to .grad
         self.kept: list[_Kept] = []
         self.dropped: dict[str, StorageWeakRef] = {}
@@ -276,20 +272,21 @@ class _Play:
         self.so_far: list[str] = []
 
     def faults_of(self, history: History) -> dict[str, _Fault]:
-        """Every fault by what identifies it.
-
-        Raises what the provider raises.
-        """
+        """Every fault by what identifies it. Raises what the provider raises."""
         original = self.before = snapshot()
         collects = gc.isenabled()
         gc.disable()
         try:
-            with contextlib.suppress(_RefusedError):
-                for step in history.steps.split("; "):
-                    self.so_far.append(step)
-                    verb, call, *_ = step.split()
-                    getattr(self, f"_{verb}")(step, call)
-                    self._look()
+            for step in history.steps.split("; "):
+                self.so_far.append(step)
+                verb, call, *_ = step.split()
+                try:
+                    getattr(self, verb)(step, call)
+                except RuntimeError:
+                    if step.endswith("or refuse"):  # says autograd, as it may
+                        break
+                    raise
+                self._look()
             self._look_at_memory()
         finally:
             restore(original)
@@ -309,48 +306,47 @@ class _Play:
         for kept in self.kept:
             if not same_bits(kept.tensor, kept.copy):
                 self._fault(f"changes {kept}", f"{kept} has changed")
-                kept.__post_init__()
+                kept.refresh()
 
     def _look_at_settings(self) -> None:
         """Note what a call has changed, and undo it: the reference depends on it, too."""
         for name in restore(self.before):
             self._fault(f"sets {name}", f"a call changes {name}", Rank.UNSAFE)
 
-    def _judge(self, call: str, results: Mapping[str, torch.Tensor]) -> None:
-        wrong = self.values[call.rstrip("0123456789")].wrong(self.candidate, results)
-        for name, text in wrong.items():
-            self._fault(f"wrong {name}", text)
+    def _values(self, call: str) -> Values:
+        return self.values[call.rstrip("0123456789")]
 
     # -- steps
 
-    def _set(self, step: str, call: str) -> None:
+    def set(self, step: str, call: str) -> None:
         """set unusual settings"""
         set_unusual()
         self.before = snapshot()
 
-    def _call(self, step: str, call: str) -> None:
-        """call A [in the tensors of B | in the memory of B] [without gradients] [and look away]
+    def call(self, step: str, call: str) -> None:
+        """call A [and is refused | and look away] [in the tensors of B | in the memory of B]
         [watched | interrupted by B], and what `WITHIN` has"""
-        op, values = self.candidate.op, self.values[call.rstrip("0123456789")]
+        op, values = self.candidate.op, self._values(call)
         args = values.arrange(values.inputs.args)
         if other := re.search(r"in the (tensors|memory) of (\w+)", step):
             theirs = self.graphs[other[2]].args
             shared = {name: theirs[name] for name in values.shared or theirs}
-            args |= shared if other[1] == "tensors" else _again(shared)
-        gradients = not step.endswith("without gradients")
+            anew = other[1] == "memory"
+            args |= {n: _anew(value) if anew else value for n, value in shared.items()}
         changing = named(args, op.mutated)
-        versions = [each._version for each in changing.values()]
         self._keep(call, "inputs", {n: v for n, v in named(args).items() if n not in changing})
+        versions = [tensor._version for tensor in changing.values()]
         inputs = replace(values.inputs, args=args)
+        wanted = not any(phrase in step for phrase in NO_GRADIENT)
         try:
             with contextlib.ExitStack() as within:
                 for context in (make for phrase, make in WITHIN.items() if phrase in step):
                     within.enter_context(context())
                 if "watched" in step or "interrupted" in step:
                     self.watches[call] = within.enter_context(self._watch(step))
-                graph = Graph(self.candidate, inputs, prepare=lambda v: v, gradients=gradients)
+                graph = Graph(self.candidate, inputs, prepare=lambda v: v, wanted=wanted)
         except Exception:
-            if "look away" in step:
+            if "look away" in step or "is refused" in step:
                 return
             raise
         finally:
@@ -360,26 +356,30 @@ class _Play:
         self._keep(call, "outputs", outputs)
         if "look away" in step:
             return
-        if changing and not all(
-            each._version > version
-            for each, version in zip(changing.values(), versions, strict=True)
-        ):
+        if "is refused" in step:
+            text = "the reference refuses these arguments: raise an error"
+            return self._fault("is taken", text, Rank.WARNING)
+        after = [tensor._version for tensor in changing.values()]
+        if any(map(int.__eq__, versions, after)):
             text = "autograd does not learn that its tensors were changed: their version is the "
             text += "same; call torch.autograd.graph.increment_version on each"
             self._fault("version", text, Rank.UNSAFE)
         self._judge(call, mutated_results(op, args) if op.mutated else outputs)
         self._look_at_outputs(args, outputs)
-        if call in self.watches and self.watches[call].reads:
-            text = (
-                f"a call reads values back from the device ({', '.join(self.watches[call].reads)})"
-            )
-            self._fault("reads", f"{text}: no device graph captures it", Rank.WARNING)
+        if call in self.watches and (reads := self.watches[call].reads):
+            text = f"values are read back from the device ({', '.join(reads)}): "
+            text += "no device graph captures it; declare waits=True"
+            self._fault("reads", text, Rank.WARNING)
+
+    def _judge(self, call: str, results: Mapping[str, torch.Tensor]) -> None:
+        for name, text in self._values(call).wrong(self.candidate, results).items():
+            self._fault(f"wrong {name}", text)
 
     def _watch(self, step: str) -> "_Watch":
         other = re.search(r"interrupted by (\w+)", step)
         if other is None:
             return _Watch()
-        candidate, inputs = self.candidate, self.values[other[1]].inputs
+        candidate, inputs = self.candidate, self._values(other[1]).inputs
 
         def call() -> None:
             graph = Graph(candidate, inputs)
@@ -392,7 +392,7 @@ class _Play:
         for name, of in sharing(args, outputs).items():
             text = f"{name} shares memory with {of}: a change of one changes both"
             self._fault(f"shares {name}", text, Rank.UNSAFE)
-        dense = all(each.is_contiguous() for each in named(args).values())
+        dense = all(tensor.is_contiguous() for tensor in named(args).values())
         for name, output in outputs.items():
             if _overlaps(output):
                 text = f"elements of {name} share memory: it has strides {output.stride()}"
@@ -401,7 +401,7 @@ class _Play:
                 text = f"{name} has strides {output.stride()}, the reference's is contiguous"
                 self._fault(f"strides {name}", text, Rank.WARNING)
 
-    def _backward(self, step: str, call: str) -> None:
+    def backward(self, step: str, call: str) -> None:
         """backward A [doubled] [in a thread] [into .grad] [or refuse]"""
         graph, op = self.graphs[call], self.candidate.op
         if not op.differentiable:
@@ -423,10 +423,6 @@ class _Play:
                     gradients = thread.submit(run).result()
             else:
                 gradients = run()
-        except RuntimeError as error:
-            if "or refuse" in step:
-                raise _RefusedError from error
-            raise
         finally:
             self._look_at_settings()
         overwrites = self.candidate.provider.overwrites
@@ -438,65 +434,54 @@ class _Play:
         for kept in self.kept:
             if kept.name in overwrites and kept.call == call and kept.kind == "inputs":
                 kept.tensor.data.copy_(kept.copy)
-        factor = self.factors.get(call, 1.0) * (2 if "doubled" in step else 1)
-        if "into .grad" in step:
-            self.kept = [each for each in self.kept if (each.call, each.kind) != (call, ".grad")]
-            self._keep(call, ".grad", {f".grad of {n}": each for n, each in gradients.items()})
+        kind = ".grad" if "into .grad" in step else "gradients"
+        if kind == ".grad":  # it has changed
+            self.kept = [kept for kept in self.kept if (kept.call, kept.kind) != (call, kind)]
             self.passes[call] = self.passes.get(call, 0) + 1
-            factor *= self.passes[call]
-            scaled = {f"grad {name}": each / factor for name, each in gradients.items()}
-            wrong = self.values[call.rstrip("0123456789")].wrong(self.candidate, scaled)
-            missing = set(op.differentiable) - set(gradients)
-            for name in (*wrong, *missing):
-                self._fault(f"sum {name}", f".grad is not the sum of all passes' gradients: {name}")
-            return
-        self._keep(call, "gradients", {f"grad {name}": each for name, each in gradients.items()})
+        prefix = ".grad of" if kind == ".grad" else "grad"
+        self._keep(call, kind, {f"{prefix} {name}": each for name, each in gradients.items()})
+        factor = self.factors.get(call, 1) * (2 if "doubled" in step else 1)
+        factor *= self.passes[call] if kind == ".grad" else 1
         self._judge(call, {f"grad {name}": each / factor for name, each in gradients.items()})
         for name in op.differentiable:
-            if call not in self.passes and graph.args[name].grad is not None:
-                self._fault(f"into .grad {name}", f"torch.autograd.grad has changed {name}.grad")
+            if (graph.args[name].grad is None) is (call in self.passes):
+                how = "missing" if call in self.passes else "changed by torch.autograd.grad"
+                self._fault(f".grad {name}", f".grad of {name} is {how}")
 
-    def _write(self, step: str, call: str) -> None:
+    def write(self, step: str, call: str) -> None:
         """write A to B [through .data]: the values of A to the inputs of call B"""
-        args = self.graphs[step.split()[3]].args
+        args, values = self.graphs[step.split()[3]].args, self._values(call).inputs.args
         with torch.no_grad():
-            for mine, fresh in zip(
-                leaves(args), leaves(self.values[call].inputs.args), strict=True
-            ):
-                (mine.data if "through .data" in step else mine).copy_(fresh)
+            for tensor, fresh in zip(leaves(args), leaves(values), strict=True):
+                (tensor.data if "through .data" in step else tensor).copy_(fresh)
         for kept in self.kept:
             if kept.kind == "inputs":
-                kept.__post_init__()
+                kept.refresh()
 
-    def _double(self, step: str, what: str) -> None:
-        """double outputs|inputs|gradients|.grad of A [before autograd], in place"""
+    def double(self, step: str, what: str) -> None:
+        """double outputs|inputs|gradients|.grad of A [before autograd] [or refuse], in place"""
         call = step.split()[3]
-        if "before autograd" in step:
-            self.factors[call] = 2.0
-            with contextlib.ExitStack() as refusal:
-                refusal.enter_context(_refusing())
-                for name in self.graphs[call].upstream:
-                    self.graphs[call].outputs[name].mul_(2)
         group = [kept for kept in self.kept if (kept.call, kept.kind) == (call, what)]
+        if "before autograd" in step:
+            self.factors[call] = 2
+            for name in self.graphs[call].upstream:
+                self.graphs[call].outputs[name].mul_(2)
+        else:
+            for kept in group:
+                if not _overlaps(kept.tensor):
+                    _double(kept.tensor)
+                if what == ".grad":  # each leaf has memory of its own for it
+                    kept.refresh()
+                    self._look()
         for kept in group:
-            if "before autograd" not in step and not _overlaps(kept.tensor):
-                with torch.no_grad():
-                    if kept.tensor.is_floating_point():
-                        kept.tensor.mul_(2)
-                    elif kept.tensor.dim():
-                        kept.tensor.copy_(kept.tensor.flip(0))  # values that may stand there
-            if what == ".grad":  # each leaf has memory of its own for it
-                kept.__post_init__()
-                self._look()
-        for kept in group:
-            kept.__post_init__()
+            kept.refresh()
 
-    def _drop(self, step: str, call: str) -> None:
+    def drop(self, step: str, call: str) -> None:
         """drop A: all that call A was given or has returned"""
-        gone = [each for each in self.kept if each.call == call]
-        self.dropped |= {str(each): StorageWeakRef(each.tensor.untyped_storage()) for each in gone}
-        self.kept = [each for each in self.kept if each.call != call]
-        self.graphs.pop(call)
+        gone = [kept for kept in self.kept if kept.call == call]
+        self.dropped |= {str(kept): StorageWeakRef(kept.tensor.untyped_storage()) for kept in gone}
+        self.kept = [kept for kept in self.kept if kept.call != call]
+        del self.graphs[call]
         if call in self.watches:
             self.dropped |= self.watches.pop(call).storages
 
@@ -514,17 +499,9 @@ class _Play:
                 self._fault(f"kept {name}", text, Rank.UNSAFE)
 
 
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise _RefusedError from error
-
-
 class _Watch(DispatchMode):
     """Notes what torch does in a call outside of kernels: how many operations, those that wait for
-    values, the memory of results. other: a call that a thread makes before some of ``count``."""
+    values, new memory. other: a call that a thread makes before some of ``count``."""
 
     def __init__(self, other: Callable[[], None] | None = None, count: int = 0) -> None:
         super().__init__()
@@ -550,16 +527,10 @@ class _Watch(DispatchMode):
                 self.other = None
         self.count += 1
         result = func(*args, **(kwargs or {}))
-        given = {
-            each.untyped_storage()._cdata
-            for each in (*args, *(kwargs or {}).values())
-            if isinstance(each, torch.Tensor)
-        }
-        for each in result if isinstance(result, (tuple, list)) else (result,):
-            if (
-                isinstance(each, torch.Tensor) and each.untyped_storage()._cdata not in given
-            ):  # it is new memory
-                storage = StorageWeakRef(each.untyped_storage())
+        known = {None, *map(_address, (*args, *(kwargs or {}).values()))}
+        for value in result if isinstance(result, (tuple, list)) else (result,):
+            if _address(value) not in known:  # else it is a view, or was changed in place
+                storage = StorageWeakRef(value.untyped_storage())
                 self.storages[f"a result of {name} ({self.count})"] = storage
         return result
 
@@ -574,6 +545,11 @@ class _Watch(DispatchMode):
             thread.join()
 
 
+def _address(value: Any) -> int | None:
+    """Of the memory of a tensor."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
 def launching() -> bool:
     """Whether a kernel is interpreted just now, which no other thread may interrupt."""
     module = sys.modules.get("tinyllama.harness.kernels.interpreter_values")
@@ -584,23 +560,28 @@ def named(args: Leaves, names: Iterable[str] | None = None) -> dict[str, torch.T
     """The tensors among arguments by name; those of a list are numbered."""
     tensors: dict[str, torch.Tensor] = {}
     for name in args if names is None else names:
-        value = args[name] if isinstance(args[name], list) else [args[name]]
-        single = value is not args[name]
-        tensors |= {name if single else f"{name}[{i}]": each for i, each in enumerate(value)}
+        if isinstance(args[name], list):
+            tensors |= {f"{name}[{place}]": each for place, each in enumerate(args[name])}
+        else:
+            tensors[name] = args[name]
     return tensors
 
 
-def _again(args: Leaves) -> Leaves:
-    """Other tensors in the same memory."""
+def _anew(value: Any) -> Any:
+    """Another tensor in the same memory, or a list of them."""
+    if isinstance(value, list):
+        return [_anew(each) for each in value]
+    storage, offset = value.untyped_storage(), value.storage_offset()
+    empty = torch.empty(0, dtype=value.dtype, device=value.device)
+    return empty.set_(storage, offset, value.shape, value.stride())
 
-    def other(value: Any) -> Any:
-        if isinstance(value, list):
-            return [other(each) for each in value]
-        storage, offset = value.untyped_storage(), value.storage_offset()
-        empty = torch.empty(0, dtype=value.dtype, device=value.device)
-        return empty.set_(storage, offset, value.shape, value.stride())
 
-    return {name: other(value) for name, value in args.items()}
+def _double(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        if tensor.is_floating_point():
+            tensor.mul_(2)
+        elif tensor.dim():
+            tensor.copy_(tensor.flip(0))  # integers that may stand there
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
@@ -610,7 +591,5 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 
 def sharing(args: Leaves, outputs: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """The outputs that lie in the storage of an input, and that input."""
-    tensors = [(name, each) for name, each in named(args).items() if each.numel()]
-    starts = {each.untyped_storage().data_ptr(): name for name, each in tensors}
-    of = {name: starts.get(each.untyped_storage().data_ptr()) for name, each in outputs.items()}
-    return {name: start for name, start in of.items() if start is not None}
+    starts = {_address(each): name for name, each in named(args).items() if each.numel()}
+    return {n: starts[_address(each)] for n, each in outputs.items() if _address(each) in starts}
