@@ -26,15 +26,6 @@ def _subnormals_are_zero() -> bool:
     return not torch.tensor(SUBNORMAL, dtype=torch.float32, device="cpu").mul(1.0).item()
 
 
-def _deterministic() -> tuple[bool, bool]:
-    on = torch.are_deterministic_algorithms_enabled()
-    return on, torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _set_deterministic(on_and_warning: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(on_and_warning[0], warn_only=on_and_warning[1])
-
-
 def _flag(owner: Any, name: str) -> tuple[Any, ...]:
     return partial(getattr, owner, name), partial(setattr, owner, name), operator.not_
 
@@ -50,7 +41,11 @@ def _by_kind(name: str, unusual: Any) -> dict[str, tuple[Any, ...]]:
 # call that changes the setting has not set before: it may follow from the present one.
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "whether gradients are computed": (torch.is_grad_enabled, torch.set_grad_enabled, True),
-    "deterministic algorithms": (_deterministic, _set_deterministic, (False, False)),
+    "deterministic algorithms": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+        0,
+    ),
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     "the default device": (torch.get_default_device, _set_default_device, lambda device: device),
     "the precision of float32 products": (
@@ -109,11 +104,13 @@ def restore(before: Mapping[str, Any]) -> list[str]:
 
 
 def _same(value: Any, other: Any) -> bool:
-    if isinstance(value, tuple):
-        return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, torch.Tensor):
         return torch.equal(value, other)
-    return bool(np.array_equal(value, other))
+    if isinstance(value, np.ndarray):
+        return np.array_equal(value, other)
+    if isinstance(value, tuple) and any(isinstance(each, np.ndarray) for each in value):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return bool(value == other)
 
 
 def set_unusual() -> None:

@@ -20,22 +20,21 @@ SHAPES = 20  # new shapes that are looked for, some of which the reference may r
 REPEATS = {"cpu": 3, "cuda": 50}
 Arrangement = Callable[[Leaves, list[str]], Leaves]
 
-SEVERAL = range(1, 10)  # calls between a forward pass and its backward pass: layers of a model
+LAYERS = range(1, 10)  # calls between a forward pass and its backward pass: other layers of a model
+LATER = range(1, 5)  # calls behind one that is over
 COMPLETE = "call A; backward A"
-# Behind these, a backward pass gives what it gave before. Values are those of `_values`.
+# A backward pass gives what it gave before. `_values` says what the names of calls mean.
 BETWEEN = (
     History(f"{COMPLETE}; backward A; backward A in a thread; backward A doubled"),
-    History(f"{COMPLETE}; call B; backward A; backward B; backward A"),
+    History("call A; call B; backward A; backward B; backward A"),
     History(
-        "; ".join([COMPLETE, *(f"call B{n}" for n in SEVERAL), "backward A"])
-        + "".join(f"; backward B{n}" for n in SEVERAL)
+        "; ".join(["call A", *(f"call B{n}" for n in LAYERS), "backward A"])
+        + "".join(f"; backward B{n}" for n in LAYERS)
     ),
-    History(f"{COMPLETE}; call sharing_one in the tensors of A; backward A; backward sharing_one"),
-    History(
-        f"{COMPLETE}; call sharing_more in the tensors of A; backward A; backward sharing_more"
-    ),
-    History(f"{COMPLETE}; call with_other_settings; backward A", may_raise=True),
-    History(f"{COMPLETE}; call of_another_shape; backward A", may_raise=True),
+    History("call A; call sharing_one in the tensors of A; backward A; backward sharing_one"),
+    History("call A; call sharing_more in the tensors of A; backward A; backward sharing_more"),
+    History("call A; call with_other_settings; backward A", may_raise=True),
+    History("call A; call of_another_shape; backward A", may_raise=True),
     History(f"{COMPLETE}; double outputs of A; backward A or refuse", Rank.UNSAFE),
     History(f"{COMPLETE}; double inputs of A; backward A or refuse", Rank.UNSAFE),
     History(f"{COMPLETE}; double gradients of A; backward A", Rank.UNSAFE),
@@ -43,7 +42,7 @@ BETWEEN = (
         f"{COMPLETE}; call A2; double outputs of A2 before autograd or refuse; "
         "backward A2 or refuse"
     ),
-    History(f"{COMPLETE}; backward A into .grad; backward A into .grad; double .grad of A"),
+    History("call A; backward A into .grad; backward A into .grad; double .grad of A"),
     History(f"{COMPLETE}; call A2 with saved tensors moved; backward A2"),
     History(
         "call transposed; backward transposed; call transposed2 with saved tensors moved; "
@@ -52,14 +51,11 @@ BETWEEN = (
     ),
 )
 MEMORY = (
-    History(
-        "call A watched; backward A; call A2 interrupted by B; backward A2",
-        Rank.UNSAFE,
-    ),
+    History("call A watched; backward A; call A2 interrupted by B; backward A2", Rank.UNSAFE),
     History(
         f"{COMPLETE}; call A2 watched; backward A2; drop A; drop A2; "
-        + "".join(f"call B{n}; backward B{n}; drop B{n}; " for n in SEVERAL)
-        + "call B; backward B",
+        + "; ".join(f"call B{n}; backward B{n}; drop B{n}" for n in LATER)
+        + "; call B; backward B",
         Rank.UNSAFE,
     ),
 )

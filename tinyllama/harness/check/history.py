@@ -40,6 +40,7 @@ from tinyllama.harness.check.evaluate import (
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, leaves
 from tinyllama.harness.check.global_settings import restore, set_unusual, setting, snapshot
 from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.kernels.bounds import Bounds
 from tinyllama.harness.kernels.known import among
 from tinyllama.harness.kernels.promises import TF32, UNDEFINED
 from tinyllama.harness.machine.modes import DispatchMode
@@ -56,19 +57,21 @@ def _dense(value: torch.Tensor) -> torch.Tensor:
     return torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value)
 
 
-# What a step may say of a call.
-WITHIN: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-    "without gradients": torch.no_grad,
-    "in inference mode": torch.inference_mode,
-    "under autocast": lambda: torch.autocast("cuda" if torch.cuda.is_available() else "cpu", BF16),
-    "with default dtype bfloat16": lambda: setting("the default dtype", BF16),
-    "with default dtype float64": lambda: setting("the default dtype", F64),
-    "with deterministic algorithms": lambda: setting("deterministic algorithms", (True, True)),
-    "with default device meta": lambda: torch.device("meta"),
-    "with garbage where masks are false and `other` is missing": lambda: among(UNDEFINED, None),
-    "with float32 products in tf32, as on a GPU": lambda: among(TF32, None),
+# What a step may say of a call, by the device.
+WITHIN: dict[str, Callable[[torch.device], contextlib.AbstractContextManager[Any]]] = {
+    "without gradients": lambda device: torch.no_grad(),
+    "in inference mode": lambda device: torch.inference_mode(),
+    "under autocast": lambda device: torch.autocast(device.type, BF16),
+    "with default dtype bfloat16": lambda device: setting("the default dtype", BF16),
+    "with default dtype float64": lambda device: setting("the default dtype", F64),
+    "with deterministic algorithms": lambda device: setting("deterministic algorithms", 1),
+    "with default device meta": lambda device: torch.device("meta"),
+    "with garbage where masks are false and `other` is missing": lambda device: among(UNDEFINED, 1),
+    "with float32 products in tf32, as on a GPU": lambda device: among(TF32, 1),
     # As of `torch.autograd.graph.save_on_cpu`, and of checkpoints.
-    "with saved tensors moved": lambda: torch.autograd.graph.saved_tensors_hooks(_dense, _dense),
+    "with saved tensors moved": lambda device: torch.autograd.graph.saved_tensors_hooks(
+        _dense, _dense
+    ),
 }
 NO_GRADIENT = "without gradients", "in inference mode"
 
@@ -341,7 +344,9 @@ class _Play:
         try:
             with contextlib.ExitStack() as within:
                 for context in (make for phrase, make in WITHIN.items() if phrase in step):
-                    within.enter_context(context())
+                    within.enter_context(context(self.candidate.device))
+                if "is refused" in step:  # what it does until then is no fault
+                    within.enter_context(self.candidate.limits(Bounds()))
                 if "watched" in step or "interrupted" in step:
                     self.watches[call] = within.enter_context(self._watch(step))
                 graph = Graph(self.candidate, inputs, prepare=lambda v: v, wanted=wanted)
@@ -366,7 +371,8 @@ class _Play:
             self._fault("version", text, Rank.UNSAFE)
         self._judge(call, mutated_results(op, args) if op.mutated else outputs)
         self._look_at_outputs(args, outputs)
-        if call in self.watches and (reads := self.watches[call].reads):
+        waits = self.candidate.provider.waits or self.candidate.provider.counts_on_host
+        if call in self.watches and (reads := self.watches[call].reads) and not waits:
             text = f"values are read back from the device ({', '.join(reads)}): "
             text += "no device graph captures it; declare waits=True"
             self._fault("reads", text, Rank.WARNING)
