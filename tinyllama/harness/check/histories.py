@@ -93,7 +93,9 @@ AFTER_A_FIRST_CALL = (
 )
 # What is right here and would not be on a GPU.
 WARNINGS = (
-    History("call A with default device meta without gradients", Rank.WARNING),
+    History(
+        "call A with another default device, where device= matters without gradients", Rank.WARNING
+    ),
     History("call A watched without gradients", Rank.WARNING),
 )
 OF_KERNELS = (
@@ -102,7 +104,7 @@ OF_KERNELS = (
         Rank.WARNING,
     ),
     History(
-        "call in_float32 with float32 products in tf32, as on a GPU; backward in_float32",
+        "call in_float32 where products of float32 are tf32, as tl.dot's are without input_precision; backward in_float32",
         Rank.WARNING,
     ),
 )
@@ -156,16 +158,16 @@ def determinism(candidate: Candidate) -> Problem:
 
 def _without_gradients(candidate: Candidate) -> Iterator[Problem]:
     """Calls of which no gradient is wanted, in each plain case and with each axis of one entry."""
+    for case in candidate.plain():
+        if case.dtype is candidate.dtypes[0]:
+            yield find(candidate, History("call A without gradients"), _cached(candidate, case))
     base = general(candidate)
-    cases = [(one, False) for one in candidate.plain() if one.dtype is candidate.dtypes[0]]
+    # `sizes` tells where such a case is refused, or wrong in any call.
+    history = History("call A; call A2 without gradients", may_raise=True)
     for axis, size in base.case.dims.items():
         short = resized(candidate, base, axis, 1) if isinstance(size, int) else None
-        if short is not None and short.case.dims[axis] == 1:
-            cases.append((short, True))  # `sizes` tells where such a case is refused
-    for case, may_raise in cases:
-        history = History("call A; call A2 without gradients", may_raise=may_raise)
-        if not may_raise or candidate.takes(case):
-            yield find(candidate, history, _cached(candidate, case, trusted=True))
+        if short is not None and short.case.dims[axis] == 1 and candidate.takes(short):
+            yield find(candidate, history, _cached(candidate, short, trusted=True))
 
 
 def _after_an_error(candidate: Candidate, case: OpCase) -> Iterator[Problem]:

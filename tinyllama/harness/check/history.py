@@ -65,9 +65,11 @@ WITHIN: dict[str, Callable[[torch.device], contextlib.AbstractContextManager[Any
     "with default dtype bfloat16": lambda device: setting("the default dtype", BF16),
     "with default dtype float64": lambda device: setting("the default dtype", F64),
     "with deterministic algorithms": lambda device: setting("deterministic algorithms", 1),
-    "with default device meta": lambda device: torch.device("meta"),
+    "with another default device, where device= matters": lambda device: torch.device("meta"),
     "with garbage where masks are false and `other` is missing": lambda device: among(UNDEFINED, 1),
-    "with float32 products in tf32, as on a GPU": lambda device: among(TF32, 1),
+    "where products of float32 are tf32, as tl.dot's are without input_precision": lambda device: (
+        among(TF32, 1)
+    ),
     # As of `torch.autograd.graph.save_on_cpu`, and of checkpoints.
     "with saved tensors moved": lambda device: torch.autograd.graph.saved_tensors_hooks(
         _dense, _dense
