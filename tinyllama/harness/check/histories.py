@@ -73,7 +73,6 @@ IN_A_ROW = (
         "call B in the tensors of parameters; backward B"
     ),
     History("call behind_each_other; backward behind_each_other"),
-    History("call columns_of_a_buffer; backward columns_of_a_buffer"),
     History("call one_tensor; backward one_tensor"),
     History("call A with default dtype bfloat16; backward A"),
     History("call A with default dtype float64; backward A"),
@@ -104,7 +103,8 @@ OF_KERNELS = (
         Rank.WARNING,
     ),
     History(
-        "call in_float32 where products of float32 are tf32, as tl.dot's are without input_precision; backward in_float32",
+        "call in_float32 where products of float32 are tf32, as tl.dot's are without "
+        "input_precision; backward in_float32",
         Rank.WARNING,
     ),
 )
@@ -262,7 +262,7 @@ def _values(candidate: Candidate, case: OpCase, name: str) -> Values | None:
     if name == "A":
         return Values(case, first)
     if name == "B":
-        return Values(case, _other_tables(first, candidate.inputs(case, draw=1)))
+        return Values(case, candidate.inputs(case, draw=1))
     if name in ("sharing_one", "sharing_more"):  # a state is kept for either
         if len(names) < 2:
             return None
@@ -280,9 +280,7 @@ def _values(candidate: Candidate, case: OpCase, name: str) -> Values | None:
     if name in ARRANGEMENTS:
         arrange = partial(_arranged, candidate, name)
         args = arrange(first.args)
-        if args is None or (name == "columns_of_a_buffer" and candidate.provider.contiguous):
-            return None
-        return Values(case, replace(first, args=args), arrange)
+        return None if args is None else Values(case, replace(first, args=args), arrange)
     case = _cases(candidate, case, name)
     return None if case is None else Values(case, candidate.inputs(case))
 
@@ -301,17 +299,6 @@ def _cases(candidate: Candidate, case: OpCase, name: str) -> Any:
         float32 = exact and torch.float32 in candidate.dtypes
         return candidate.smallest(torch.float32) if float32 else None
     return _turned(candidate, case)
-
-
-def _other_tables(first: Inputs, second: Inputs) -> Inputs:
-    """The second with other values in tables too, which are the same in each draw: in the order of
-    the first axis reversed."""
-
-    def other(value: Any, same: Any) -> Any:
-        table = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
-        return value.flip(0) if table and same_bits(value, same) else value
-
-    return replace(second, args={n: other(one, first.args[n]) for n, one in second.args.items()})
 
 
 def _parameters(names: Collection[str], args: Leaves) -> Leaves:
@@ -345,20 +332,12 @@ def _behind(args: Leaves, names: list[str]) -> Leaves:
     return dict(zip(reversed(names), (view.detach() for view in views), strict=True))
 
 
-def _columns(args: Leaves, names: list[str]) -> Leaves:
-    """The last one first."""
-    buffer = torch.cat([args[name] for name in reversed(names)], -1)
-    views = (view.detach() for view in buffer.chunk(len(names), -1))
-    return dict(zip(reversed(names), views, strict=True))
-
-
 def _one(args: Leaves, names: list[str]) -> Leaves:
     return {name: args[names[0]].detach() for name in names}
 
 
 ARRANGEMENTS: Mapping[str, Arrangement] = {
     "behind_each_other": _behind,
-    "columns_of_a_buffer": _columns,
     "one_tensor": _one,
 }
 

@@ -476,8 +476,9 @@ class _Play:
                 self.graphs[call].outputs[name].mul_(2)
         else:
             for kept in group:
-                if not _overlaps(kept.tensor):
-                    _double(kept.tensor)
+                if kept.tensor.is_floating_point() and not _overlaps(kept.tensor):
+                    with torch.no_grad():
+                        kept.tensor.mul_(2)
                 if what == ".grad":  # each leaf has memory of its own for it
                     kept.refresh()
                     self._look()
@@ -582,14 +583,6 @@ def _anew(value: Any) -> Any:
     storage, offset = value.untyped_storage(), value.storage_offset()
     empty = torch.empty(0, dtype=value.dtype, device=value.device)
     return empty.set_(storage, offset, value.shape, value.stride())
-
-
-def _double(tensor: torch.Tensor) -> None:
-    with torch.no_grad():
-        if tensor.is_floating_point():
-            tensor.mul_(2)
-        elif tensor.dim():
-            tensor.copy_(tensor.flip(0))  # integers that may stand there
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
