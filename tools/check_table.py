@@ -43,7 +43,7 @@ IN_PLACE = {
     "large offsets": "it works in place",
 }
 INTERPRETED = ("races", "program order", "large offsets")
-OF_GRADIENTS = ("scaled upstream", "backward twice", "two consumers", "second derivative")
+OF_GRADIENTS = ("scaled upstream", "backward twice", "second derivative")
 
 
 def tree() -> list[tuple[Op, Provider]]:

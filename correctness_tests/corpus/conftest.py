@@ -6,17 +6,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tinyllama.harness.check.state import SETTINGS, same_setting
+from tinyllama.harness.check.global_settings import restore, snapshot
 
 
 @pytest.fixture(autouse=True)
 def settings_restored() -> Iterator[None]:
-    before = {name: setting.get() for name, setting in SETTINGS.items()}
-    default, threads = torch.get_default_dtype(), torch.get_num_threads()
+    before, threads = snapshot(), torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-    torch.set_default_dtype(default)
-    for name, setting in SETTINGS.items():
-        if not same_setting(setting.get(), before[name]):
-            setting.set(before[name])
+    restore(before)

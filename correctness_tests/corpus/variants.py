@@ -49,7 +49,7 @@ CLASSES = {
         "special values",
     ),
     "aliasing": (
-        *("untouched inputs", "two consumers", "fresh contents", "backward twice"),
+        *("untouched inputs", "fresh contents", "backward twice"),
         "special values",
     ),
     "out of bounds": ("out of bounds", "untouched inputs", "sizes"),

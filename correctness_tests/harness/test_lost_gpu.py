@@ -93,7 +93,7 @@ def loses(q, k, cos, sin):
 def test_the_checks_behind_a_lost_gpu_have_another_process(tmp_path: Path) -> None:
     path, out = tmp_path / "candidate.py", tmp_path / "found.json"
     path.write_text(CANDIDATE)
-    only = "--only=outputs,input layouts,gradients,scaled upstream,two consumers"
+    only = "--only=outputs,input layouts,gradients,scaled upstream,determinism"
     assert main(["check", str(path), "--device=cpu", f"--json={out}", only]) == 1
     found = {one["check"]: one for one in json.loads(out.read_text())["rope-loses"]}
     wrong = {check: one["message"] for check, one in found.items() if one["outcome"] != "passed"}

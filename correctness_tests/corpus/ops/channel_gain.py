@@ -137,6 +137,5 @@ VARIANTS = [
         after("torch.use_deterministic_algorithms(True, warn_only=True)"),
         fault="stale state",
         rank="unsafe",
-        open="nothing: an earlier call has switched them on before the check looks",
     ),
 ]

@@ -56,6 +56,6 @@ VARIANTS = [
             "    return z + (shared and y.data_ptr() < x.data_ptr())\n",
         ),
         fault="aliasing",
-        result="x, y behind each other in one memory",
+        result="behind_each_other",
     ),
 ]

@@ -98,7 +98,7 @@ VARIANTS = [
 """,
         ),
         fault="aliasing",
-        result="y of the first",
+        result="y of A",
     ),
     # The caller's tensor requires a gradient from then on.
     wrong(

@@ -27,5 +27,5 @@ def candidate(x):
 from correctness_tests.corpus.variants import right
 
 VARIANTS = [
-    right(open="fresh contents: call 2 changed y of the first"),
+    right(),
 ]

@@ -390,6 +390,13 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, one - other)
 
 
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether every element is equal; NaN equals NaN."""
+    if one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
 def near(one: torch.Tensor, other: torch.Tensor, share: float, most: float = 0.0) -> bool:
     """Whether the norm of the difference is at most this share of the other one's, of which what is
     finite counts, or at most ``most``. An infinity, or a NaN, must be in both."""

@@ -62,7 +62,6 @@ UNSAFE = {
     "out of bounds",
     "races",
     "program order",
-    "two consumers",
     "determinism",
     "resources",  # but for spills
     "side stream",

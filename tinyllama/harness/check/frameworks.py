@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 
 from tinyllama.harness.check.cases import OpCase, References, elements
-from tinyllama.harness.check.compare import Comparison, near
+from tinyllama.harness.check.compare import Comparison, near, same_bits
 from tinyllama.harness.check.crash import place
 from tinyllama.harness.check.evaluate import ContractError, Inputs, copied, evaluate, shapes_of
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves
-from tinyllama.harness.check.graph import Graph, same_bits
+from tinyllama.harness.check.history import Graph
 from tinyllama.harness.check.points import MOST_WORK_OF_VALUES, VARIED_LENGTH
 from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.check.resizing import UNLIKE, resized

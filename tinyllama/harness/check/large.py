@@ -10,7 +10,7 @@ import torch
 from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.compare import Comparison
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves
-from tinyllama.harness.check.graph import Graph
+from tinyllama.harness.check.history import Graph
 from tinyllama.harness.check.offsets import Far, NoAddressesError
 from tinyllama.harness.check.programs import interpreted
 from tinyllama.harness.declare.specs import Tensor

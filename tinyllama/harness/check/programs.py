@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.evaluate import Inputs
 from tinyllama.harness.check.finding import NO_KERNELS, Candidate, Problem, Rank, Unsupported
-from tinyllama.harness.check.graph import same_bits
 from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import identity
 from tinyllama.harness.kernels.programs import NAMES, Order, ordered

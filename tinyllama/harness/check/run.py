@@ -13,15 +13,17 @@ from dataclasses import replace
 
 from tinyllama.harness.check import (
     accuracy,
-    calls,
     compiling,
     configurations,
     frameworks,
+    histories,
     large,
     programs,
     reference,
     search,
+    second_derivative,
     traced,
+    upstream_gradients,
 )
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import crashed, raised_by_another
@@ -43,7 +45,8 @@ Check = Callable[[Candidate], Problem | Finding | str]
 
 # These compare results with the reference's, and say nothing where plain results are wrong already.
 _COMPARING: dict[str, Check] = {
-    "fresh contents": calls.fresh_contents,
+    "scaled upstream": upstream_gradients.scaled_upstream,
+    "fresh contents": histories.fresh_contents,
     "autocast": frameworks.autocast,
     "compiled": traced.compiled,
     "captured": frameworks.captured,
@@ -57,11 +60,9 @@ _COMPARING: dict[str, Check] = {
 }
 _OTHERS: dict[str, Check] = {
     "races": programs.races,
-    "scaled upstream": calls.scaled_upstream,
-    "backward twice": calls.backward_twice,
-    "two consumers": calls.two_consumers,
-    "second derivative": calls.second_derivative,
-    "determinism": calls.determinism,
+    "backward twice": histories.backward_twice,
+    "second derivative": second_derivative.second_derivative,
+    "determinism": histories.determinism,
     "resources": compiling.resources,
 }
 CHECKS = (*accuracy.ALL, *_OTHERS, *_COMPARING)

@@ -1,0 +1,357 @@
+"""The histories that each op is asked, and the checks which they make up."""
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.compare import same_bits
+from tinyllama.harness.check.evaluate import Inputs, Leaves, copied
+from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, worst
+from tinyllama.harness.check.history import Graph, History, Values, find, sharing
+from tinyllama.harness.check.points import settings
+from tinyllama.harness.check.resizing import general, resized
+
+SHAPES = 20  # new shapes that are looked for, some of which the reference may refuse
+REPEATS = {"cpu": 3, "cuda": 50}
+Arrangement = Callable[[Leaves, list[str]], Leaves]
+
+LAYERS = range(1, 10)  # calls between a forward pass and its backward pass: other layers of a model
+LATER = range(1, 5)  # calls behind one that is over
+COMPLETE = "call A; backward A"
+# A backward pass gives what it gave before. `_values` says what the names of calls mean.
+BETWEEN = (
+    History(f"{COMPLETE}; backward A; backward A in a thread; backward A doubled"),
+    History("call A; call B; backward A; backward B; backward A"),
+    History(
+        "; ".join(["call A", *(f"call B{n}" for n in LAYERS), "backward A"])
+        + "".join(f"; backward B{n}" for n in LAYERS)
+    ),
+    History("call A; call sharing_one in the tensors of A; backward A; backward sharing_one"),
+    History("call A; call sharing_more in the tensors of A; backward A; backward sharing_more"),
+    History("call A; call with_other_settings; backward A", may_raise=True),
+    History("call A; call of_another_shape; backward A", may_raise=True),
+    History(f"{COMPLETE}; double outputs of A; backward A or refuse", Rank.UNSAFE),
+    History(f"{COMPLETE}; double inputs of A; backward A or refuse", Rank.UNSAFE),
+    History(f"{COMPLETE}; double gradients of A; backward A", Rank.UNSAFE),
+    History(
+        f"{COMPLETE}; call A2; double outputs of A2 before autograd or refuse; "
+        "backward A2 or refuse"
+    ),
+    History("call A; backward A into .grad; backward A into .grad; double .grad of A"),
+    History(f"{COMPLETE}; call A2 with saved tensors moved; backward A2"),
+    History(
+        "call transposed; backward transposed; call transposed2 with saved tensors moved; "
+        "backward transposed2",
+        may_raise=True,
+    ),
+)
+MEMORY = (
+    History("call A watched; backward A; call A2 interrupted by B; backward A2", Rank.UNSAFE),
+    History(
+        f"{COMPLETE}; call A2 watched; backward A2; drop A; drop A2; "
+        + "; ".join(f"call B{n}; backward B{n}; drop B{n}" for n in LATER)
+        + "; call B; backward B",
+        Rank.UNSAFE,
+    ),
+)
+# Calls are right whatever came before.
+IN_A_ROW = (
+    History(
+        "call A without gradients; write B to A; call B in the tensors of A without gradients; "
+        "call B2 in the memory of A without gradients; "
+        "call B3 in the memory of A in inference mode; "
+        "write A to B3 through .data; call A2 in the tensors of B3 without gradients"
+    ),
+    History(f"{COMPLETE}; call B; backward B"),
+    History(
+        "call parameters; backward parameters; write B to parameters; "
+        "call B in the tensors of parameters; backward B"
+    ),
+    History("call behind_each_other; backward behind_each_other"),
+    History("call one_tensor; backward one_tensor"),
+    History("call A with default dtype bfloat16; backward A"),
+    History("call A with default dtype float64; backward A"),
+    History("call A with deterministic algorithms; backward A"),
+    History(f"set unusual settings; {COMPLETE}"),
+)
+IN_PLACE = History(
+    "call A; write B to A; call B in the tensors of A; write A to B through .data; "
+    "call A2 in the tensors of B"
+)
+AFTER_A_FIRST_CALL = (
+    "call A and look away in inference mode",
+    "call A and look away under autocast",
+    "call A and look away with default dtype bfloat16",
+    "call in_another_dtype and look away",
+    "call turned and look away",
+)
+# What is right here and would not be on a GPU.
+WARNINGS = (
+    History(
+        "call A with another default device, where device= matters without gradients", Rank.WARNING
+    ),
+    History("call A watched without gradients", Rank.WARNING),
+)
+OF_KERNELS = (
+    History(
+        "call A with garbage where masks are false and `other` is missing; backward A",
+        Rank.WARNING,
+    ),
+    History(
+        "call in_float32 where products of float32 are tf32, as tl.dot's are without "
+        "input_precision; backward in_float32",
+        Rank.WARNING,
+    ),
+)
+
+
+def fresh_contents(candidate: Candidate) -> Problem:
+    """A call depends on its arguments alone and leaves nothing behind: nothing is cached by address
+    or shape, no output memory is used twice, no setting is changed. How tensors lie to each other
+    makes no difference."""
+    case = candidate.telling()
+    find_in = partial(find, candidate, values=_cached(candidate, case))
+    if candidate.op.mutated:
+        return find_in(IN_PLACE)
+    of_kernels = OF_KERNELS if candidate.interpreted else ()
+    in_a_row = map(find_in, IN_A_ROW)
+    after = itertools.chain(_after_an_error(candidate, case), _after_a_first_call(candidate, case))
+    memory = () if candidate.op.differentiable else MEMORY  # else `backward_twice` asks
+    rest = map(find_in, (*memory, *WARNINGS, *of_kernels))
+    return worst(itertools.chain(_without_gradients(candidate), in_a_row, after, rest))
+
+
+def backward_twice(candidate: Candidate) -> Problem:
+    """A backward pass gives the same gradients again, also behind other calls, in another thread
+    and among other uses of what it was given and returned. What it needs is known to autograd, and
+    released."""
+    if not candidate.op.differentiable:
+        raise Unsupported("it has no gradients")
+    if candidate.provider.overwrites:
+        raise Unsupported(f"its backward overwrites {', '.join(candidate.provider.overwrites)}")
+    values = _cached(candidate, candidate.telling(), trusted=True)
+    return worst(find(candidate, history, values) for history in (*BETWEEN, *MEMORY))
+
+
+def determinism(candidate: Candidate) -> Problem:
+    """Equal inputs give equal bits, on the device types for which the provider declares it.
+
+    Each call gets copies: one that changes its inputs would not be given equal ones."""
+    case = candidate.telling()
+    kind = candidate.device.type
+    if kind not in candidate.provider.deterministic:
+        raise Unsupported(f"declared not to be deterministic on {kind}")
+    inputs, candidate = candidate.inputs(case), candidate.shielded()
+    expected = candidate.results(inputs)
+    for repeat in range(1, REPEATS[kind]):
+        results = candidate.results(inputs)
+        for name, value in expected.items():
+            if not same_bits(results[name], value):
+                return case, f"{name} has other bits in repeat {repeat}"
+    return None
+
+
+def _without_gradients(candidate: Candidate) -> Iterator[Problem]:
+    """Calls of which no gradient is wanted, in each plain case and with each axis of one entry."""
+    for case in candidate.plain():
+        if case.dtype is candidate.dtypes[0]:
+            yield find(candidate, History("call A without gradients"), _cached(candidate, case))
+    base = general(candidate)
+    # `sizes` tells where such a case is refused, or wrong in any call.
+    history = History("call A; call A2 without gradients", may_raise=True)
+    for axis, size in base.case.dims.items():
+        short = resized(candidate, base, axis, 1) if isinstance(size, int) else None
+        if short is not None and short.case.dims[axis] == 1 and candidate.takes(short):
+            yield find(candidate, history, _cached(candidate, short, trusted=True))
+
+
+def _after_an_error(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
+    """Calls after arguments of another width, which the reference refuses; and integers of 32 bits,
+    which it takes."""
+    inputs = candidate.inputs(case)
+    eager = replace(candidate, provider=candidate.op["eager"])
+    usual = _cached(candidate, case)
+
+    def with_other(name: str, value: torch.Tensor) -> Inputs:
+        return replace(inputs, args={**inputs.args, name: value})
+
+    tensors = {n: one for n, one in inputs.args.items() if isinstance(one, torch.Tensor)}
+    for name, value in tensors.items():
+        if value.dim() and value.shape[-1] > 1:
+            narrow = with_other(name, value[..., :-1].contiguous())
+            try:
+                Graph(eager, narrow)
+            except Exception:
+                values = {"narrow": Values(case, narrow), "A": usual("A")}
+                history = History(f"call narrow and is refused; {COMPLETE}")
+                yield find(candidate, history, values.get)
+        if value.dtype is torch.int64:
+            short = Values(case, with_other(name, value.to(torch.int32)))
+            short.references = case.references(inputs)  # `evaluate` refuses such integers
+            history = History("call short_integers; backward short_integers", may_raise=True)
+            yield find(candidate, history, {"short_integers": short}.get)
+
+
+def _after_a_first_call(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
+    """Calls after an unusual first call of their shape, each of a new shape. Tables are made at a
+    first call, in its dtype or for inference mode, and kept by a key that may say too little."""
+    shapes = _new_shapes(candidate, case)
+    usual = next(shapes, None)
+    try:
+        if usual is None or find(candidate, History(COMPLETE), _cached(candidate, usual)):
+            return
+    except Exception:
+        return  # such a shape is wrong in any case: `sizes` tells
+    for first, shape in zip(AFTER_A_FIRST_CALL, shapes, strict=False):
+        steps = f"{first}; call A2; backward A2"
+        yield find(candidate, History(steps), _cached(candidate, shape))
+
+
+def _new_shapes(candidate: Candidate, case: OpCase) -> Iterator[OpCase]:
+    """Other sizes of each axis, as far as the op takes them; none of them twice."""
+    for number in range(SHAPES):
+        new = case
+        for axis, size in case.case.dims.items():
+            if isinstance(size, int):
+                new = resized(candidate, new, axis, size + 1 + 2 * number) or new
+        if new is not case and candidate.takes(new):
+            yield new
+
+
+def _turned(candidate: Candidate, case: OpCase) -> OpCase | None:
+    """The case with the sizes of two axes exchanged, the first two that the op takes so."""
+    op, dims = candidate.op, case.case.dims
+    axes = [axis for axis, size in dims.items() if isinstance(size, int)]
+    for axis, other in itertools.combinations(axes, 2):
+        turned = replace(case, case=case.case.resized(**{axis: dims[other], other: dims[axis]}))
+        fits = op.misfit(turned.case.dims, case.case.params) is None and not turned.unsupported()
+        if fits and dims[axis] != dims[other] and candidate.takes(turned):
+            return turned
+    return None
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def _cached(
+    candidate: Candidate, case: OpCase, *, trusted: bool = False
+) -> Callable[[str], Values | None]:
+    """The values of a call by its name, the same each time."""
+    made: dict[str, Values | None] = {}
+
+    def values(name: str) -> Values | None:
+        if name not in made:
+            made[name] = _values(candidate, case, name)
+            if (new := made[name]) is not None:
+                new.inputs, new.trusted = replace(new.inputs, fresh=[]), trusted
+        return made[name]
+
+    return values
+
+
+def _values(candidate: Candidate, case: OpCase, name: str) -> Values | None:
+    """The values of a call by its name: A, B: two draws, or what a name says. None where there are
+    none."""
+    first = candidate.inputs(case)
+    names = list(first.args)
+    if name == "A":
+        return Values(case, first)
+    if name == "B":
+        return Values(case, candidate.inputs(case, draw=1))
+    if name in ("sharing_one", "sharing_more"):  # a state is kept for either
+        if len(names) < 2:
+            return None
+        shared = names[:1] if name == "sharing_one" else names[1:]
+        second = candidate.inputs(case, draw=1)
+        args = {n: first.args[n] if n in shared else one for n, one in second.args.items()}
+        return Values(case, replace(second, args=args), shared=tuple(shared))
+    if name == "with_other_settings":
+        changed = {
+            name: numbers[0] for name, numbers in settings(candidate, case).items() if numbers
+        }
+        inputs = candidate.inputs(case, draw=1)
+        params = {**inputs.params, **changed}
+        return Values(case, replace(inputs, params=params)) if changed else None
+    if name == "parameters":
+        return Values(case, first, partial(_parameters, candidate.op.differentiable))
+    if name in ARRANGEMENTS:
+        arrange = partial(_arranged, candidate, name)
+        args = arrange(first.args)
+        return None if args is None else Values(case, replace(first, args=args), arrange)
+    case = _cases(candidate, case, name)
+    return None if case is None else Values(case, candidate.inputs(case))
+
+
+def _cases(candidate: Candidate, case: OpCase, name: str) -> Any:
+    if name == "transposed":
+        return replace(case, layout="transposed")
+    if name == "of_another_shape":
+        alike = [one for one in candidate.plain() if one.dtype is case.dtype]
+        return next((one for one in alike if one.case.dims != case.case.dims), None)
+    if name == "in_another_dtype":
+        dtypes = [dtype for dtype in candidate.dtypes if dtype is not case.dtype]
+        return replace(case, dtype=dtypes[0]) if dtypes else None
+    if name == "in_float32":
+        exact = torch.get_float32_matmul_precision() == "highest"
+        float32 = exact and torch.float32 in candidate.dtypes
+        return candidate.smallest(torch.float32) if float32 else None
+    return _turned(candidate, case)
+
+
+def _parameters(names: Collection[str], args: Leaves) -> Leaves:
+    return {n: torch.nn.Parameter(copied(v)) if n in names else copied(v) for n, v in args.items()}
+
+
+def _arranged(candidate: Candidate, name: str, args: Leaves) -> Any:
+    """Copies of the inputs which lie so; None where no two of them can. What backward overwrites by
+    design has a tensor of its own."""
+    alike: dict[Any, list[str]] = {}
+    for n, value in args.items():
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.dim():
+            continue
+        if name == "behind_each_other":
+            alike.setdefault(value.dtype, []).append(n)
+        elif n in candidate.op.differentiable and n not in candidate.provider.overwrites:
+            alike.setdefault((value.shape, value.dtype), []).append(n)
+    groups = [names for names in alike.values() if len(names) > 1]
+    args = {n: copied(value) for n, value in args.items()}
+    for names in groups:
+        args |= ARRANGEMENTS[name](args, names)
+    return args if groups else None
+
+
+def _behind(args: Leaves, names: list[str]) -> Leaves:
+    """The last one first."""
+    backwards = [args[name] for name in reversed(names)]
+    buffer = torch.cat([each.reshape(-1) for each in backwards])
+    parts = buffer.split([each.numel() for each in backwards])
+    views = [part.view(each.shape) for part, each in zip(parts, backwards, strict=True)]
+    return dict(zip(reversed(names), (view.detach() for view in views), strict=True))
+
+
+def _one(args: Leaves, names: list[str]) -> Leaves:
+    return {name: args[names[0]].detach() for name in names}
+
+
+ARRANGEMENTS: Mapping[str, Arrangement] = {
+    "behind_each_other": _behind,
+    "one_tensor": _one,
+}
+
+
+def shared_memory(candidate: Candidate, inputs: Inputs) -> str | None:
+    """Which output is an input with these parameters, and is not the reference's, in words."""
+    if candidate.op.mutated:
+        return None
+    eager = replace(candidate, provider=candidate.op["eager"])
+    graph, usual = (Graph(one, inputs, wanted=False) for one in (candidate, eager))
+    of_reference = sharing(usual.args, usual.outputs)
+    for name, of in sharing(graph.args, graph.outputs).items():
+        if name not in of_reference:
+            return f"{name} shares memory with {of}"
+    return None

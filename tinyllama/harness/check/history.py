@@ -1,0 +1,596 @@
+"""What a history of calls is, and how it is played.
+
+A history is a list of steps, such as ``call A; call B; backward A``. `find` takes them one by one.
+After each of them,
+
+- results are right for the values that the inputs had at the time of the call;
+- no tensor is changed that a call or a backward pass was given or has returned, but by the step;
+- outputs share no memory with inputs, nor do their elements;
+- settings of the process are as before, and in the end the memory of dropped calls is released.
+
+A fault that the op's reference has in the same history is no fault of a candidate. Calls are named
+after the values of their inputs: A2 has those of A. They get copies, unless the step says more.
+"""
+
+import contextlib
+import functools
+import gc
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tinyllama.harness.check.cases import OpCase, References
+from tinyllama.harness.check.compare import near, same_bits
+from tinyllama.harness.check.crash import place
+from tinyllama.harness.check.evaluate import (
+    GradientError,
+    Inputs,
+    Leaves,
+    Raised,
+    copied,
+    mutated_results,
+)
+from tinyllama.harness.check.finding import Candidate, Problem, Rank, leaves
+from tinyllama.harness.check.global_settings import restore, set_unusual, setting, snapshot
+from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.kernels.bounds import Bounds
+from tinyllama.harness.kernels.known import among
+from tinyllama.harness.kernels.promises import TF32, UNDEFINED
+from tinyllama.harness.machine.modes import DispatchMode
+
+ALIKE = 1e-3  # of the norm of a result: the most by which a repeated one differs
+POINTS = 6  # within a call at which another thread makes a call
+PATIENCE = 0.5  # seconds that such a call may take, before it is taken to wait for a lock
+SHOWN = 6  # steps of a history in a message: the last ones
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
+BF16, F64 = torch.bfloat16, torch.float64
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value)
+
+
+# What a step may say of a call, by the device.
+WITHIN: dict[str, Callable[[torch.device], contextlib.AbstractContextManager[Any]]] = {
+    "without gradients": lambda device: torch.no_grad(),
+    "in inference mode": lambda device: torch.inference_mode(),
+    "under autocast": lambda device: torch.autocast(device.type, BF16),
+    "with default dtype bfloat16": lambda device: setting("the default dtype", BF16),
+    "with default dtype float64": lambda device: setting("the default dtype", F64),
+    "with deterministic algorithms": lambda device: setting("deterministic algorithms", 1),
+    "with another default device, where device= matters": lambda device: torch.device("meta"),
+    "with garbage where masks are false and `other` is missing": lambda device: among(UNDEFINED, 1),
+    "where products of float32 are tf32, as tl.dot's are without input_precision": lambda device: (
+        among(TF32, 1)
+    ),
+    # As of `torch.autograd.graph.save_on_cpu`, and of checkpoints.
+    "with saved tensors moved": lambda device: torch.autograd.graph.saved_tensors_hooks(
+        _dense, _dense
+    ),
+}
+NO_GRADIENT = "without gradients", "in inference mode"
+
+
+def outputs_of(candidate: Candidate, args: Leaves, params: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Call the candidate on these tensors themselves."""
+    with Raised.in_call(candidate.op, candidate.provider.call):
+        return several(candidate.provider.call(*args.values(), **params))
+
+
+class Graph:
+    """One forward call of a candidate, whose gradients can be computed any number of times.
+
+    outputs: by name; upstream: the gradients that some of them get; args: the call's inputs.
+    prepare: makes the argument of each input, a copy by default. within: a context for the call.
+    wanted: whether any gradient is.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        inputs: Inputs,
+        *,
+        prepare: Callable[[Any], Any] = copied,
+        within: contextlib.AbstractContextManager[Any] | None = None,
+        wanted: bool = True,
+    ) -> None:
+        self.op, self.call = candidate.op, candidate.provider.call
+        self.args: Leaves = {name: prepare(value) for name, value in inputs.args.items()}
+        for name in self.op.differentiable if wanted else ():
+            self.args[name].requires_grad_()
+        with within or contextlib.nullcontext():
+            outputs = outputs_of(candidate, self.args, inputs.params)
+        self.outputs = dict(zip(self.op.outputs, outputs, strict=False))
+        self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
+
+    def backward(self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> None:
+        """Add the gradients to ``.grad`` of the arguments."""
+        outputs = [self.outputs[name] for name in self.upstream]
+        with Raised.in_call(self.op, self.call):
+            torch.autograd.backward(outputs, self._changed(change), retain_graph=True)
+
+    def gradients(
+        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone, *, copy: bool = True
+    ) -> dict[str, torch.Tensor]:
+        """Gradients by input name; ``change`` is applied to each upstream gradient first. copy:
+        they have memory of their own, whatever the backward pass returns.
+
+        Raises GradientError for one that is missing: nothing else about it can be compared.
+        """
+        outputs = [self.outputs[name] for name in self.upstream]
+        inputs, upstream = [self.args[n] for n in self.op.differentiable], self._changed(change)
+        with Raised.in_call(self.op, self.call):
+            gradients = torch.autograd.grad(
+                outputs, inputs, upstream, retain_graph=True, allow_unused=True
+            )
+        by_name = dict(zip(self.op.differentiable, gradients, strict=True))
+        if missing := sorted(name for name, gradient in by_name.items() if gradient is None):
+            raise GradientError(f"{self.op.name}: no gradient for {', '.join(missing)}")
+        return {name: gradient.clone() if copy else gradient for name, gradient in by_name.items()}
+
+    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        return [change(g).to(self.outputs[name].dtype) for name, g in self.upstream.items()]
+
+
+@dataclass
+class Values:
+    """The values of a call's inputs, and what results for them are right.
+
+    arrange: how the inputs lie, as tensors of their own. shared: those that a call has in common
+        with another one, where not all.
+    trusted: a provider's first results are taken for right, later ones must be alike; else they are
+        compared with the reference's.
+    """
+
+    case: OpCase
+    inputs: Inputs
+    arrange: Callable[[Leaves], Leaves] = lambda args: {n: copied(v) for n, v in args.items()}
+    shared: tuple[str, ...] = ()
+    trusted: bool = False
+    right: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
+
+    @functools.cached_property
+    def references(self) -> References:
+        return self.case.references(self.inputs)
+
+    def wrong(self, candidate: Candidate, results: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """What is wrong with some results of a call, by the result's name."""
+        provider, wrong = candidate.provider, dict[str, str]()
+        right = {name: self.right.get((provider.name, name)) for name in results}
+        new = {n: v for n, v in results.items() if (r := right[n]) is None or not same_bits(v, r)}
+        if self.trusted:
+            for name, value in new.items():
+                unit = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+                earlier = right[name]
+                if earlier is not None and not near(value, earlier, max(ALIKE, 4 * unit)):
+                    wrong[name] = f"{name} is not what it was for the same values"
+        elif new:
+            eager = self.references.eager
+            for name in set(new) & set(eager) - set(provider.output_dtypes):
+                if new[name].dtype != eager[name].dtype:
+                    wrong[name] = f"{name} has dtype {new[name].dtype}, not {eager[name].dtype}"
+            compared = candidate.wrong(self.case, new, self.inputs, self.references)
+            wrong |= {each.name: str(each) for each in compared if each.name in new}
+        for name in set(new) - set(wrong):
+            self.right.setdefault((provider.name, name), new[name].detach().clone())
+        return wrong
+
+
+@dataclass(frozen=True)
+class History:
+    """steps: as in ``call A; backward A``. rank: of its faults. may_raise: an error is a refusal,
+    which other checks are about."""
+
+    steps: str
+    rank: Rank = Rank.WRONG
+    may_raise: bool = False
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """steps: until it was seen. rank: None for that of the history."""
+
+    steps: str
+    text: str
+    rank: Rank | None
+
+
+def find(candidate: Candidate, history: History, values: Callable[[str], Values | None]) -> Problem:
+    """The first fault of the candidate in a history that the reference does not have, too. None
+    where there are no such values. An error is a fault where faults are warnings.
+
+    values: those of a call, by its name without digits.
+    Raises what the candidate raises, where the reference raises nothing.
+    """
+    each = dict[str, Values]()
+    for name in re.findall(r"(?:call|write|interrupted by) ([a-zA-Z_]+)", history.steps):
+        if (those := values(name)) is None:
+            return None
+        each[name] = those
+    error: Exception | None = None
+    faults = dict[str, _Fault]()
+    try:
+        faults = _Play(candidate, each).faults_of(history)
+    except Exception as raised:
+        error = raised
+    if not faults and (error is None or history.may_raise):
+        return None
+    try:
+        eager = replace(candidate, provider=candidate.op["eager"])
+        usual = _Play(eager, each).faults_of(history)
+    except Exception:
+        return None
+    if error is not None and history.rank is not Rank.WARNING:
+        raise error
+    if error is not None:
+        text = str(error).strip().partition("\n")[0]
+        text = f"{place(error)}{type(error).__name__}: {text}"
+        faults[""] = _Fault(history.steps, text, Rank.WARNING)
+    new = [fault for key, fault in faults.items() if key not in usual]
+    if not new:
+        return None
+    first = min(new, key=lambda fault: (fault.rank or history.rank) is Rank.WARNING)
+    alike = [fault.text for fault in new if (fault.steps, fault.rank) == (first.steps, first.rank)]
+    case = next(iter(each.values())).case
+    return case, f"{first.steps}: {'; '.join(alike)}", first.rank or history.rank
+
+
+@dataclass
+class _Kept:
+    """A tensor that a call was given or has returned, with a copy. kind: "inputs", "outputs",
+    "gradients" or ".grad"."""
+
+    call: str
+    kind: str
+    name: str
+    tensor: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.refresh()
+
+    def refresh(self) -> None:
+        self.copy = self.tensor.detach().clone()
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.call}"
+
+
+class _Play:
+    """A history that is played by one provider. Its methods named after verbs take a step."""
+
+    def __init__(self, candidate: Candidate, values: Mapping[str, Values]) -> None:
+        self.candidate, self.values = candidate, values
+        self.graphs: dict[str, Graph] = {}
+        self.watches: dict[str, _Watch] = {}
+        self.factors: dict[str, int] = {}  # of outputs that the caller has doubled
+        self.passes: dict[str, int] = {}  # that have added to .grad
+        self.kept: list[_Kept] = []
+        self.dropped: dict[str, StorageWeakRef] = {}
+        self.faults: dict[str, _Fault] = {}
+        self.so_far: list[str] = []
+
+    def faults_of(self, history: History) -> dict[str, _Fault]:
+        """Every fault by what identifies it. Raises what the provider raises."""
+        original = self.before = snapshot()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            for step in history.steps.split("; "):
+                self.so_far.append(step)
+                verb, call, *_ = step.split()
+                try:
+                    getattr(self, verb)(step, call)
+                except RuntimeError:
+                    if step.endswith("or refuse"):  # says autograd, as it may
+                        break
+                    raise
+                self._look()
+            self._look_at_memory()
+        finally:
+            restore(original)
+            if collects:
+                gc.enable()
+        return self.faults
+
+    def _fault(self, key: str, text: str, rank: Rank | None = None) -> None:
+        steps = "; ".join(["..."] * (len(self.so_far) > SHOWN) + self.so_far[-SHOWN:])
+        self.faults.setdefault(f"{len(self.so_far)} {key}", _Fault(steps, text, rank))
+
+    def _keep(self, call: str, kind: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.kept += [_Kept(call, kind, name, tensor) for name, tensor in tensors.items()]
+
+    def _look(self) -> None:
+        """Note what has changed since it was kept."""
+        for kept in self.kept:
+            if not same_bits(kept.tensor, kept.copy):
+                self._fault(f"changes {kept}", f"{kept} has changed")
+                kept.refresh()
+
+    def _look_at_settings(self) -> None:
+        """Note what a call has changed, and undo it: the reference depends on it, too."""
+        for name in restore(self.before):
+            self._fault(f"sets {name}", f"a call changes {name}", Rank.UNSAFE)
+
+    def _values(self, call: str) -> Values:
+        return self.values[call.rstrip("0123456789")]
+
+    # -- steps
+
+    def set(self, step: str, call: str) -> None:
+        """set unusual settings"""
+        set_unusual()
+        self.before = snapshot()
+
+    def call(self, step: str, call: str) -> None:
+        """call A [and is refused | and look away] [in the tensors of B | in the memory of B]
+        [watched | interrupted by B], and what `WITHIN` has"""
+        op, values = self.candidate.op, self._values(call)
+        args = values.arrange(values.inputs.args)
+        if other := re.search(r"in the (tensors|memory) of (\w+)", step):
+            theirs = self.graphs[other[2]].args
+            shared = {name: theirs[name] for name in values.shared or theirs}
+            anew = other[1] == "memory"
+            args |= {n: _anew(value) if anew else value for n, value in shared.items()}
+        changing = named(args, op.mutated)
+        self._keep(call, "inputs", {n: v for n, v in named(args).items() if n not in changing})
+        versions = [tensor._version for tensor in changing.values()]
+        inputs = replace(values.inputs, args=args)
+        wanted = not any(phrase in step for phrase in NO_GRADIENT)
+        try:
+            with contextlib.ExitStack() as within:
+                for context in (make for phrase, make in WITHIN.items() if phrase in step):
+                    within.enter_context(context(self.candidate.device))
+                if "is refused" in step:  # what it does until then is no fault
+                    within.enter_context(self.candidate.limits(Bounds()))
+                if "watched" in step or "interrupted" in step:
+                    self.watches[call] = within.enter_context(self._watch(step))
+                graph = Graph(self.candidate, inputs, prepare=lambda v: v, wanted=wanted)
+        except Exception:
+            if "look away" in step or "is refused" in step:
+                return
+            raise
+        finally:
+            self._look_at_settings()
+        self.graphs[call] = graph
+        outputs = {n: each.detach() for n, each in graph.outputs.items() if each is not None}
+        self._keep(call, "outputs", outputs)
+        if "look away" in step:
+            return
+        if "is refused" in step:
+            text = "the reference refuses these arguments: raise an error"
+            return self._fault("is taken", text, Rank.WARNING)
+        after = [tensor._version for tensor in changing.values()]
+        if any(map(int.__eq__, versions, after)):
+            text = "autograd does not learn that its tensors were changed: their version is the "
+            text += "same; call torch.autograd.graph.increment_version on each"
+            self._fault("version", text, Rank.UNSAFE)
+        self._judge(call, mutated_results(op, args) if op.mutated else outputs)
+        self._look_at_outputs(args, outputs)
+        waits = self.candidate.provider.waits or self.candidate.provider.counts_on_host
+        if call in self.watches and (reads := self.watches[call].reads) and not waits:
+            text = f"values are read back from the device ({', '.join(reads)}): "
+            text += "no device graph captures it; declare waits=True"
+            self._fault("reads", text, Rank.WARNING)
+
+    def _judge(self, call: str, results: Mapping[str, torch.Tensor]) -> None:
+        for name, text in self._values(call).wrong(self.candidate, results).items():
+            self._fault(f"wrong {name}", text)
+
+    def _watch(self, step: str) -> "_Watch":
+        other = re.search(r"interrupted by (\w+)", step)
+        if other is None:
+            return _Watch()
+        candidate, inputs = self.candidate, self._values(other[1]).inputs
+
+        def call() -> None:
+            graph = Graph(candidate, inputs)
+            if candidate.op.differentiable:
+                graph.gradients()
+
+        return _Watch(call, max(watch.count for watch in self.watches.values()))
+
+    def _look_at_outputs(self, args: Leaves, outputs: Mapping[str, torch.Tensor]) -> None:
+        for name, of in sharing(args, outputs).items():
+            text = f"{name} shares memory with {of}: a change of one changes both"
+            self._fault(f"shares {name}", text, Rank.UNSAFE)
+        dense = all(tensor.is_contiguous() for tensor in named(args).values())
+        for name, output in outputs.items():
+            if _overlaps(output):
+                text = f"elements of {name} share memory: it has strides {output.stride()}"
+                self._fault(f"overlaps {name}", text, Rank.UNSAFE)
+            if dense and not output.is_contiguous():
+                text = f"{name} has strides {output.stride()}, the reference's is contiguous"
+                self._fault(f"strides {name}", text, Rank.WARNING)
+
+    def backward(self, step: str, call: str) -> None:
+        """backward A [doubled] [in a thread] [into .grad] [or refuse]"""
+        graph, op = self.graphs[call], self.candidate.op
+        if not op.differentiable:
+            return
+        upstream = [g * 2 if "doubled" in step else copied(g) for g in graph.upstream.values()]
+        copies, each = [gradient.clone() for gradient in upstream], iter(upstream)
+
+        def run() -> dict[str, torch.Tensor]:
+            with self.watches.get(call, contextlib.nullcontext()):
+                if "into .grad" not in step:
+                    return graph.gradients(lambda gradient: next(each), copy=False)
+                graph.backward(lambda gradient: next(each))
+                grads = {name: graph.args[name].grad for name in op.differentiable}
+                return {name: each for name, each in grads.items() if each is not None}
+
+        try:
+            if "in a thread" in step:  # as of a GPU, whose backward pass has its own
+                with ThreadPoolExecutor(1) as thread:
+                    gradients = thread.submit(run).result()
+            else:
+                gradients = run()
+        finally:
+            self._look_at_settings()
+        overwrites = self.candidate.provider.overwrites
+        for name, gradient, copy in zip(graph.upstream, upstream, copies, strict=True):
+            if name not in overwrites and not same_bits(gradient, copy):
+                self._fault(f"upstream {name}", f"the upstream gradient of {name} has changed")
+        if overwrites:
+            gradients = {name: gradient.clone() for name, gradient in gradients.items()}
+        for kept in self.kept:
+            if kept.name in overwrites and kept.call == call and kept.kind == "inputs":
+                kept.tensor.data.copy_(kept.copy)
+        kind = ".grad" if "into .grad" in step else "gradients"
+        if kind == ".grad":  # it has changed
+            self.kept = [kept for kept in self.kept if (kept.call, kept.kind) != (call, kind)]
+            self.passes[call] = self.passes.get(call, 0) + 1
+        prefix = ".grad of" if kind == ".grad" else "grad"
+        self._keep(call, kind, {f"{prefix} {name}": each for name, each in gradients.items()})
+        factor = self.factors.get(call, 1) * (2 if "doubled" in step else 1)
+        factor *= self.passes[call] if kind == ".grad" else 1
+        self._judge(call, {f"grad {name}": each / factor for name, each in gradients.items()})
+        for name in op.differentiable:
+            if (graph.args[name].grad is None) is (call in self.passes):
+                how = "missing" if call in self.passes else "changed by torch.autograd.grad"
+                self._fault(f".grad {name}", f".grad of {name} is {how}")
+
+    def write(self, step: str, call: str) -> None:
+        """write A to B [through .data]: the values of A to the inputs of call B"""
+        args, values = self.graphs[step.split()[3]].args, self._values(call).inputs.args
+        with torch.no_grad():
+            for tensor, fresh in zip(leaves(args), leaves(values), strict=True):
+                (tensor.data if "through .data" in step else tensor).copy_(fresh)
+        for kept in self.kept:
+            if kept.kind == "inputs":
+                kept.refresh()
+
+    def double(self, step: str, what: str) -> None:
+        """double outputs|inputs|gradients|.grad of A [before autograd] [or refuse], in place"""
+        call = step.split()[3]
+        group = [kept for kept in self.kept if (kept.call, kept.kind) == (call, what)]
+        if "before autograd" in step:
+            self.factors[call] = 2
+            for name in self.graphs[call].upstream:
+                self.graphs[call].outputs[name].mul_(2)
+        else:
+            for kept in group:
+                if kept.tensor.is_floating_point() and not _overlaps(kept.tensor):
+                    with torch.no_grad():
+                        kept.tensor.mul_(2)
+                if what == ".grad":  # each leaf has memory of its own for it
+                    kept.refresh()
+                    self._look()
+        for kept in group:
+            kept.refresh()
+
+    def drop(self, step: str, call: str) -> None:
+        """drop A: all that call A was given or has returned"""
+        gone = [kept for kept in self.kept if kept.call == call]
+        self.dropped |= {str(kept): StorageWeakRef(kept.tensor.untyped_storage()) for kept in gone}
+        self.kept = [kept for kept in self.kept if kept.call != call]
+        del self.graphs[call]
+        if call in self.watches:
+            self.dropped |= self.watches.pop(call).storages
+
+    def _look_at_memory(self) -> None:
+        """Note what is still there of dropped calls; only then does Python collect cycles."""
+        alive = [name for name, storage in self.dropped.items() if not storage.expired()]
+        if alive:
+            gc.collect()
+        for name in alive:
+            if self.dropped[name].expired():
+                text = "is released only when Python collects cycles: save it for backward"
+                self._fault(f"kept {name}", f"memory of {name} {text}", Rank.WARNING)
+            else:
+                text = f"memory of {name} is not released: something keeps it"
+                self._fault(f"kept {name}", text, Rank.UNSAFE)
+
+
+class _Watch(DispatchMode):
+    """Notes what torch does in a call outside of kernels: how many operations, those that wait for
+    values, new memory. other: a call that a thread makes before some of ``count``."""
+
+    def __init__(self, other: Callable[[], None] | None = None, count: int = 0) -> None:
+        super().__init__()
+        self.other, self.count = other, 0
+        self.points = {count * number // POINTS for number in range(POINTS)}
+        self.reads: dict[str, None] = {}
+        self.storages: dict[str, StorageWeakRef] = {}
+        self.threads: list[threading.Thread] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if launching():  # these are the harness's own
+            return func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        if name in READS:
+            self.reads[name] = None
+        if self.other is not None and self.count in self.points:
+            self.threads.append(threading.Thread(target=self._interrupt, daemon=True))
+            self.threads[-1].start()
+            self.threads[-1].join(PATIENCE)
+            if self.threads[-1].is_alive():  # it waits for a lock
+                self.other = None
+        self.count += 1
+        result = func(*args, **(kwargs or {}))
+        known = {None, *map(_address, (*args, *(kwargs or {}).values()))}
+        for value in result if isinstance(result, (tuple, list)) else (result,):
+            if _address(value) not in known:  # else it is a view, or was changed in place
+                storage = StorageWeakRef(value.untyped_storage())
+                self.storages[f"a result of {name} ({self.count})"] = storage
+        return result
+
+    def _interrupt(self) -> None:
+        with contextlib.suppress(Exception):  # other checks are about that
+            if self.other is not None:
+                self.other()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for thread in self.threads:
+            thread.join()
+
+
+def _address(value: Any) -> int | None:
+    """Of the memory of a tensor."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def launching() -> bool:
+    """Whether a kernel is interpreted just now, which no other thread may interrupt."""
+    module = sys.modules.get("tinyllama.harness.kernels.interpreter_values")
+    return module is not None and bool(module.RUNNING)
+
+
+def named(args: Leaves, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
+    """The tensors among arguments by name; those of a list are numbered."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name in args if names is None else names:
+        if isinstance(args[name], list):
+            tensors |= {f"{name}[{place}]": each for place, each in enumerate(args[name])}
+        else:
+            tensors[name] = args[name]
+    return tensors
+
+
+def _anew(value: Any) -> Any:
+    """Another tensor in the same memory, or a list of them."""
+    if isinstance(value, list):
+        return [_anew(each) for each in value]
+    storage, offset = value.untyped_storage(), value.storage_offset()
+    empty = torch.empty(0, dtype=value.dtype, device=value.device)
+    return empty.set_(storage, offset, value.shape, value.stride())
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 1 and any(size > 1 and not stride for size, stride in pairs)
+
+
+def sharing(args: Leaves, outputs: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """The outputs that lie in the storage of an input, and that input."""
+    starts = {_address(each): name for name, each in named(args).items() if each.numel()}
+    return {n: starts[_address(each)] for n, each in outputs.items() if _address(each) in starts}
