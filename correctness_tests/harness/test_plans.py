@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.planned import BOTH, SCALE, Calls, X, scale_kernel, scaled, shifted
 from correctness_tests.support.posed import Posed
-from tinyllama.harness.kernels import known, launch
+from tinyllama.harness.kernels import launch, launch_cache
 from tinyllama.harness.kernels.configs import Config, asked
 from tinyllama.harness.kernels.launch import launched, processors, recorded
 from tinyllama.harness.kernels.layout import contiguous
@@ -116,7 +116,7 @@ AFFECTED: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "processors": lambda: processors(7),
     "configuration": lambda: SCALE.force(Config(BLOCK=32)),
     "asked": asked,
-    "as written": known.as_written,
+    "as written": launch_cache.as_written,
     "a debugger": traced_by_python,
     "a dispatch mode": Watcher,
     "a hook of a kernel": hooked_kernel,

@@ -283,8 +283,8 @@ def masked(candidate: Candidate, case: OpCase) -> Problem:
     value: Triton leaves that undefined. Compilers of today give 0, so it is advice."""
     if not candidate.interpreted:
         return None
-    from tinyllama.harness.kernels.known import among
-    from tinyllama.harness.kernels.promises import UNDEFINED
+    from tinyllama.harness.kernels.compiler_hints import UNDEFINED
+    from tinyllama.harness.kernels.launch_cache import among
 
     inputs = candidate.inputs(case)
     usual = candidate.results(inputs)
@@ -301,8 +301,8 @@ def _in_tf32(candidate: Candidate) -> Problem:
     asked for another precision. The interpreter's products are exact otherwise."""
     if torch.float32 not in candidate.dtypes or torch.get_float32_matmul_precision() != "highest":
         return None
-    from tinyllama.harness.kernels.known import among
-    from tinyllama.harness.kernels.promises import TF32
+    from tinyllama.harness.kernels.compiler_hints import TF32
+    from tinyllama.harness.kernels.launch_cache import among
 
     case = candidate.smallest(torch.float32)
     inputs = candidate.inputs(case)

@@ -21,7 +21,7 @@ from tinyllama.harness.kernels.launch import identity
 from tinyllama.harness.kernels.programs import NAMES, Order, ordered
 
 
-class Stores:
+class RaceDetector:
     """Notes the addresses that each program of a launch stores without an atomic.
 
     races: kernel -> what was seen, where two programs of a launch stored one address.
@@ -69,7 +69,7 @@ def races(candidate: Candidate) -> Problem:
     for case in candidate.plain():
         if case.dtype is not candidate.dtypes[0]:
             continue
-        stores = Stores()
+        stores = RaceDetector()
         with watched(stores.watch):
             candidate.shielded().results(candidate.inputs(case))
         stores.close()

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tinyllama.harness.kernels.known import AFFECTING, MOST_KNOWN, Ready, among, launch_key, show
+from tinyllama.harness.kernels.launch_cache import (
+    AFFECTING,
+    MOST_CACHED,
+    Ready,
+    among,
+    launch_key,
+    show,
+)
 from tinyllama.harness.machine.distribution import install
 
 # Options whose default differs between triton's versions.
@@ -306,7 +313,7 @@ if HAS_TRITON and not TYPE_CHECKING:
                         for one, param in zip(args, self.params, strict=False)
                         if type(one) is float and param.is_constexpr
                     )
-                return self._run_known(key, args, tuple(grid), kwargs)
+                return self._run_cached(key, args, tuple(grid), kwargs)
             show(None)
             device = device_of((*args, *kwargs.values()))
             if device is None or device.type == "cuda":
@@ -345,15 +352,15 @@ if HAS_TRITON and not TYPE_CHECKING:
             """Compiled kernels of earlier launches."""
             return {}
 
-        def _run_known(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Any:
+        def _run_cached(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Any:
             other = key[0] != torch.cuda.current_device()
             with torch.cuda.device(key[0]) if other else _HERE:
                 ready = self._ready.get(key)
                 if ready is None:
                     ready = self._specialised(key, args, grid, kwargs)
-                    made = ready.known(key[0], grid, args, kwargs)
+                    made = ready.cached(key[0], grid, args, kwargs)
                 else:
-                    made = ready.known(key[0], grid, args, kwargs)
+                    made = ready.cached(key[0], grid, args, kwargs)
                     ready.launch(made)
             for seen in _LAUNCHED:
                 seen.append(Launched(ready.kernel, grid))
@@ -363,7 +370,7 @@ if HAS_TRITON and not TYPE_CHECKING:
         def _specialised(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Ready:
             """Launched by Triton, which compiles where it has to."""
             kernel = super().run(*args, grid=grid, warmup=False, **STATED, **kwargs)
-            if len(self._ready) >= MOST_KNOWN:
+            if len(self._ready) >= MOST_CACHED:
                 self._ready.clear()
             rest = list(self.signature.parameters.values())[len(args) :]
             names = [(one.name, one.default) for one in rest]

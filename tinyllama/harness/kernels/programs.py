@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tinyllama.harness.kernels.known import among
+from tinyllama.harness.kernels.launch_cache import among
 
 Program = tuple[int, int, int]
 Write = Callable[[], None]
@@ -34,7 +34,7 @@ ROUNDS = 4  # of turns without a store after which all are taken to wait
 ENDLESS = 20_000  # the same, of all programs of a launch
 
 
-class Ends:
+class FirstAndLastPrograms:
     """Of each launch, the first and the last programs along the longest axis of its grid are run,
     with all places along the others; the rest is left out.
 
@@ -45,12 +45,12 @@ class Ends:
         self.each, self.most = each, 0
 
 
-_ENDS: list[Ends] = []
+_ENDS: list[FirstAndLastPrograms] = []
 
 
-def ends(each: int) -> "contextlib.AbstractContextManager[Ends]":
+def ends(each: int) -> "contextlib.AbstractContextManager[FirstAndLastPrograms]":
     """Meanwhile, only so many programs at each end of a launch are run."""
-    return among(_ENDS, Ends(each))
+    return among(_ENDS, FirstAndLastPrograms(each))
 
 
 class GridError(ValueError):
@@ -74,7 +74,7 @@ class EndlessError(AssertionError):
 
 
 class _StoppedError(BaseException):
-    """Ends a thread whose launch has failed."""
+    """FirstAndLastPrograms a thread whose launch has failed."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,11 @@ class _AtEnds(_Called):
     """
 
     def __init__(
-        self, function: Callable[..., Any], builder: Any, grid: tuple[int, ...], ends: Ends
+        self,
+        function: Callable[..., Any],
+        builder: Any,
+        grid: tuple[int, ...],
+        ends: FirstAndLastPrograms,
     ) -> None:
         super().__init__(function, builder)
         self._grid, self._each = (*grid, *[1] * (3 - len(grid))), ends.each
