@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tinyllama.harness.kernels import launch_cache, plans
 from tinyllama.harness.kernels.descriptors import is_descriptor
-from tinyllama.harness.kernels.launch import identity
 from tinyllama.ops import OPS
 
 STREAM, FUNCTION, METADATA = 5, 7, (4, 1, 0)
@@ -76,7 +75,7 @@ class Launcher:
         kernel = self.kernel
         # The interpreter copies tensors; a launch calls no torch.
         with _ONE, _disable_current_modes():
-            interpreter.run(kernel.fn, kernel.arg_names, grid, read, {}, identity(kernel))
+            interpreter.run(kernel, grid, read, {})
 
 
 class Compiled:

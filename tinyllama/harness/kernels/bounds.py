@@ -38,7 +38,7 @@ class Region(NamedTuple):
 
 
 class Bounds:
-    """out_of_bounds: accesses that were refused, in words; the first of each kernel, argument, kind.
+    """out_of_bounds: accesses that were refused, in words; one of each kernel, argument and kind.
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
     kernels: those that were launched, each with the file and line where it begins.

@@ -43,6 +43,7 @@ from triton.runtime.jit import JITFunction
 
 from tinyllama.harness.kernels import interpreter_speed, language, libdevice, programs
 from tinyllama.harness.kernels.interpreter_values import RUNNING, Running
+from tinyllama.harness.kernels.launch import Kernel, arguments_of, identity
 from tinyllama.harness.kernels.launch_cache import among
 
 STEPS = 500_000  # operations of one program, of some microseconds each, after which it is ended
@@ -52,43 +53,29 @@ class EndlessLoopError(AssertionError):
     """A program that takes more operations than `limited` allows."""
 
 
-class _InPlace(stock.GridExecutor):
-    """Works on the tensors themselves: the stock one gives each memory back by copying it to where
-    it is already."""
-
-    def _init_args_hst(self, args_dev: Any, kwargs: Any) -> tuple[Any, Any]:
-        return args_dev, kwargs
-
-    def _restore_args_dev(self, *_: Any) -> None:
-        pass
-
-
-def run(
-    function: Callable[..., Any],
-    names: list[str],
-    grid: tuple[int, ...],
-    args: Any,
-    kwargs: Any,
-    kernel: str = "",
-) -> None:
-    """Run a kernel's Python function for every program of a grid, on tensors of the CPU.
-
-    names: of its arguments; kernel: its own, ``op.function``.
-    """
-    named = {**dict(zip(names, args, strict=False)), **kwargs}
+def run(kernel: Kernel, grid: tuple[int, ...], args: Any, kwargs: Any) -> None:
+    """Run a kernel's Python function for every program of a grid, on tensors of the CPU; what it
+    raises is the cause of Triton's InterpreterError."""
+    function, name = kernel.fn, identity(kernel)
+    arguments = arguments_of(kernel, args, kwargs)
+    programs.fitting(grid, name)
     with (
-        among(RUNNING, Running(function, kernel, named)),
+        among(RUNNING, Running(function, name, arguments)),
         language.interpreted(),
         _device_functions(function),
         np.errstate(all="ignore"),
         _on_the_cpu(),
     ):
-        programs.fitting(grid, kernel)
-        programs.launched(kernel, function)
-        called, grid = programs.scheduled(
-            _rewritten(function), kernel, stock.interpreter_builder, grid
-        )
-        _InPlace(called, names, grid)(*args, **kwargs)
+        constants = {param.name for param in kernel.params if param.is_constexpr}
+        values = {
+            name: value if name in constants else stock._implicit_cvt(value)
+            for name, value in arguments.items()
+        }
+        call = functools.partial(_rewritten(function), **values)
+        try:
+            programs.run(call, name, function, grid, stock.interpreter_builder)
+        except Exception as error:
+            raise stock.InterpreterError(repr(error)) from error
 
 
 def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:

@@ -57,14 +57,6 @@ def counted(numbers: Callable[..., Iterable[int]], *args: Any, **named: Any) -> 
     return (index.to(wide) for index in indices) if wide else indices
 
 
-class _Scope:
-    """What Triton's own way returns from triton 3.6 on; here `interpreted` puts all back."""
-
-    def restore(self) -> None:
-        pass
-
-
-_patch = stock._patch_lang
 _CHANGES: list[tuple[Any, Members, Members]] = []  # owner, its members before, and meanwhile
 _INSIDE: list[None] = []
 
@@ -90,7 +82,7 @@ def interpreted() -> Iterator[None]:
 def _found() -> list[tuple[Any, Members, Members]]:
     """What Triton changes, made fast; and libdevice's functions."""
     was = [dict(vars(owner)) for owner in _OWNERS]
-    _patch(FunctionType(_put.__code__, {"tl": tl, "core": tl.core}))  # which sees both
+    stock._patch_lang(FunctionType(_put.__code__, {"tl": tl, "core": tl.core}))  # which sees both
     changes = []
     for owner, members in zip(_OWNERS, was, strict=True):
         before, meanwhile = {}, {}
@@ -119,10 +111,3 @@ def _put(owner: Any, members: Members) -> None:
             delattr(owner, name)
         elif not isinstance(owner, ModuleType):
             setattr(owner, name, member)
-
-
-def _patched(function: Callable[..., Any]) -> Any:
-    return _Scope() if _INSIDE else _patch(function)
-
-
-stock._patch_lang = _patched

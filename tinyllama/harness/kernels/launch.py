@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     class Kernel(Any):
         """Seen by a type checker, which knows no class of Triton's."""
 
+    def arguments_of(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
 elif HAS_TRITON:
     import triton.language as tl
     from triton.compiler import ASTSource
@@ -320,7 +323,7 @@ if HAS_TRITON and not TYPE_CHECKING:
                 with current(device):
                     kernel = super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
                 if _LAUNCHED:
-                    shape = grid(_named(self, args, kwargs)) if callable(grid) else grid
+                    shape = grid(arguments_of(self, args, kwargs)) if callable(grid) else grid
                     for seen in _LAUNCHED:
                         seen.append(Launched(kernel, tuple(shape)))
                 return kernel
@@ -331,10 +334,8 @@ if HAS_TRITON and not TYPE_CHECKING:
             from tinyllama.harness.kernels import interpreter
 
             if callable(grid):
-                grid = grid(_named(self, args, kwargs))
-            return interpreter.run(
-                self.fn, self.arg_names, tuple(grid), args, kwargs, identity(self)
-            )
+                grid = grid(arguments_of(self, args, kwargs))
+            return interpreter.run(self, tuple(grid), args, kwargs)
 
         def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
             """Have a function called with the arguments of each launch, before it."""
@@ -418,12 +419,12 @@ if HAS_TRITON and not TYPE_CHECKING:
             tl.extra.cuda.gdc_wait()
 
     def _launch(kernel: Kernel, grid: Any, args: Any, kwargs: Any) -> Launch:
-        named = _named(kernel, args, kwargs)
+        named = arguments_of(kernel, args, kwargs)
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
         shape = grid(named) if callable(grid) else grid
         return Launch(kernel, tuple(shape), named, options, CHOOSING[-1] if CHOOSING else None)
 
-    def _named(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
+    def arguments_of(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
         """A kernel's arguments by name, defaults included."""
         given = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
         bound = kernel.signature.bind(*args, **given)
