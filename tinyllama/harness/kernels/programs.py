@@ -15,7 +15,6 @@ the other. Here each program has a thread, of which one at a time has its turn:
 
 import contextlib
 import contextvars
-import itertools
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -47,9 +46,16 @@ class FirstAndLastPrograms:
         size, axis = max((size, -axis) for axis, size in enumerate(grid))
         self.most = max(self.most, size)
         places: list[Iterable[int]] = [range(size) for size in grid]
-        places[-axis] = [at for at in range(size) if min(at, size - 1 - at) < self.each]
-        first, second, third = places
-        return itertools.product(first, second, third)
+        places[-axis] = [
+            *range(min(self.each, size)),
+            *range(max(self.each, size - self.each), size),
+        ]
+        return _each(*places)
+
+
+def _each(first: Iterable[int], second: Iterable[int], third: Iterable[int]) -> Iterator[Program]:
+    """The programs of a grid, which may be too many for a list."""
+    return ((x, y, z) for x in first for y in second for z in third)
 
 
 _ENDS: list[FirstAndLastPrograms] = []
@@ -130,7 +136,7 @@ def run(
     if _ORDERS:
         code = function.__code__
         _ORDERS[-1][1][kernel] = f"{code.co_filename}:{code.co_firstlineno}"
-    programs: Iterator[Program] = itertools.product(range(x), range(y), range(z))
+    programs = _each(range(x), range(y), range(z))
     if _ENDS:
         programs = _ENDS[-1].of((x, y, z))
     elif _ORDERS and _ORDERS[-1][0].kernel in (None, kernel):
