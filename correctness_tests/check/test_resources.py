@@ -1,6 +1,5 @@
 """The compile gate sees what passes a limit, and compiles what a launch on that chip would."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +85,10 @@ def test_32_warps_are_too_many_where_a_wave_has_64_threads(chip: str, fits: bool
 
 
 @pytest.mark.parametrize("chip", ["gfx942", "sm_90"])
-def test_a_spill_is_seen_and_may_be_known_but_not_grow(chip: str) -> None:
+def test_a_spill_is_seen_and_may_be_listed_but_not_grow(chip: str) -> None:
     kernel, fine = of_centred(chip, 32768, 1), of_centred(chip, 1024, 4)
     excesses, taken = verdict(kernel, [])
     assert taken is not None
-    assert taken.spilled > 500
     assert excesses == [f"{taken.spilled:,} bytes a thread are spilled, allowed 0"]
     assert verdict(fine, [])[0] == []
 
@@ -99,18 +97,16 @@ def test_a_spill_is_seen_and_may_be_known_but_not_grow(chip: str) -> None:
 
     exact = entry(taken.spilled, BLOCK=32768, x="*fp32")
     assert verdict(kernel, [exact])[0] == []
-    assert stale(exact, [kernel, fine]) is None
-    of_others = [entry(taken.spilled, BLOCK=512), replace(exact, chip="gfx90a")]
-    for other in (entry(taken.spilled - 1), *of_others):
+    for other in (entry(taken.spilled - 1), entry(taken.spilled, BLOCK=512)):
         assert verdict(kernel, [other])[0] != []
+    assert stale(exact, [kernel, fine]) is None
     assert "lower it" in str(stale(entry(taken.spilled + 1), [kernel, fine]))
     assert "no provider launches this" in str(stale(exact, [fine]))
 
 
-def test_what_does_not_compile_is_said_and_may_be_known() -> None:
+def test_what_does_not_compile_is_said_and_may_be_listed() -> None:
     kernel = one(refused, torch.empty(32, device="meta"), chip="gfx942", BLOCK=32)
-    ((reason,), taken) = verdict(kernel, [])
-    assert taken is None
+    ((reason,), _) = verdict(kernel, [])
     assert reason.startswith("does not compile: ")
     fails = Known("test_resources.refused", "gfx942", triton_minor(), {}, "a test")
     assert verdict(kernel, [fails]) == ([], None)
@@ -123,31 +119,20 @@ def test_what_does_not_compile_is_said_and_may_be_known() -> None:
 
 def test_arguments_are_specialised_as_triton_does() -> None:
     x = torch.empty(64, dtype=torch.bfloat16, device="meta")
-    by_size = {n: one(centred, x, x, n, chip="sm_90", BLOCK=16) for n in (1, 16, 17, 32, 2**31)}
-    assert {n: kernel.traits["n"] for n, kernel in by_size.items()} == {
-        **{1: 1, 16: "i32", 17: "i32", 32: "i32"},
-        2**31: "i64",
-    }
-    keys = {n: kernel.key for n, kernel in by_size.items()}
-    assert keys[16] == keys[32] != keys[17]
-
-
-def test_equal_launches_are_one_compilation_and_options_make_another() -> None:
-    x = torch.empty(64, device="meta")
-    choices = [("gfx942", 64, 4), ("gfx942", 64, 4), ("gfx942", 64, 2), ("gfx950", 64, 4)]
-    keys = [
-        one(centred, x, x, 64, chip=chip, BLOCK=block, num_warps=warps).key
-        for chip, block, warps in choices
-    ]
-    assert keys[0] == keys[1]
-    assert len(set(keys)) == 3
+    by_size = {n: one(centred, x, x, n, chip="sm_90", BLOCK=16) for n in (1, 16, 17, 19, 32, 2**31)}
+    kinds = [compiled.traits["n"] for compiled in by_size.values()]
+    assert kinds == [1, "i32", "i32", "i32", "i32", "i64"]
+    keys = {n: compiled.key for n, compiled in by_size.items()}
+    assert keys[16] == keys[32] != keys[17] == keys[19]
+    assert by_size[16].traits["x"] == "*bf16"
+    others = [one(centred, x, x, 16, chip="sm_90", BLOCK=16, num_warps=2)]
+    others += [one(centred, x, x, 16, chip="gfx942", BLOCK=16)]
+    assert len({keys[16], *(other.key for other in others)}) == 3
 
 
 def test_an_optional_tensor_is_a_constant_none() -> None:
     x = torch.empty(64, device="meta")
-    found = one(maybe_shifted, x, None, chip="sm_90", BLOCK=64)
-    assert found.traits["shift"] is None
-    assert verdict(found, [])[0] == []
+    assert one(maybe_shifted, x, None, chip="sm_90", BLOCK=64).traits["shift"] is None
     assert verdict(one(maybe_shifted, x, x, chip="sm_90", BLOCK=64), [])[0] == []
 
 
@@ -171,17 +156,14 @@ def test_a_kernel_compiles_for_every_chip(chip: str) -> None:
     assert 0 < taken.shared < 1024
 
 
-def test_an_unknown_chip_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_chip_or_option_is_refused() -> None:
+    x = torch.empty(64, device="meta")
     with recorded() as launches:
-        x = torch.empty(64, device="meta")
         centred[(1,)](x, x, 64, BLOCK=64)
     with pytest.raises(ValueError, match=r"'sm_75': use one of gfx908, .*, sm_100"):
         compile_launch(launches[0], "sm_75")
-
-
-def test_an_option_that_triton_does_not_know_is_refused() -> None:
     with pytest.raises(ValueError, match=r"centred: triton knows no option num_wraps"):
-        one(centred, *torch.empty(2, 64, device="meta"), 64, chip="sm_90", BLOCK=64, num_wraps=2)
+        one(centred, x, x, 64, chip="sm_90", BLOCK=64, num_wraps=2)
 
 
 # -- the list of known limits -----------------------------------------------------------------
@@ -213,17 +195,13 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_suggested_entry_allows_what_was_found(tmp_path: Path) -> None:
+def test_a_suggested_entry_allows_what_was_measured(tmp_path: Path) -> None:
     kernel = of_centred("gfx942", 32768, 1)
-    _, taken = verdict(kernel, [])
-    text = suggestion(kernel, taken, "3.9").replace('why = ""', 'why = "a test"')
+    text = suggestion(kernel, verdict(kernel, [])[1], "3.9").replace('why = ""', 'why = "a test"')
     (entry,) = load(written(tmp_path, f'measured = ["3.9"]\n{text}'), "test_resources").known
-    assert entry.when["x"] == "*fp32"
-    assert entry.when["BLOCK"] == 32768
     assert verdict(kernel, [entry])[0] == []
-    assert verdict(of_centred("gfx942", 16384, 1), [entry]) == verdict(
-        of_centred("gfx942", 16384, 1), []
-    )
+    other = of_centred("gfx942", 16384, 1)
+    assert verdict(other, [entry]) == verdict(other, [])
 
 
 def test_limits_are_read_by_version(tmp_path: Path) -> None:
@@ -236,7 +214,7 @@ def test_limits_are_read_by_version(tmp_path: Path) -> None:
     assert (new.spilled, old.spilled) == (64, None)
     assert limits.of("3.9") == [new]
     assert limits.of("3.6") == []
-    assert limits.of("3.8") == [new, old], "a version that was not measured"
+    assert limits.of("3.8") == [new, old]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +225,9 @@ def test_limits_are_read_by_version(tmp_path: Path) -> None:
         (ENTRY, r"known 1: triton 3\.9 is not in measured: add it"),
         (ENTRY.replace("gfx942", "gfx943"), r"known 1: no chip 'gfx943': use one of gfx908,"),
         (ENTRY.replace("why", "reason"), r"known 1: unknown \['reason'\], missing \['why'\]"),
-        (UNFIT.replace("3\n", "0\n"), r"unfit 1: count is 0: a whole number, 1 or more"),
+        (ENTRY.replace("the tile of the gradients", " "), r"known 1: say why"),
+        (ENTRY.replace("64", "0"), r"known 1: spilled is 0: a whole number, 1 or more"),
+        (UNFIT.replace("count = 3", ""), r"unfit 1: unknown \[\], missing \['count'\]"),
     ],
 )
 def test_a_malformed_list_of_limits_is_refused(text: str, message: str, tmp_path: Path) -> None:

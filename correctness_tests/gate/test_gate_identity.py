@@ -105,8 +105,8 @@ PATCHES = {
     "KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Negative)\n"
     "KEPT = torch._C._ExcludeDispatchKeyGuard(KEYS)\n"
     "KEPT.__enter__()": "_dispatch_tls_local_exclude_set",
-    "from tinyllama.harness.kernels import known\n"
-    "known.MOST_KNOWN = 0": "tinyllama.harness.kernels.known.MOST_KNOWN",
+    "from tinyllama.harness.kernels import launch_cache\n"
+    "launch_cache.MOST_CACHED = 0": "tinyllama.harness.kernels.launch_cache.MOST_CACHED",
     "from tinyllama.harness.gate import side\n"
     "side.ON_CPU['device_seconds'] = 9.0": "tinyllama.harness.gate.side.ON_CPU",
     "os.chdir('..')": "folder",

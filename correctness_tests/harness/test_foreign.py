@@ -20,13 +20,6 @@ erf, cast = libdevice.erf, tl.cast  # by names of their own
 X = torch.linspace(0.1, 3, 40)
 
 
-def in_a_process(code: str, folder: Path) -> str:
-    """What Python code prints; `foreign` answers for the rest of a process."""
-    done = python("-c", textwrap.dedent(code), cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @jit
 def library_kernel(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
@@ -48,85 +41,54 @@ def test_functions_of_libdevice_are_computed_under_any_name() -> None:
         unknown_kernel[(1,)](X.clone())
 
 
-QUESTIONS = """
+PACKAGE = {
+    "heavy/__init__.py": "raise RuntimeError('no GPU')",
+    "heavy/kernels/__init__.py": "raise RuntimeError('no GPU')",
+    "heavy/kernels/one.py": """
+        import torch, triton, triton.language as tl
+        from absent.tools import factor, unused
+
+        @triton.autotune([triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"])
+        @triton.heuristics({"WHOLE": lambda args: args["n"] % args["BLOCK"] == 0})
+        @triton.jit
+        def kernel(x, n, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+            tl.store(x, tl.load(x) * BLOCK + WHOLE)
+
+        def scaled(x):
+            properties = torch.cuda.get_device_properties(x.device)
+            assert properties.multi_processor_count == 2
+            assert torch.cuda.get_device_capability() == (0, 0)
+            with torch.cuda.device(x.device):
+                kernel[lambda meta: (32 // meta["BLOCK"] // 2,)](x, n=32)
+            return x * factor
+    """,
+}
+IMPORTED = """
     import torch
-    from triton.runtime import driver
     from tinyllama.harness.kernels.foreign import foreign
-    from tinyllama.harness.kernels.launch import processors
 
-    def ask():
-        yield lambda: torch.cuda.get_device_properties("cpu").multi_processor_count
-        yield lambda: torch.cuda.get_device_properties(device=torch.device("cpu")).name
-        yield lambda: torch.cuda.get_device_capability()
-        yield lambda: torch.cuda.current_device()
-        yield lambda: torch.cuda.device(torch.device("cpu")).__enter__()
-        yield lambda: driver.active.get_current_target().backend
-
-    def answers():
-        for question in ask():
-            try:
-                yield question()
-            except Exception as error:
-                yield "an error"
-    print(*answers(), sep=", ")
-    with foreign():
-        pass
-    print(*answers(), sep=", ")
-    print(torch.cuda.is_available())
+    with foreign(hollow=["heavy", "heavy.kernels"], instead={"absent.tools": {"factor": 10}}):
+        from heavy.kernels import one
+    print(one.scaled(torch.ones(1)).item(), torch.cuda.is_available())
+    for wrong in (one.unused, lambda: foreign(hollow=["nowhere"]).__enter__()):
+        try:
+            wrong()
+        except (NotImplementedError, ModuleNotFoundError) as error:
+            print(error)
 """
 
 
 @pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers itself")
-def test_questions_about_a_gpu_raise_before_and_are_answered_after(tmp_path: Path) -> None:
-    before, after, available = in_a_process(QUESTIONS, tmp_path).splitlines()
-    assert before == ", ".join(["an error"] * 6)
-    assert after == "2, cpu, (0, 0), 0, None, cpu"
-    assert available == "False", "code that asks must still take its path for a CPU"
-
-
-PACKAGE = {
-    "heavy/__init__.py": "raise RuntimeError('no GPU')",
-    "heavy/kernels/__init__.py": "raise RuntimeError('no GPU')",
-    "heavy/kernels/one.py": """
-        import triton, triton.language as tl
-        from absent.tools import factor, unused
-
-        @triton.jit
-        def kernel(x):
-            tl.store(x, tl.load(x) * 2)
-
-        def double(x):
-            kernel[(1,)](x)
-            return x * factor
-    """,
-}
-
-
-@pytest.mark.long
-def test_a_module_is_imported_without_the_packages_around_it(tmp_path: Path) -> None:
+def test_a_module_is_imported_and_called_without_a_gpu_or_its_package(tmp_path: Path) -> None:
+    """Its questions about a GPU are answered; ``autotune`` takes the first configuration."""
     for name, text in PACKAGE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(textwrap.dedent(text))
-    code = """
-        import torch
-        from tinyllama.harness.kernels.foreign import foreign
-
-        with foreign(hollow=["heavy", "heavy.kernels"], instead={"absent.tools": {"factor": 10}}):
-            from heavy.kernels import one
-        print(one.double(torch.ones(1)).item())
-        try:
-            one.unused()
-        except NotImplementedError as error:
-            print(error)
-        try:
-            with foreign(hollow=["nowhere"]):
-                pass
-        except ModuleNotFoundError as error:
-            print(error)
-    """
-    assert in_a_process(code, tmp_path).splitlines() == [
-        "20.0",
+    done = python("-c", textwrap.dedent(IMPORTED), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "170.0 False",
         "absent.tools.unused is not imported: `foreign` stands for absent.tools",
         "no package 'nowhere': install it",
     ]

@@ -1,11 +1,18 @@
 """Contiguity at the boundary: what is copied is counted, what lies side by side is not copied."""
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from tinyllama.harness.kernels import layout
+from tinyllama.harness.check.guards import GuardedMemory, watched
+from tinyllama.harness.check.launched import WHOLLY
+from tinyllama.harness.check.offsets import EndsAlone, Far, NoAddressesError
+from tinyllama.harness.kernels import HAS_TRITON, layout
+from tinyllama.harness.kernels.copying import DIGITS, dense_copy
+from tinyllama.harness.kernels.launch import Launch, recorded
 from tinyllama.harness.kernels.layout import (
     as_one,
     as_rows,
@@ -16,133 +23,179 @@ from tinyllama.harness.kernels.layout import (
     joined,
     stacked,
 )
+from tinyllama.harness.kernels.resources import compilation, lacking
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import ALIGNMENT, TinyLlama
 
-SHAPE = ModelConfig(
-    vocab_size=70, hidden_dim=24, num_layers=3, num_heads=4, num_kv_heads=2, ffn_dim=41
-)
+BF16 = torch.bfloat16
+WIDE, CUBE = torch.randn(2, 3, 8), torch.randn(2, 3, 4)
 
 
-def copies_of(call: object, *args: object) -> int:
+def copies_of(call: Callable[..., Any], *args: Any) -> int:
     before = layout.copies
-    assert callable(call)
     call(*args)
     return layout.copies - before
 
 
-def test_only_what_is_not_dense_is_copied() -> None:
-    x = torch.randn(4, 6)
-    assert contiguous(x) is x
-    assert copies_of(contiguous, x) == 0
-    for other in (x.T, x[:, ::2], x[:1].expand(4, 6)):
-        assert copies_of(contiguous, other) == 1
-        assert torch.equal(contiguous(other), other)
-
-
-def test_matrices_that_are_dense_may_lie_apart() -> None:
-    buffer = torch.arange(60.0)
-    apart = buffer.view(2, 30)[:, :12].view(2, 3, 4)
-    for x in (apart, apart[:1].expand(3, 3, 4), apart[:0]):
-        assert copies_of(dense_matrices, x) == 0
-        assert dense_matrices(x) is x
-    for x in (apart.mT, apart[:, :, ::2], buffer.view(5, 4, 3).permute(2, 1, 0)):
-        assert copies_of(dense_matrices, x) == 1
-        assert dense_matrices(x).is_contiguous()
-        assert torch.equal(dense_matrices(x), x)
-
-
-def test_tensors_side_by_side_are_one_view() -> None:
-    buffer = torch.arange(30.0)
-    a, b, c = buffer[2:8].view(2, 3), buffer[8:12].view(4, 1), buffer[12:20]
-    view = as_one(a, b, c)
-    assert view is not None
-    assert view.data_ptr() == a.data_ptr()
-    assert torch.equal(view, buffer[2:20])
-    assert copies_of(joined, (a, b, c)) == 0
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        lambda b: (b[0:4], b[6:8]),  # a gap
-        lambda b: (b[4:8], b[0:4]),  # the wrong order
-        lambda b: (b[0:4], b[4:8].clone()),  # another storage
-        lambda b: (b[0:8:2], b[8:12]),  # not dense
-        lambda b: (b[0:4], b[4:8].view(torch.int32)),  # another dtype
-    ],
-)
-def test_others_are_copied_and_counted(tensors: object) -> None:
-    assert callable(tensors)
-    parts = tensors(torch.arange(12.0))
-    assert as_one(*parts) is None
-    if parts[0].dtype is parts[1].dtype:
-        assert copies_of(joined, parts) == 1
-        assert torch.equal(joined(parts), torch.cat(parts))
-
-
-@pytest.mark.parametrize("change", [lambda m: m, lambda m: m.double(), lambda m: m.to("cpu")])
-def test_a_models_matrices_lie_side_by_side(change: object) -> None:
-    assert callable(change)
-    model = change(TinyLlama(SHAPE, "v1"))
-    for layer in model.layers:
-        matrices = [p for p in layer.parameters() if p.dim() > 1]
-        view = as_one(*matrices)
-        assert view is not None
-        assert view.numel() % ALIGNMENT, "else each starts there by itself"
-        assert view.storage_offset() % ALIGNMENT == 0
-        assert torch.equal(view, torch.cat([m.detach().flatten() for m in matrices]))
-    storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    assert len(storages) == 1
-
-
-STACKED = {  # by what lies where: whether they are one view, and how far apart
-    "side by side": (lambda b: [b[0:6], b[6:12], b[12:18]], 6),
-    "a gap each": (lambda b: [b[0:6], b[8:14], b[16:22]], 8),
-    "interleaved": (lambda b: [b[0:12:2], b[1:13:2]], 1),
-    "one": (lambda b: [b[4:10]], 6),
-    "in rows": (lambda b: [b[0:6].view(2, 3), b[6:12].view(2, 3)], 6),
-    "uneven": (lambda b: [b[0:6], b[6:12], b[13:19]], None),
-    "the first twice": (lambda b: [b[0:6], b[0:6]], None),
-    "backwards": (lambda b: [b[6:12], b[0:6]], None),
-    "other strides": (lambda b: [b[0:6].view(2, 3), b[6:12].view(3, 2).T], None),
-    "other memory": (lambda b: [b[0:6], b.clone()[6:12]], None),
+# By function: tensors that it returns as they are, and tensors of which it returns a dense copy.
+RETURNED: dict[Callable[[torch.Tensor], torch.Tensor], tuple[list[Any], list[Any]]] = {
+    contiguous: ([CUBE], [CUBE.mT, CUBE[..., ::2], CUBE[:1].expand(2, 3, 4)]),
+    dense_matrices: (
+        [CUBE, WIDE[:1].expand(3, 3, 8), WIDE[:, :2], WIDE[:0]],
+        [CUBE.mT, WIDE[:, :, ::2], WIDE.permute(1, 2, 0)],
+    ),
+    dense_rows: (
+        [CUBE, CUBE.transpose(0, 1), CUBE[..., :3], CUBE[..., 1:2]],
+        [CUBE[..., ::2], CUBE.mT],
+    ),
+    even_rows: (
+        [WIDE[..., :5], WIDE[0, :, :5], WIDE[0, 0, :5], WIDE[0, 0, 0]],
+        [WIDE[..., ::2], WIDE[0, :, ::2], WIDE[0, 0, ::2], WIDE.transpose(0, 1)[:, :, :5]],
+    ),
 }
 
 
-@pytest.mark.parametrize(("made", "apart"), STACKED.values(), ids=STACKED)
-def test_tensors_equally_far_apart_are_stacked_without_a_copy(
-    made: Callable[[torch.Tensor], list[torch.Tensor]], apart: int | None
+@pytest.mark.parametrize("function", RETURNED)
+def test_only_what_is_not_dense_is_copied(function: Callable[..., torch.Tensor]) -> None:
+    as_it_is, others = RETURNED[function]
+    assert all(function(x) is x for x in as_it_is)
+    for x in others:
+        assert copies_of(function, x) == 1
+        assert function(x).is_contiguous()
+        assert torch.equal(function(x), x)
+
+
+# By what lies where: whether the tensors are one view, and how far apart they are as a stack.
+TOGETHER: dict[str, tuple[Callable[[torch.Tensor], list[torch.Tensor]], bool, int | None]] = {
+    "side by side": (lambda b: [b[0:6], b[6:12], b[12:18]], True, 6),
+    "one": (lambda b: [b[4:10]], True, 6),
+    "in rows": (lambda b: [b[0:6].view(2, 3), b[6:12].view(2, 3)], True, 6),
+    "a gap each": (lambda b: [b[0:6], b[8:14], b[16:22]], False, 8),
+    "interleaved": (lambda b: [b[0:12:2], b[1:13:2]], False, 1),
+    "uneven": (lambda b: [b[0:6], b[6:12], b[13:19]], False, None),
+    "the first twice": (lambda b: [b[0:6], b[0:6]], False, None),
+    "backwards": (lambda b: [b[6:12], b[0:6]], False, None),
+    "other strides": (lambda b: [b[0:6].view(2, 3), b[6:12].view(3, 2).T], False, None),
+    "other memory": (lambda b: [b[0:6], b.clone()[6:12]], False, None),
+}
+
+
+@pytest.mark.parametrize(("tensors", "is_one", "apart"), TOGETHER.values(), ids=TOGETHER)
+def test_tensors_side_by_side_or_equally_far_apart_are_views(
+    tensors: Callable[[torch.Tensor], list[torch.Tensor]], is_one: bool, apart: int | None
 ) -> None:
-    buffer = torch.arange(40.0)[3:]
-    tensors = made(buffer)
-    assert copies_of(stacked, tensors) == (apart is None)
-    found = stacked(tensors)
-    assert torch.equal(found, torch.stack(tensors))
-    assert not stacked([one.clone().requires_grad_() for one in tensors]).requires_grad
-    if apart is not None:
-        assert found.data_ptr() == tensors[0].data_ptr()
-        assert found.stride() == (apart, *tensors[0].stride())
+    parts = tensors(torch.arange(40.0)[3:])
+    assert (as_one(*parts) is not None) == is_one
+    assert copies_of(joined, parts) == (not is_one)
+    assert torch.equal(joined(parts), torch.cat([part.flatten() for part in parts]))
+    assert copies_of(stacked, parts) == (apart is None)
+    assert torch.equal(stacked(parts), torch.stack(parts))
+    assert apart is None or stacked(parts).data_ptr() == parts[0].data_ptr()
+    assert not stacked([part.clone().requires_grad_() for part in parts]).requires_grad
 
 
-def test_rows_are_a_matrix_and_a_dense_axis_is_enough() -> None:
-    x = torch.arange(24.0).view(2, 3, 4)
-    assert as_rows(x).shape == (6, 4)
-    assert as_rows(x[0, 0]).shape == (1, 4)
-    assert as_rows(x[0]).shape == (3, 4)
-    assert as_rows(x[None]).shape == (6, 4)
-    assert as_rows(x).data_ptr() == x.data_ptr()
-    for dense in (x, x.transpose(0, 1), x[..., :3], x[..., 1:2], x[..., ::4]):
-        assert dense_rows(dense) is dense
-    for other in (x[..., ::2], x.transpose(1, 2)):
-        assert copies_of(dense_rows, other) == 1
-        assert dense_rows(other).is_contiguous()
+def test_rows_are_a_matrix() -> None:
+    shapes = [as_rows(x).shape for x in (CUBE, CUBE[0], CUBE[0, 0], CUBE[None])]
+    assert shapes == [(6, 4), (3, 4), (1, 4), (6, 4)]
 
 
-def test_rows_that_lie_evenly_apart_are_not_copied() -> None:
-    wide = torch.randn(2, 3, 8)
-    for rows in (wide[..., :5], wide[0, :, :5], wide[0, 0, :5], wide[0, 0, 0]):
-        assert even_rows(rows) is rows
-    for other in (wide[..., ::2], wide[0, :, ::2], wide[0, 0, ::2], wide.transpose(0, 1)[:, :, :5]):
-        assert copies_of(even_rows, other) == 1
-        assert torch.equal(even_rows(other), other)
+def test_a_models_matrices_lie_side_by_side() -> None:
+    sizes = {"vocab_size": 70, "hidden_dim": 24, "num_layers": 3, "num_heads": 4}
+    model = TinyLlama(ModelConfig(**sizes, num_kv_heads=2, ffn_dim=41), "v1").double()
+    for layer in model.layers:
+        view = as_one(*(p for p in layer.parameters() if p.dim() > 1))
+        assert view is not None
+        assert view.storage_offset() % ALIGNMENT == 0
+    assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 1
+
+
+# -- the copy ---------------------------------------------------------------------------------
+
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+
+
+def in_order(x: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """x in memory whose slowest axis is order[0], and so on."""
+    back = sorted(range(x.dim()), key=order.__getitem__)
+    return x.permute(order).contiguous().permute(back)
+
+
+def launches_of(x: torch.Tensor) -> list[Launch]:
+    with recorded() as launches:
+        dense_copy(x)
+    return launches
+
+
+def assert_copied(x: torch.Tensor) -> None:
+    assert dense_copy(x).is_contiguous()
+    assert torch.equal(dense_copy(x), x)
+    assert not dense_copy(x).requires_grad
+
+
+SHAPES = [(7,), (70, 130), (2, 1100), (3, 70, 33), (2, 3, 5, 17), (2, 1, 3, 1, 40)]
+
+
+@needs_triton
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_order_of_axes_is_copied_by_one_launch(
+    shape: tuple[int, ...], device: torch.device
+) -> None:
+    x = torch.arange(torch.Size(shape).numel(), dtype=torch.float32, device=device).view(shape)
+    for order in itertools.permutations(range(x.dim())):
+        assert len(launches_of(in_order(x, order))) == 1
+        assert_copied(in_order(x.requires_grad_(), order))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, BF16, torch.int64, torch.uint8, torch.bool])
+def test_every_dtype_gap_and_repeated_element_is_copied(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    x = torch.arange(600, device=device).view(5, 10, 12).to(dtype)
+    assert_copied(in_order(x, (2, 1, 0)))
+    for view in (x[..., ::2], x[:, ::3, 1:4], x[::2, 1:, ::2].transpose(0, 2), x[..., 3]):
+        assert_copied(view)
+    for view in (x[:1].expand(6, 10, 12), x[..., :1].expand(5, 10, 12), x[0, 0, 0], x[:, :0]):
+        assert_copied(view)
+    assert_copied(in_order(torch.ones([2] * (DIGITS + 2)), tuple(range(DIGITS + 1, -1, -1))))
+
+
+@needs_triton
+@pytest.mark.usefixtures("checked")
+def test_nothing_beside_the_tensor_is_read_and_elements_may_lie_2_to_the_31_apart() -> None:
+    memory = GuardedMemory()
+    with memory, watched(memory.watch):
+        for order in ((0, 1), (1, 0)):
+            dense_copy(memory.guarded(torch.randn(67, 35)).permute(order))
+    assert not memory.broken()
+    rows, width = 2**31 // 16 + 2, 16
+    try:
+        for axis in (0, 1):
+            assert_copied(Far()(torch.arange(9).view(3, 3).to(BF16), axis=axis))
+        ends = EndsAlone()
+        many = ends.room(rows * width).view(rows, width)
+        for result, expected in ends(lambda x: [dense_copy(x.T).T], 1, many):
+            assert torch.equal(result, expected)
+    except NoAddressesError as error:
+        pytest.skip(f"this system promises no memory that it may not have: {error}")
+
+
+# Layouts of the largest timed cases, of two to four axes: B T D, N V, B T H K.
+LARGE: dict[str, Callable[[Callable[..., torch.Tensor]], torch.Tensor]] = {
+    "transposed": lambda new: new(32000, 8192).T,
+    "reversed": lambda new: new(4096, 4096, 8).permute(2, 1, 0),
+    "heads first": lambda new: new(4, 32, 4096, 128).transpose(1, 2),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+@pytest.mark.parametrize("chip", WHOLLY)
+@pytest.mark.parametrize("name", LARGE)
+def test_both_sides_of_a_copy_are_accessed_16_bytes_at_a_time(
+    name: str, chip: str, dtype: torch.dtype
+) -> None:
+    if reason := lacking(chip):
+        pytest.skip(reason)
+    x = LARGE[name](lambda *shape: torch.empty(shape, dtype=dtype, device="meta"))
+    taken = compilation(launches_of(x)[0], chip).run()
+    assert (taken.instructions.loads, taken.instructions.stores) == (16, 16)

@@ -6,6 +6,7 @@ No GPU is needed: see `correctness_tests.support.posed`.
 import contextlib
 import functools
 import gc
+import itertools
 import sys
 import threading
 import weakref
@@ -20,8 +21,10 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.planned import BOTH, SCALE, Calls, X, scale_kernel, scaled, shifted
 from correctness_tests.support.posed import Posed
-from tinyllama.harness.kernels import known, launch
-from tinyllama.harness.kernels.configs import Config, asked
+from tinyllama.harness.declare import checked
+from tinyllama.harness.declare.checked import BySignature
+from tinyllama.harness.kernels import launch, launch_cache
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import launched, processors, recorded
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.plans import Repeated
@@ -29,19 +32,12 @@ from tinyllama.harness.kernels.plans import Repeated
 
 @pytest.fixture
 def calls(posed: Posed) -> Calls:
-    """An op whose calls with `X` are made by plans."""
-    calls = Calls()
-    for _ in range(3):
-        calls(X)
-    assert [plan.reason for plan in posed.plans] == [""] * 4
-    assert calls.new(lambda: calls(X)) == []
-    return calls
-
-
-def test_two_calls_are_planned_and_later_ones_are_not_run(posed: Posed) -> None:
+    """An op whose calls with `X` are made by plans: the first three were run."""
     calls = Calls()
     ran = [calls.new(functools.partial(calls, X + i)) for i in range(5)]
     assert ran == [BOTH, BOTH, BOTH, [], []]
+    assert [plan.reason for plan in posed.plans] == [""] * 4
+    return calls
 
 
 UNLIKE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -60,28 +56,13 @@ def test_a_call_that_differs_is_made_as_it_is_written(
     args: tuple[Any, ...], params: dict[str, Any], calls: Calls
 ) -> None:
     assert calls.new(lambda: calls(*args, **params))[:1] == ["forward"]
+    assert calls.new(lambda: calls(shifted(4))) == [], "any multiple of 16 bytes is one address"
 
 
-def test_an_aligned_address_is_that_of_any_multiple_of_16_bytes(calls: Calls) -> None:
-    assert calls.new(lambda: calls(shifted(4))) == []
-
-
-@pytest.mark.parametrize(
-    "grad",
-    [shifted(1), torch.arange(128.0)[::2], torch.ones(()).expand(64), X.double().float()],
-    ids=["address", "stride", "one element", "like"],
-)
-def test_a_backward_pass_is_repeated_for_gradients_of_one_layout(
-    grad: torch.Tensor, calls: Calls
-) -> None:
-    like = grad.is_contiguous() and grad.data_ptr() % 16 == 0
-    assert calls.new(lambda: calls(X, grad)) == ([] if like else ["backward"])
-
-
-def test_autocast_is_part_of_the_signature(calls: Calls) -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype):
-            assert calls.new(lambda: calls(X)) == BOTH
+@pytest.mark.parametrize("grad", [shifted(1), torch.arange(128.0)[::2], torch.ones(()).expand(64)])
+def test_so_is_a_backward_pass_of_another_layout(grad: torch.Tensor, calls: Calls) -> None:
+    assert calls.new(lambda: calls(X, grad)) == ["backward"]
+    assert calls.new(lambda: calls(X, X + 1)) == []
 
 
 @contextlib.contextmanager
@@ -94,11 +75,13 @@ def traced_by_python() -> Iterator[None]:
         sys.settrace(before)
 
 
-class Watcher(TorchDispatchMode):
-    """Sees every call of torch."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @contextlib.contextmanager
@@ -111,25 +94,38 @@ def hooked_kernel() -> Iterator[None]:
         launch._HOOKED.clear()
 
 
+class Watcher(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 AFFECTED: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "launched": launched,
     "processors": lambda: processors(7),
     "configuration": lambda: SCALE.force(Config(BLOCK=32)),
-    "asked": asked,
-    "as written": known.as_written,
+    "as written": launch_cache.as_written,
     "a debugger": traced_by_python,
     "a dispatch mode": Watcher,
     "a hook of a kernel": hooked_kernel,
+    "autocast": lambda: torch.autocast("cpu", torch.float16),
+    "deterministic algorithms": deterministic,
 }
 
 
 @pytest.mark.parametrize("affected", AFFECTED.values(), ids=AFFECTED)
-def test_whatever_watches_or_changes_launches_is_asked_each_time(
+def test_no_plan_is_used_while_launches_are_watched_or_changed(
     affected: Callable[[], contextlib.AbstractContextManager[Any]], calls: Calls
 ) -> None:
     with affected():
         assert calls.new(lambda: calls(X)) == BOTH
     assert calls.new(lambda: calls(X)) == []
+    assert calls.new(lambda: calls.op["triton"](X)) == ["forward"], "no gradient is required"
+    with recorded("sm_90") as launches:
+        calls.op["triton"](X)
+    assert [each.kernel for each in launches] == [scale_kernel]
+
+
+# -- what a plan can repeat -------------------------------------------------------------------
 
 
 def repeated(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,10 +133,6 @@ def repeated(function: Callable[..., Any]) -> Callable[..., Any]:
     put: list[Callable[..., Any]] = []
     again = Repeated(function, put.append)
     return lambda *tensors: (put[-1] if put else again)(*tensors)
-
-
-def copied(x: torch.Tensor) -> torch.Tensor:
-    return scaled(contiguous(x.view(8, 8).T).view(64), 2.0)
 
 
 def another_grid(x: torch.Tensor) -> torch.Tensor:
@@ -176,7 +168,7 @@ def in_parts(x: torch.Tensor) -> torch.Tensor:
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a value that is read": lambda x: scaled(x, x[1].item()),
     "a list": lambda x: torch.cat([scaled(x, 2.0), scaled(x, 3.0)]),
-    "a copy": copied,
+    "a copy": lambda x: scaled(contiguous(x.view(8, 8).T).view(64), 2.0),
     "an argument": lambda x: x,
     "a view of an argument": lambda x: x[:8],
     "a new size": lambda x: scaled(x, 2.0).resize_(8),
@@ -198,109 +190,84 @@ def test_a_function_gives_its_own_results_whatever_it_does(
     call, inside = repeated(lambda x: [function(x)]), torch.arange(128.0)[4:68]
     with torch.autocast("cpu", torch.bfloat16):
         for x in (X, X + 1, X * 3, X * 0.5, inside, shifted(1), X - 7):
-            (result,) = call(x)
-            assert torch.equal(result, function(x))
+            assert torch.equal(call(x)[0], function(x))
 
 
 def test_what_python_counts_or_torch_draws_is_new_in_each_call(posed: Posed) -> None:
-    count, at_times = iter(range(1, 100)), iter(range(100))
+    count = iter(range(1, 100))
     counting = repeated(lambda x: [scaled(x, float(next(count)))])
     assert all(torch.equal(counting(X)[0], X * i) for i in range(1, 6))
-    every_other = repeated(lambda x: [scaled(x, 2.0) if next(at_times) % 2 else x * 3])
-    assert all(torch.equal(every_other(X)[0], X * (2 if i % 2 else 3)) for i in range(6))
     drawing = repeated(lambda x: [scaled(torch.rand_like(x), 2.0)])
     first, *others = [drawing(X)[0] for _ in range(5)]
-    assert not any(torch.equal(first, one) for one in others)
+    assert not any(torch.equal(first, other) for other in others)
 
 
-def test_arguments_may_share_memory_in_some_calls(posed: Posed) -> None:
-    call = repeated(lambda x, y: [scaled(x, 2.0), scaled(y, 3.0)])
+def test_arguments_may_share_memory_and_calls_may_nest(posed: Posed) -> None:
+    inner = repeated(lambda x, y: [scaled(x, 2.0), scaled(y, 3.0)])
+    outer = repeated(lambda x, y: [scaled(inner(x, y)[1], 3.0)])
     both = torch.arange(128.0)
     for x, y in ((X, X + 1), (X, X + 2), (X, X + 3), (X, X), (both[:64], both[64:])):
-        assert all(map(torch.equal, call(x, y), (x * 2, y * 3)))
+        assert all(map(torch.equal, inner(x, y), (x * 2, y * 3)))
+        assert torch.equal(outer(x, y)[0], y * 9)
 
 
-def test_a_planned_call_inside_of_a_planned_one_is_repeated(posed: Posed) -> None:
-    inner = repeated(lambda x: [scaled(x, 2.0)])
-    outer = repeated(lambda x: [scaled(inner(x)[0], 3.0)])
-    for i in range(8):
-        assert torch.equal(inner(X + i)[0], (X + i) * 2)
-        assert torch.equal(outer(X + i)[0], (X + i) * 6)
-
-
-def test_a_forced_configuration_is_the_one_that_is_launched(calls: Calls) -> None:
-    with launched() as seen, SCALE.force(Config(BLOCK=32)):
-        calls(X)
-    assert [one.grid for one in seen] == [(2,), (2,)]
-
-
-def test_nothing_is_planned_meanwhile(posed: Posed) -> None:
-    calls = Calls()
-    with SCALE.force(Config(BLOCK=32)):
-        for _ in range(4):
-            assert calls.new(lambda: calls(X)) == BOTH
-    assert posed.plans == []
-
-
-def test_recorded_launches_are_not_made(calls: Calls) -> None:
-    with recorded("sm_90") as launches:
-        calls.op["triton"](X)
-    assert [one.kernel.fn.__name__ for one in launches] == ["scale_kernel"]
-
-
-def test_results_are_new_memory_each_time(calls: Calls) -> None:
-    first, second = (calls.op["triton"](X) for _ in range(2))
-    assert first.data_ptr() != second.data_ptr()
-
-
-def test_a_plan_keeps_no_tensor(posed: Posed) -> None:
+def test_a_plan_keeps_no_tensor_and_makes_new_memory(posed: Posed) -> None:
     calls, x = Calls(), torch.arange(64.0)
     for _ in range(4):
         calls(x)
+    first, second = (calls.op["triton"](x) for _ in range(2))
+    assert first.data_ptr() != second.data_ptr()
     alive = weakref.ref(x)
     posed.specialised.clear()
-    del x
+    del x, first, second
     gc.collect()
     assert alive() is None
 
 
-def test_deterministic_algorithms_are_part_of_the_signature(calls: Calls) -> None:
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert calls.new(lambda: calls(X)) == BOTH
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert calls.new(lambda: calls(X)) == []
-
-
-def test_so_is_whether_a_gradient_is_required(calls: Calls) -> None:
-    assert calls.new(lambda: calls.op["triton"](X)) == ["forward"]
-
-
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
-def test_transforms_of_functions_are_refused(transform: Callable[..., Any], calls: Calls) -> None:
-    """As by every autograd function without a rule of theirs: no plan is used before. Calls of
-    plain tensors inside them are too."""
-    x = X.clone()[None] if transform is torch.func.vmap else X.clone()
-    with pytest.raises(RuntimeError, match=r"functorch|vmap|setup_context"):
-        transform(lambda x: calls.op["triton"](x).sum())(x)
-    with pytest.raises(RuntimeError, match="setup_context"):
-        transform(lambda x: (calls.op["triton"](X) * x).sum())(x)
-
-
 @pytest.mark.long
-def test_threads_plan_and_use_plans_at_once(posed: Posed) -> None:
-    calls, failed = Calls(), []
+def test_threads_may_use_plans_at_once(posed: Posed) -> None:
+    calls, results = Calls(), []
 
     def many(seed: int) -> None:
-        for i in range(20):
-            x = X + seed * 100 + i
-            if not torch.equal(calls.op["triton"](x), x * 3):
-                failed.append((seed, i))
+        for x in (X + seed * 100 + i for i in range(20)):
+            results.append(torch.equal(calls.op["triton"](x), x * 3))
 
     threads = [threading.Thread(target=many, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert failed == []
+    assert results == [True] * 80
+
+
+# -- which calls are alike --------------------------------------------------------------------
+
+TENSORS = {
+    "x": X.view(8, 8),
+    "a part of another shape": torch.zeros(9, 8)[1:],
+    "transposed": X.view(8, 8).T,
+    "rows apart": torch.zeros(8, 16)[:, :8],
+    "fewer rows": torch.zeros(7, 8),
+    "one more axis": torch.zeros(1, 8, 8),
+    "expanded": torch.zeros(8, 1).expand(8, 8),
+    "another dtype": torch.zeros(8, 8, dtype=torch.int32),
+    "on another device": torch.zeros(8, 8, device="meta"),
+    "with a gradient": torch.zeros(8, 8, requires_grad=True),
+    "no element": torch.zeros(0, 8),
+}
+ALIKE = {"x", "a part of another shape"}
+
+
+@pytest.mark.parametrize("guards", [True, False], ids=["torch's guards", "no guards"])
+def test_a_signature_is_of_layouts_and_parameters(
+    guards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not guards:  # a version of torch without them
+        monkeypatch.setattr(checked, "GUARDS", None)
+    for (name, one), (other, second) in itertools.product(TENSORS.items(), repeat=2):
+        values: BySignature[str] = BySignature()
+        values.put([X, one], {"a": 0.0}, "value")
+        alike = name == other or {name, other} <= ALIKE
+        assert (values.get([X, second], {"a": 0.0}) == "value") == alike, (name, other)
+        for params in ({"a": -0.0}, {"a": 0}, {"a": False}, {"b": 0.0}, {}):
+            assert values.get([X, one], params) is None, params

@@ -21,7 +21,7 @@ from torch import nn
 from correctness_tests.support.posed import Posed
 from tinyllama.bench.peers.hugging_face import hugging_face_llama
 from tinyllama.bench.peers.with_ours import Norm, loss_with, with_ours
-from tinyllama.harness.kernels.known import as_written
+from tinyllama.harness.kernels.launch_cache import as_written
 from tinyllama.model.config import ModelConfig
 
 pytest.importorskip("transformers", reason="extra 'peers' is not installed")

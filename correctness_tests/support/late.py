@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tinyllama.harness.kernels import interpreter, interpreter_values
+from tinyllama.harness.kernels.launch import arguments_of, identity
 
 
 @contextlib.contextmanager
@@ -50,20 +51,18 @@ def rounded_on_the_way() -> Iterator[set[tuple[str, str]]]:
     found: set[tuple[str, str]] = set()
     run = interpreter.run
 
-    def twice(
-        function: Any, names: Any, grid: Any, args: Any, kwargs: Any, kernel: str = ""
-    ) -> None:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+    def twice(launched: Any, grid: Any, args: Any, kwargs: Any) -> None:
+        kernel, given = identity(launched), arguments_of(launched, args, kwargs)
         given = {name: getattr(one, "base", one) for name, one in given.items()}
         tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
         stores = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in tensors.values()}
         before = {at: one.clone() for at, one in stores.items()}
         with _rounded_late():
-            run(function, names, grid, args, kwargs, kernel)
+            run(launched, grid, args, kwargs)
         late = {name: _bits(x) for name, x in tensors.items()}
         for at, one in stores.items():
             one.copy_(before[at])
-        run(function, names, grid, args, kwargs, kernel)
+        run(launched, grid, args, kwargs)
         found.add((kernel, ""))
         found.update((kernel, n) for n, x in tensors.items() if not torch.equal(_bits(x), late[n]))
 

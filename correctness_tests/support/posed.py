@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tinyllama.harness.kernels import known, plans
+from tinyllama.harness.kernels import launch_cache, plans
 from tinyllama.harness.kernels.descriptors import is_descriptor
-from tinyllama.harness.kernels.launch import identity
 from tinyllama.ops import OPS
 
 STREAM, FUNCTION, METADATA = 5, 7, (4, 1, 0)
@@ -76,7 +75,7 @@ class Launcher:
         kernel = self.kernel
         # The interpreter copies tensors; a launch calls no torch.
         with _ONE, _disable_current_modes():
-            interpreter.run(kernel.fn, kernel.arg_names, grid, read, {}, identity(kernel))
+            interpreter.run(kernel, grid, read, {})
 
 
 class Compiled:
@@ -142,8 +141,8 @@ def posed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Posed]:
         return results, made
 
     monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(known, "knows", lambda index: True)
-    monkeypatch.setattr(known, "stream_of", lambda: _stream_of)
+    monkeypatch.setattr(launch_cache, "knows", lambda index: True)
+    monkeypatch.setattr(launch_cache, "stream_of", lambda: _stream_of)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(plans, "planned", planned)

@@ -11,7 +11,7 @@ from torch.autograd import _unsafe_preserve_version_counter
 from torch.autograd.graph import increment_version
 
 from tinyllama.harness.kernels.layout import as_one, placed_alike
-from tinyllama.harness.kernels.placed import Offered, kept_transposed, rounded
+from tinyllama.harness.kernels.parameter_memory import Offered, kept_transposed, rounded
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS

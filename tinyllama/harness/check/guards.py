@@ -91,7 +91,7 @@ class GuardedMemory(DispatchMode, Bounds):
 
         The canaries are put back: what is said once is not said again.
         """
-        found, self.strays = self.strays, []
+        found, self.out_of_bounds = self.out_of_bounds, []
         for raw, first, end, name in self.buffers:
             for side, canary in (("before", raw[:first]), ("after", raw[end:])):
                 hit = (canary != CANARY).nonzero().flatten()

@@ -15,7 +15,7 @@ from tinyllama.harness.check.offsets import Far, NoAddressesError
 from tinyllama.harness.check.programs import interpreted
 from tinyllama.harness.declare.specs import Tensor
 from tinyllama.harness.kernels.bounds import author_line, tensors_of
-from tinyllama.harness.kernels.known import among
+from tinyllama.harness.kernels.launch_cache import among
 
 ENTRIES = 8  # along the first axis, so that an offset within an entry is small
 Place = Callable[[torch.Tensor], torch.Tensor]
@@ -23,7 +23,7 @@ GAP = 64  # elements between rows that are not far apart
 APART = 3  # rows that lie 2^30 elements apart: the last one begins beyond 2^31
 
 
-class Narrow:
+class Int32OffsetDetector:
     """Notes the largest offset of 32 bits that all of a block have, by kernel and tensor.
 
     An offset within a tile begins at 0, one that a program's number is part of grows with the
@@ -95,7 +95,7 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
     except Unsupported:
         return None
     inputs = candidate.inputs(case)
-    narrow = Narrow(max(value.numel() for value in leaves(inputs.args)))
+    narrow = Int32OffsetDetector(max(value.numel() for value in leaves(inputs.args)))
     with among(interpreter_values.SUMS, narrow.note):
         candidate.shielded().results(inputs)
     if not narrow.found:

@@ -17,7 +17,7 @@ from tinyllama.harness.kernels.programs import NAMES, Order, ordered
 Results = dict[str, torch.Tensor]
 
 
-class Stores:
+class RaceDetector:
     """Notes the addresses that each program of a launch stores without an atomic.
 
     races: kernel -> what was seen, with its file and line, where two programs of a launch stored
@@ -65,7 +65,7 @@ def races(candidate: Candidate) -> Problem:
     for case in candidate.plain():
         if case.dtype is not candidate.dtypes[0]:
             continue
-        stores, raised = Stores(), None
+        stores, raised = RaceDetector(), None
         with watched(stores.watch):
             try:
                 candidate.shielded().results(candidate.inputs(case))

@@ -105,8 +105,8 @@ def run(
             with candidate.limits(bounds):
                 finding = _finding(name, candidate)
             finding = _with_kernels(finding, bounds.kernels)
-            yield _with_strays(finding, bounds.strays) if bounded else finding
-            bounded = bounded and not bounds.strays
+            yield _with_out_of_bounds(finding, bounds.out_of_bounds) if bounded else finding
+            bounded = bounded and not bounds.out_of_bounds
 
 
 def _of_reference(finding: Finding, candidate: Candidate) -> Finding:
@@ -132,14 +132,14 @@ def _with_kernels(finding: Finding, kernels: Mapping[str, str]) -> Finding:
     return replace(finding, message=f"{finding.message}; kernels: {named}") if named else finding
 
 
-def _with_strays(finding: Finding, strays: list[str]) -> Finding:
+def _with_out_of_bounds(finding: Finding, out_of_bounds: list[str]) -> Finding:
     """What was accessed out of bounds comes before what else was seen."""
-    if not strays:
+    if not out_of_bounds:
         return finding
     if finding.outcome.good:
-        text = f"out of bounds: {strays[0]}"
+        text = f"out of bounds: {out_of_bounds[0]}"
         return Finding(finding.check, Outcome.FAILED, finding.case, text, special=Rank.UNSAFE)
-    return replace(finding, message=f"out of bounds: {strays[0]}; then: {finding.message}")
+    return replace(finding, message=f"out of bounds: {out_of_bounds[0]}; then: {finding.message}")
 
 
 def _finding(name: str, candidate: Candidate) -> Finding:

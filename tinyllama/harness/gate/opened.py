@@ -40,7 +40,7 @@ from tinyllama.harness.machine.device import cannot
 HARNESS = os.path.join("tinyllama", "harness", "")
 _ENVIRONMENT = os.path.join(os.path.realpath(sys.prefix), "")
 SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
-_KERNELS = ("configs", "gluon", "interpreter", "libdevice", "programs", "shared_types")
+_KERNELS = ("configs", "gluon", "interpreter", "libdevice", "programs", "interpreter_speed")
 # What a first backward pass and a first interpreted kernel load, here for all forks. The latter
 # change triton: each fork that did that itself would be made again.
 _LATE = (

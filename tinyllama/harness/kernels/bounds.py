@@ -3,7 +3,7 @@
     bounds = Bounds()
     with watched(bounds.watch):
         ...                      # what is launched
-    for stray in bounds.strays: ...
+    for access in bounds.out_of_bounds: ...
 
 An access outside of the tensor that its pointer came from is not made, even where it would reach
 another tensor of the launch: which one that is depends on where the allocator placed them. A store
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tinyllama.harness.kernels.known import among
+from tinyllama.harness.kernels.launch_cache import among
 
 _MACHINERY = ("triton", "numpy", "torch", "tinyllama.harness", "tinyllama.testing")
 _ADDRESSES = (torch.int64, torch.uint64)  # dtypes of tables of addresses
@@ -38,8 +38,8 @@ class Region(NamedTuple):
 
 
 class Bounds:
-    """accesses: the number of loads and stores. strays: what was refused, in words; the first
-    access of each kernel, argument and kind.
+    """accesses: the number of loads and stores. out_of_bounds: those that were refused, in words;
+    one of each kernel, argument and kind.
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
     kernels: those that were launched, each with the file and line where it begins.
@@ -48,7 +48,7 @@ class Bounds:
     """
 
     def __init__(self) -> None:
-        self.strays: list[str] = []
+        self.out_of_bounds: list[str] = []
         self.accesses = 0
         self.inside: dict[int, tuple[int, int]] = {}
         self.kernels: dict[str, str] = {}
@@ -139,7 +139,7 @@ class Bounds:
             behind = "across" if gap < 0 else f"{gap} bytes behind" if gap else "right behind"
             where = f"{behind} the end of {nearest.name}"
         length = nearest.end - nearest.start
-        self.strays.append(
+        self.out_of_bounds.append(
             f"{author_line()}{kernel}, program {program}: {_article(kind)} of {size} bytes, "
             f"{where}, a buffer of {length} bytes"
         )

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.known import AFFECTING, among
 from tinyllama.harness.kernels.launch import chip_of
+from tinyllama.harness.kernels.launch_cache import AFFECTING, among
 from tinyllama.harness.machine.parsed import json_of
 
 Key = int | str | bool

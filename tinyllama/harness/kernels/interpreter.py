@@ -20,7 +20,7 @@ in it are fixed here, once, so that no kernel branches on it and no tolerance wi
 * it passes over libdevice, whose functions return None; here the common ones are computed, and the
   others raise an error that names them;
 * it does not verify what a kernel promises its compiler; here a false promise raises an error
-  (`tinyllama.harness.kernels.promises`);
+  (`tinyllama.harness.kernels.compiler_hints`);
 * numpy warns of an overflow, even in elements that a mask leaves out; here, as on a
   GPU, the result is infinite without a warning;
 * up to triton 3.3 it leaves the language patched behind it; here all is put back.
@@ -32,27 +32,19 @@ accesses are watched (`tinyllama.harness.kernels.bounds`); an endless loop is en
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import (
-    builder_notes,
-    libdevice,
-    operators,
-    patches,
-    programs,
-    shared_types,
-)
+from tinyllama.harness.kernels import interpreter_speed, language, libdevice, programs
 from tinyllama.harness.kernels.interpreter_values import RUNNING, Running
-from tinyllama.harness.kernels.known import among
+from tinyllama.harness.kernels.launch import Kernel, arguments_of, identity
+from tinyllama.harness.kernels.launch_cache import among
 
 STEPS = 500_000  # operations of one program, of some microseconds each, after which it is ended
 
@@ -61,44 +53,29 @@ class EndlessLoopError(AssertionError):
     """A program that takes more operations than `limited` allows."""
 
 
-class _InPlace(stock.GridExecutor):
-    """Works on the tensors themselves: the stock one gives each memory back by copying it to where
-    it is already."""
-
-    def _init_args_hst(self, args_dev: Any, kwargs: Any) -> tuple[Any, Any]:
-        return args_dev, kwargs
-
-    def _restore_args_dev(self, *_: Any) -> None:
-        pass
-
-
-def run(
-    function: Callable[..., Any],
-    names: list[str],
-    grid: tuple[int, ...],
-    args: Any,
-    kwargs: Any,
-    kernel: str = "",
-) -> None:
-    """Run a kernel's Python function for every program of a grid, on tensors of the CPU.
-
-    names: of its arguments; kernel: its own, ``op.function``.
-    """
-    named = {**dict(zip(names, args, strict=False)), **kwargs}
+def run(kernel: Kernel, grid: tuple[int, ...], args: Any, kwargs: Any) -> None:
+    """Run a kernel's Python function for every program of a grid, on tensors of the CPU; what it
+    raises is the cause of Triton's InterpreterError."""
+    function, name = kernel.fn, identity(kernel)
+    arguments = arguments_of(kernel, args, kwargs)
+    programs.fitting(grid, name)
     with (
-        among(RUNNING, Running(function, kernel, named)),
-        patches.put_back(),
-        libdevice.computed() as seen,
-        _device_functions(function, seen),
+        among(RUNNING, Running(function, name, arguments)),
+        language.interpreted(),
+        _device_functions(function),
         np.errstate(all="ignore"),
         _on_the_cpu(),
     ):
-        programs.fitting(grid, kernel)
-        programs.launched(kernel, function)
-        called, grid = programs.scheduled(
-            _rewritten(function), kernel, stock.interpreter_builder, grid
-        )
-        _InPlace(called, names, grid)(*args, **kwargs)
+        constants = {param.name for param in kernel.params if param.is_constexpr}
+        values = {
+            name: value if name in constants else stock._implicit_cvt(value)
+            for name, value in arguments.items()
+        }
+        call = functools.partial(_rewritten(function), **values)
+        try:
+            programs.run(call, name, function, grid, stock.interpreter_builder)
+        except Exception as error:
+            raise stock.InterpreterError(repr(error)) from error
 
 
 def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
@@ -140,11 +117,11 @@ _STEPS = _Steps()
 def limited(steps: int = STEPS) -> Iterator[None]:
     """Meanwhile, a program that takes more operations raises EndlessLoopError."""
     before, _STEPS.limit = _STEPS.limit, steps
-    counts, builder_notes.COUNTS[:] = [*builder_notes.COUNTS], [_STEPS.take]
+    counts, interpreter_speed.COUNTS[:] = [*interpreter_speed.COUNTS], [_STEPS.take]
     try:
         yield
     finally:
-        _STEPS.limit, builder_notes.COUNTS[:] = before, counts
+        _STEPS.limit, interpreter_speed.COUNTS[:] = before, counts
 
 
 _REWRITTEN: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -157,66 +134,38 @@ def _rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _device_functions(
-    kernel: Callable[..., Any], seen: Callable[[dict[str, Any]], None]
-) -> Iterator[None]:
-    """Functions under ``jit``, those of triton's own library too, can be called meanwhile.
-
-    seen: prepares the names that functions of a module see (`libdevice.computed`).
-    """
+def _device_functions(kernel: Callable[..., Any]) -> Iterator[None]:
+    """Functions under ``jit``, those of triton's own library too, can be called meanwhile, and so
+    can what the modules of these functions have names for (`libdevice.names_of`)."""
     before = JITFunction.__call__
-    known, counting = set[int](), list[dict[str, Any]]()
+    changed: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # modules' names, and before
 
     def prepare(names: dict[str, Any]) -> None:
-        known.add(id(names))
-        seen(names)
+        meanwhile = libdevice.names_of(names)
         if "range" not in names:
-            names["range"] = functools.partial(patches.counted, range)
-            counting.append(names)
-
-    prepare(kernel.__globals__)
+            names["range"] = range
+            meanwhile["range"] = functools.partial(language.counted, range)
+        changed[id(names)] = names, {name: names[name] for name in meanwhile}
+        names.update(meanwhile)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        names = self.fn.__globals__
-        if id(names) not in known:
-            prepare(names)
-            if tl.core in names.values():  # as in triton's own library
-                stock._patch_lang(self.fn)
+        if id(self.fn.__globals__) not in changed:
+            prepare(self.fn.__globals__)
         return _rewritten(self.fn)(*args, **kwargs)
 
+    prepare(kernel.__globals__)
     JITFunction.__call__ = call
     try:
         yield
     finally:
         JITFunction.__call__ = before
-        for names in counting:
-            del names["range"]
+        for names, members in changed.values():
+            names.update(members)
+            if names["range"] is range:
+                del names["range"]
 
 
-@functools.cache
-def _builtins(owner: Any) -> list[str]:
-    """The names of what triton's interpreter has to patch in a module or class of the language."""
-    return [name for name, member in inspect.getmembers(owner) if tl.core.is_builtin(member)]
-
-
-def _patch_builtin(owner: Any, builder: Any, *scope: Any) -> None:
-    """The stock function looks at each member of each module, in each launch, several times."""
-    change = scope[0].set_attr if scope else setattr  # from triton 3.6 on there is a scope
-    for name in _builtins(owner):
-        member = getattr(owner, name)
-        if tl.core.is_builtin(member):  # else it is patched
-            change(owner, name, _interpreted(owner, name, member))
-
-
-@functools.cache
-def _interpreted(owner: Any, name: str, builtin: Callable[..., Any]) -> Callable[..., Any]:
-    return operators.replacement(owner, name, libdevice.with_meaning(builtin))
-
-
-stock._patch_builtin = _patch_builtin
-stock._patch_lang = functools.partial(patches.patched, patch=stock._patch_lang)
-shared_types.share()
-patches.signatures_once()
+interpreter_speed.share_types()
 # What a check of overflows computes is read where asserts are on (``debug``), and it is a sixth of
 # the time.
 stock.interpreter_builder.options = replace(

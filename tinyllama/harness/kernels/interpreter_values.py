@@ -12,14 +12,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter as stock
 
-from tinyllama.harness.kernels import (
-    builder_notes,
-    libdevice,
-    operators,
-    programs,
-    promises,
-    shared_types,
-)
+from tinyllama.harness.kernels import compiler_hints, interpreter_speed, libdevice, programs
 
 Array = Any  # a numpy array
 
@@ -28,7 +21,7 @@ Array = Any  # a numpy array
 # address, and above its bits the number of the storage that it came from (`Running.origins`); 0 for
 # one that was a number meanwhile. Arithmetic on pointers leaves that number as it is.
 WATCHERS: list[Callable[[Array, Array, int, str], Array | None]] = []
-SUMS = operators.SUMS
+SUMS = interpreter_speed.SUMS
 ADDRESS_BITS = 48
 ADDRESS = np.uint64(2**ADDRESS_BITS - 1)
 
@@ -87,7 +80,6 @@ def _watched(ptrs: Any, mask: Any, kind: str) -> tuple[Any, Any]:
 def _fix_comparisons() -> None:
     compares = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
     stock_op = stock.InterpreterBuilder.binary_op
-    stock_ternary = stock.InterpreterBuilder.ternary_op
     stock_idiv = stock.InterpreterBuilder.create_idiv
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
@@ -95,22 +87,15 @@ def _fix_comparisons() -> None:
             result = stock.TensorHandle(op(lhs.data, rhs.data), tl.int1)
         else:
             result = stock_op(self, lhs, rhs, op)
-        builder_notes.note(lhs, rhs, op, result)
-        return result
-
-    def ternary_op(self: Any, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
-        result = stock_ternary(self, lhs, rhs, other, op)
-        if op is np.where:
-            builder_notes.note(lhs, (rhs, other), builder_notes.CHOICE, result)
+        interpreter_speed.note(lhs, rhs, op, result)
         return result
 
     def create_idiv(self: Any, lhs: Any, rhs: Any) -> Any:
         result = stock_idiv(self, lhs, rhs)
-        builder_notes.note(lhs, rhs, operators.divided, result)
+        interpreter_speed.note(lhs, rhs, interpreter_speed.divided, result)
         return result
 
     stock.InterpreterBuilder.binary_op = binary_op
-    stock.InterpreterBuilder.ternary_op = ternary_op
     stock.InterpreterBuilder.create_idiv = create_idiv
 
 
@@ -125,7 +110,7 @@ def _fix_values() -> None:
     )
 
     def init(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
-        for count in builder_notes.COUNTS:
+        for count in interpreter_speed.COUNTS:
             count()
         if _is_bf16(dtype):
             data = to_values(to_bits(np.asarray(data, np.float32)))
@@ -136,7 +121,7 @@ def _fix_values() -> None:
             result = handle(src.data.astype(np.float32), dst_type.scalar)
         else:
             result = cast(self, _as_float32(src), dst_type)
-        builder_notes.note(src, dst_type, builder_notes.CAST, result)
+        interpreter_speed.note(src, dst_type, interpreter_speed.CAST, result)
         return result
 
     # Loads of a descriptor give the last arguments by name.
@@ -149,13 +134,11 @@ def _fix_values() -> None:
             plain = _Plain(seen.data, tl.uint16)
             bits = load(self, plain, allowed, _as_bits(other), *rest, **named)
             result = handle(to_values(bits.data), tl.bfloat16)
-        if other is None and promises.UNDEFINED and not np.all(mask.data):
-            promises.left_out(result.data, mask.data)
-        builder_notes.note(ptrs, (mask, other, rest, named), builder_notes.LOAD, result)
+        if other is None and compiler_hints.UNDEFINED and not np.all(mask.data):
+            compiler_hints.left_out(result.data, mask.data)
         return result
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        builder_notes.note(ptrs, (value, mask, rest, named), builder_notes.STORE, None)
         ptrs, mask = _watched(ptrs, mask, "store")
         stored = functools.partial(store, self, ptrs, _as_bits(value), mask, *rest, **named)
         programs.stored(stored, np.size(ptrs.data))
@@ -166,7 +149,7 @@ def _fix_values() -> None:
         for note in SUMS:
             note(ptr.data, offset.data)
         result = addptr(self, ptr, offset)
-        builder_notes.note(ptr, offset, builder_notes.ADD_POINTER, result)
+        interpreter_speed.note(ptr, offset, interpreter_speed.ADD_POINTER, result)
         return result
 
     def ptr_to_int(self: Any, src: Any, dst_type: Any) -> Any:
@@ -181,13 +164,17 @@ def _fix_values() -> None:
         if not a.dtype.is_floating() or a.dtype.primitive_bitwidth == 8:
             return dot(self, a, b, d, *rest)
         factors = a.data, b.data
-        if promises.TF32 and a.data.dtype == np.float32 and getattr(rest[0], "name", "") == "TF32":
-            factors = promises.in_tf32(a.data), promises.in_tf32(b.data)
+        if (
+            compiler_hints.TF32
+            and a.data.dtype == np.float32
+            and getattr(rest[0], "name", "") == "TF32"
+        ):
+            factors = compiler_hints.in_tf32(a.data), compiler_hints.in_tf32(b.data)
         product = factors[0].astype(np.float64) @ factors[1].astype(np.float64)
         return handle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
     def set_attr(self: Any, name: str, values: Any) -> None:
-        promises.held(self.data, self.dtype.scalar, name, values)
+        compiler_hints.verify(self.data, self.dtype.scalar, name, values)
         self.attr[name] = values
 
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
@@ -288,17 +275,17 @@ def _fix_arguments() -> None:
         """Triton finds the type by a string for each argument."""
         shared = pointers.get(argument.dtype) if type(argument) in _TENSORS else None
         if shared is None:
-            made = shared_types.pointer(convert(argument))
+            made = interpreter_speed.pointer(convert(argument))
             if type(argument) in _TENSORS:
                 pointers[argument.dtype] = made.type
             return made
-        return builder_notes.value(np.array([argument.data_ptr()], np.uint64), shared, shared)
+        return interpreter_speed.value(np.array([argument.data_ptr()], np.uint64), shared, shared)
 
     def converted(argument: Any) -> Any:
         if type(argument) is int and -(2**31) <= argument < 2**31:
-            return builder_notes.value(np.array([argument], np.int32), tl.int32, tl.int32)
+            return interpreter_speed.value(np.array([argument], np.int32), tl.int32, tl.int32)
         if isinstance(argument, float):
-            return builder_notes.value(np.array([argument], np.float32), tl.float32, tl.float32)
+            return interpreter_speed.value(np.array([argument], np.float32), tl.float32, tl.float32)
         if not hasattr(argument, "data_ptr"):
             return convert(argument)
         made = pointer(argument)

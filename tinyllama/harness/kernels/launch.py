@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tinyllama.harness.kernels.known import AFFECTING, MOST_KNOWN, Ready, among, launch_key, show
+from tinyllama.harness.kernels.launch_cache import (
+    AFFECTING,
+    MOST_CACHED,
+    Ready,
+    among,
+    launch_key,
+    show,
+)
 from tinyllama.harness.machine.distribution import install
 
 # Options whose default differs between triton's versions.
@@ -46,6 +53,9 @@ if TYPE_CHECKING:
 
     class Kernel(Any):
         """Seen by a type checker, which knows no class of Triton's."""
+
+    def arguments_of(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
+        raise NotImplementedError
 
 elif HAS_TRITON:
     import triton.language as tl
@@ -306,14 +316,14 @@ if HAS_TRITON and not TYPE_CHECKING:
                         for one, param in zip(args, self.params, strict=False)
                         if type(one) is float and param.is_constexpr
                     )
-                return self._run_known(key, args, tuple(grid), kwargs)
+                return self._run_cached(key, args, tuple(grid), kwargs)
             show(None)
             device = device_of((*args, *kwargs.values()))
             if device is None or device.type == "cuda":
                 with current(device):
                     kernel = super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
                 if _LAUNCHED:
-                    shape = grid(_named(self, args, kwargs)) if callable(grid) else grid
+                    shape = grid(arguments_of(self, args, kwargs)) if callable(grid) else grid
                     for seen in _LAUNCHED:
                         seen.append(Launched(kernel, tuple(shape)))
                 return kernel
@@ -324,10 +334,8 @@ if HAS_TRITON and not TYPE_CHECKING:
             from tinyllama.harness.kernels import interpreter
 
             if callable(grid):
-                grid = grid(_named(self, args, kwargs))
-            return interpreter.run(
-                self.fn, self.arg_names, tuple(grid), args, kwargs, identity(self)
-            )
+                grid = grid(arguments_of(self, args, kwargs))
+            return interpreter.run(self, tuple(grid), args, kwargs)
 
         def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
             """Have a function called with the arguments of each launch, before it."""
@@ -345,15 +353,15 @@ if HAS_TRITON and not TYPE_CHECKING:
             """Compiled kernels of earlier launches."""
             return {}
 
-        def _run_known(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Any:
+        def _run_cached(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Any:
             other = key[0] != torch.cuda.current_device()
             with torch.cuda.device(key[0]) if other else _HERE:
                 ready = self._ready.get(key)
                 if ready is None:
                     ready = self._specialised(key, args, grid, kwargs)
-                    made = ready.known(key[0], grid, args, kwargs)
+                    made = ready.cached(key[0], grid, args, kwargs)
                 else:
-                    made = ready.known(key[0], grid, args, kwargs)
+                    made = ready.cached(key[0], grid, args, kwargs)
                     ready.launch(made)
             for seen in _LAUNCHED:
                 seen.append(Launched(ready.kernel, grid))
@@ -363,7 +371,7 @@ if HAS_TRITON and not TYPE_CHECKING:
         def _specialised(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Ready:
             """Launched by Triton, which compiles where it has to."""
             kernel = super().run(*args, grid=grid, warmup=False, **STATED, **kwargs)
-            if len(self._ready) >= MOST_KNOWN:
+            if len(self._ready) >= MOST_CACHED:
                 self._ready.clear()
             rest = list(self.signature.parameters.values())[len(args) :]
             names = [(one.name, one.default) for one in rest]
@@ -411,12 +419,12 @@ if HAS_TRITON and not TYPE_CHECKING:
             tl.extra.cuda.gdc_wait()
 
     def _launch(kernel: Kernel, grid: Any, args: Any, kwargs: Any) -> Launch:
-        named = _named(kernel, args, kwargs)
+        named = arguments_of(kernel, args, kwargs)
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
         shape = grid(named) if callable(grid) else grid
         return Launch(kernel, tuple(shape), named, options, CHOOSING[-1] if CHOOSING else None)
 
-    def _named(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
+    def arguments_of(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
         """A kernel's arguments by name, defaults included."""
         given = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
         bound = kernel.signature.bind(*args, **given)

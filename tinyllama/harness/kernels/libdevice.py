@@ -8,13 +8,15 @@ import functools
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 from triton.language.core import is_builtin
 from triton.runtime import interpreter as stock
+
+Members = dict[str, Any]
 
 _UNLIKE_NUMPY = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -56,14 +58,14 @@ def create_extern_elementwise(
 
 
 @functools.cache
-def _libdevice() -> tuple[dict[Any, Callable[..., Any]], list[tuple[Any, dict[str, Any]]]]:
-    """Libdevice's functions, whatever chip they are for, with what is called in their place; and
-    the modules that hold them, with their members then."""
+def modules() -> list[tuple[Any, Members, Members]]:
+    """The modules that hold libdevice's functions, whatever chip they are for; these functions by
+    name; and what is called in their place."""
     folder = "triton.language.extra"
-    known = importlib.import_module(f"{folder}.cuda.libdevice")
+    functions = importlib.import_module(f"{folder}.cuda.libdevice")
 
     def interpreted(name: str) -> Callable[..., Any]:
-        function = getattr(known, name, None)
+        function = getattr(functions, name, None)
 
         def call(*args: Any, **_: Any) -> Any:
             if function is None:
@@ -72,52 +74,37 @@ def _libdevice() -> tuple[dict[Any, Callable[..., Any]], list[tuple[Any, dict[st
 
         return call
 
-    instead: dict[Any, Callable[..., Any]] = {}
-    modules = []
+    found = []
     for name in (f"{folder}.libdevice", f"{folder}.cuda.libdevice", f"{folder}.hip.libdevice"):
         with contextlib.suppress(ModuleNotFoundError):
             module = importlib.import_module(name)
-            own = {
-                member: interpreted(member)
+            before = {
+                member: value
                 for member, value in vars(module).items()
                 if inspect.isfunction(value) and value.__module__ == name
             }
-            instead |= {vars(module)[member]: call for member, call in own.items()}
-            modules.append((module, own))
-    return instead, modules
+            found.append((module, before, {member: interpreted(member) for member in before}))
+    return found
+
+
+@functools.cache
+def _instead() -> dict[Any, Callable[..., Any]]:
+    """What is called in place of each function of libdevice."""
+    return {before[name]: calls[name] for _, before, calls in modules() for name in calls}
 
 
 @functools.cache
 def with_meaning(builtin: Callable[..., Any]) -> Callable[..., Any]:
-    """A builtin of Triton's that can be called without a compiler; of a class, as its method."""
+    """A builtin of Triton's that can be called without a compiler."""
     return lambda *args, **named: builtin(*args, **{**named, **_MEANING})
 
 
-@contextlib.contextmanager
-def computed() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Libdevice's functions can be called meanwhile; and by the names that a kernel's module has
-    for them, or for builtins of Triton's (``cast = tl.cast``), once what is yielded was called with
-    the module's names."""
-    instead, modules = _libdevice()
-    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
-
-    def swap(space: dict[str, Any], members: dict[str, Any]) -> None:
-        before.append((space, {name: space[name] for name in members}))
-        space.update(members)
-
-    def seen(space: dict[str, Any]) -> None:
-        functions = [(name, one) for name, one in space.items() if type(one) is FunctionType]
-        own = {
-            name: instead[one] if one in instead else with_meaning(one)
-            for name, one in functions
-            if one in instead or is_builtin(one)
-        }
-        swap(space, own)
-
-    try:
-        for module, members in modules:
-            swap(vars(module), members)
-        yield seen
-    finally:
-        for space, members in reversed(before):
-            space.update(members)
+def names_of(space: Members) -> Members:
+    """What a module's own names for functions of libdevice, or for builtins of Triton's (``cast =
+    tl.cast``), are to stand for while its kernels are interpreted."""
+    functions = {name: value for name, value in space.items() if type(value) is FunctionType}
+    return {
+        name: _instead().get(function) or with_meaning(function)
+        for name, function in functions.items()
+        if function in _instead() or is_builtin(function)
+    }

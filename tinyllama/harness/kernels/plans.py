@@ -14,7 +14,7 @@ plan sees to that. The plan calls the function instead
 
 - where a tensor does not begin at a multiple of 16 bytes: kernels are specialised by that;
 - where another device than that of the tensors is the current one;
-- where someone watches or changes launches (`tinyllama.harness.kernels.known.disturbed`).
+- where someone watches or changes launches (`tinyllama.harness.kernels.launch_cache.disturbed`).
 
 `Repeated` uses a plan only if two calls gave the same one, so that a number that Python counts or
 draws is found out. There is no plan (`Plan.reason` says why) of a function that reads a value back
@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels import descriptors, known, layout
+from tinyllama.harness.kernels import descriptors, launch_cache, layout
 from tinyllama.harness.kernels.layout import memory_of
 from tinyllama.harness.kernels.precision import autocast_kind
 from tinyllama.harness.machine.modes import DispatchMode
@@ -69,7 +69,7 @@ def planned(
 ) -> tuple[Sequence[torch.Tensor | None], Plan]:
     """The results of ``function(*tensors)``, and its plan. One tensor at least is not None."""
     watch, before = _Watch(function, tensors), layout.copies
-    with known.traced(watch.launched), watch:
+    with launch_cache.traced(watch.launched), watch:
         results = function(*tensors)
     if layout.copies != before:
         watch.refuse("an input is copied to another layout")
@@ -91,11 +91,11 @@ class Repeated:
         self._seen: Plan | None = None
 
     def __call__(self, *tensors: torch.Tensor | None) -> Any:
-        if not self._met or known.disturbed():
+        if not self._met or launch_cache.disturbed():
             self._met = True
             return self._function(*tensors)
         index = next((tensor.get_device() for tensor in tensors if tensor is not None), -1)
-        if index < 0 or not known.knows(index):
+        if index < 0 or not launch_cache.knows(index):
             self._put(self._function)
             return self._function(*tensors)
         results, plan = planned(self._function, tensors)
@@ -118,9 +118,9 @@ class _Watch(DispatchMode):
         self._lines: list[str] = []
         self._names = {
             "function": function,
-            "disturbed": known.disturbed,
+            "disturbed": launch_cache.disturbed,
             "current_device": torch.cuda.current_device,
-            "stream_of": known.stream_of(),
+            "stream_of": launch_cache.stream_of(),
             "empty": torch.empty_strided,
             "described": descriptors.at,
             "below_autocast": torch._C._DisableAutocast,
@@ -205,7 +205,7 @@ class _Watch(DispatchMode):
             f"{below}{result}{self._constant(DIRECT.get(func, func))}({', '.join(given)})"
         )
 
-    def launched(self, made: known.Known | None) -> None:
+    def launched(self, made: launch_cache.CachedLaunch | None) -> None:
         """A kernel was launched; None: one that is not known by its signature."""
         if made is None:
             self.refuse("a kernel that Triton specialises at every launch")
@@ -213,7 +213,7 @@ class _Watch(DispatchMode):
         (x, y, z), kernel = (*made.grid, 1, 1)[:3], made.kernel
         whole = self._constant(kernel)  # which unloads its code when nobody holds it
         given = ", ".join(map(self._address, made.arguments))
-        if known.takes_stream(kernel):
+        if launch_cache.takes_stream(kernel):
             run, *head = map(self._constant, (kernel.run, kernel.function, kernel.packed_metadata))
             head = [f"{x}, {y}, {z}, stream", *head, "None, None, None"]
             self._lines.append(f"{run}({', '.join(head)}, {given})")

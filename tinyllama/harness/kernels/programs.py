@@ -15,15 +15,13 @@ the other. Here each program has a thread, of which one at a time has its turn:
 
 import contextlib
 import contextvars
-import inspect
-import math
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tinyllama.harness.kernels.known import among
+from tinyllama.harness.kernels.launch_cache import among
 
 Program = tuple[int, int, int]
 Write = Callable[[], None]
@@ -34,7 +32,7 @@ ROUNDS = 4  # of turns without a store after which all are taken to wait
 ENDLESS = 20_000  # the same, of all programs of a launch
 
 
-class Ends:
+class FirstAndLastPrograms:
     """Of each launch, the first and the last programs along the longest axis of its grid are run,
     with all places along the others; the rest is left out.
 
@@ -44,13 +42,28 @@ class Ends:
     def __init__(self, each: int) -> None:
         self.each, self.most = each, 0
 
+    def of(self, grid: Program) -> Iterator[Program]:
+        size, axis = max((size, -axis) for axis, size in enumerate(grid))
+        self.most = max(self.most, size)
+        places: list[Iterable[int]] = [range(size) for size in grid]
+        places[-axis] = [
+            *range(min(self.each, size)),
+            *range(max(self.each, size - self.each), size),
+        ]
+        return _each(*places)
 
-_ENDS: list[Ends] = []
+
+def _each(first: Iterable[int], second: Iterable[int], third: Iterable[int]) -> Iterator[Program]:
+    """The programs of a grid, which may be too many for a list."""
+    return ((x, y, z) for x in first for y in second for z in third)
 
 
-def ends(each: int) -> "contextlib.AbstractContextManager[Ends]":
+_ENDS: list[FirstAndLastPrograms] = []
+
+
+def ends(each: int) -> "contextlib.AbstractContextManager[FirstAndLastPrograms]":
     """Meanwhile, only so many programs at each end of a launch are run."""
-    return among(_ENDS, Ends(each))
+    return among(_ENDS, FirstAndLastPrograms(each))
 
 
 class GridError(ValueError):
@@ -74,7 +87,7 @@ class EndlessError(AssertionError):
 
 
 class _StoppedError(BaseException):
-    """Ends a thread whose launch has failed."""
+    """FirstAndLastPrograms a thread whose launch has failed."""
 
 
 @dataclass(frozen=True)
@@ -107,28 +120,31 @@ def ordered(order: Order) -> Iterator[dict[str, str]]:
         yield launched
 
 
-def launched(kernel: str, function: Callable[..., Any]) -> None:
-    """A kernel is about to be launched."""
-    if _ORDERS:
-        code = function.__code__
-        _ORDERS[-1][1][kernel] = f"{code.co_filename}:{code.co_firstlineno}"
-
-
-def scheduled(
-    function: Callable[..., Any], kernel: str, builder: Any, grid: tuple[int, ...]
-) -> tuple[Callable[..., Any], tuple[int, ...]]:
-    """What the interpreter is to call for each program of a grid, and of which grid: a kernel's
-    function itself, or what runs all programs in order once it was called for the last one, or what
-    runs those at the ends of a grid when it is called for a smaller one.
+def run(
+    call: Callable[[], Any],
+    kernel: str,
+    function: Callable[..., Any],
+    grid: tuple[int, ...],
+    builder: Any,
+) -> None:
+    """Call for each program of a launch, in the order that is asked for.
 
     builder: the interpreter's, which holds the current program.
     """
+    x, y, z = (*grid, 1, 1)[:3]
+    builder.set_grid_dim(x, y, z)
+    if _ORDERS:
+        code = function.__code__
+        _ORDERS[-1][1][kernel] = f"{code.co_filename}:{code.co_firstlineno}"
+    programs = _each(range(x), range(y), range(z))
     if _ENDS:
-        ends = _AtEnds(function, builder, grid, _ENDS[-1])
-        return ends, ends.called_for
-    if not _ORDERS or _ORDERS[-1][0].kernel not in (None, kernel):
-        return function, grid
-    return _Launch(function, _ORDERS[-1][0], builder), grid
+        programs = _ENDS[-1].of((x, y, z))
+    elif _ORDERS and _ORDERS[-1][0].kernel in (None, kernel):
+        return _Launch(call, _ORDERS[-1][0], builder).run(list(programs))
+    for program in programs:
+        builder.grid_idx = program
+        call()
+    return None
 
 
 def stored(write: Write, elements: int) -> None:
@@ -202,72 +218,27 @@ class _Thread:
         self._thread.join()
 
 
-class _Called:
-    """A kernel's function for the interpreter's loop over the programs of a grid."""
-
-    def __init__(self, function: Callable[..., Any], builder: Any) -> None:
-        self._function, self._builder = function, builder
-        # What the interpreter reads of a function.
-        self.__name__, self.__globals__ = function.__name__, function.__globals__
-        self.__signature__ = inspect.signature(function)
-        self.__annotations__ = function.__annotations__
-
-
-class _AtEnds(_Called):
-    """One of which the programs at the ends of a grid's longest axis alone are run.
-
-    called_for: a grid of as many programs.
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], builder: Any, grid: tuple[int, ...], ends: Ends
-    ) -> None:
-        super().__init__(function, builder)
-        self._grid, self._each = (*grid, *[1] * (3 - len(grid))), ends.each
-        programs, axis = max((size, -axis) for axis, size in enumerate(self._grid))
-        self._axis, self._left_out = -axis, max(0, programs - 2 * ends.each)
-        ends.most = max(ends.most, programs)
-        self.called_for = self._moved(self._grid, -self._left_out)
-
-    def _moved(self, places: tuple[int, ...], by: int) -> tuple[int, ...]:
-        axis = self._axis
-        return (*places[:axis], places[axis] + by, *places[axis + 1 :])
-
-    def __call__(self, **arguments: Any) -> None:
-        place = self._builder.grid_idx
-        self._builder.grid_dim = self._grid
-        if place[self._axis] >= self._each:
-            self._builder.grid_idx = self._moved(place, self._left_out)
-        self._function(**arguments)
-
-
-class _Launch(_Called):
+class _Launch:
     """One whose programs run in an order."""
 
-    def __init__(self, function: Callable[..., Any], order: Order, builder: Any) -> None:
-        super().__init__(function, builder)
-        self._order = order
-        self._programs: list[Program] = []
+    def __init__(self, call: Callable[[], Any], order: Order, builder: Any) -> None:
+        self._call, self._order, self._builder = call, order, builder
         self._current: _Thread | None = None
         self._held: list[_Thread] = []  # the last one was held back last
         self._idle = 0  # accesses since any store
         self._progress = 0  # stores, and programs that ended
 
-    def __call__(self, **arguments: Any) -> None:
-        self._programs.append(tuple(self._builder.grid_idx))
-        if len(self._programs) == math.prod(self._builder.grid_dim):
-            with among(_LAUNCHES, self):
-                self._run(arguments)
+    def run(self, programs: list[Program]) -> None:
+        with among(_LAUNCHES, self):
+            self._run(self._order.arranged(programs))
 
-    def _run(self, arguments: dict[str, Any]) -> None:
-        waiting = self._order.arranged(self._programs)
+    def _run(self, waiting: list[Program]) -> None:
         threads: list[_Thread] = []
         together, idle_rounds = TOGETHER, 0
         try:
             while waiting or threads:
                 while waiting and len(threads) < together:
-                    program = waiting.pop(0)
-                    threads.append(_Thread(program, lambda: self._function(**arguments)))
+                    threads.append(_Thread(waiting.pop(0), self._call))
                 before = self._progress
                 for thread in [thread for thread in threads if thread not in self._held]:
                     self._resume(thread)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tinyllama.harness.kernels.layout import joined
-from tinyllama.harness.kernels.placed import rounded
+from tinyllama.harness.kernels.parameter_memory import rounded
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 
 from tinyllama.harness.kernels import cdiv, next_power_of_2, processors_of
 from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.grid_barrier import APART, Watchdog, cooperative, phases
 from tinyllama.harness.kernels.precision import input_precision
-from tinyllama.harness.kernels.together import APART, Watchdog, cooperative, phases
 from tinyllama.ops import attention
 from tinyllama.ops.attention import NARROW_HEAD
 from tinyllama.ops.stack import launches, single_kernels

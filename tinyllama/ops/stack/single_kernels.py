@@ -11,7 +11,7 @@ they divide T; EVEN: the tiles of all products divide all sizes.
 from __future__ import annotations
 
 from tinyllama.harness.kernels import jit, tl
-from tinyllama.harness.kernels.together import ALL, APART, meet
+from tinyllama.harness.kernels.grid_barrier import ALL, APART, meet
 from tinyllama.ops.attention.kernels import forward_kernel, keys, queries
 from tinyllama.ops.stack.kernels import (
     gate_up_kernel,

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from tinyllama.harness.kernels.layout import as_one
-from tinyllama.harness.kernels.placed import kept_transposed, rounded
+from tinyllama.harness.kernels.parameter_memory import kept_transposed, rounded
 from tinyllama.ops.block.matrices import Matrices
 from tinyllama.ops.block.passes import WEIGHTS
 from tinyllama.ops.transpose import transposed

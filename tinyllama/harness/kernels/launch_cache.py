@@ -22,10 +22,10 @@ from tinyllama.harness.kernels.descriptors import form, is_descriptor
 T = TypeVar("T")
 
 AFFECTING: list[Sized] = []  # collections in which something is while launches are affected
-MOST_KNOWN = 4096  # launches of one kernel that are remembered
+MOST_CACHED = 4096  # launches of one kernel that are remembered
 
 
-class Known(NamedTuple):
+class CachedLaunch(NamedTuple):
     """A launch of a compiled kernel: its arguments in the order of the signature, and the GPU."""
 
     kernel: Any
@@ -86,7 +86,7 @@ _TRACES = threading.local()
 
 
 @contextlib.contextmanager
-def traced(see: Callable[[Known | None], None]) -> Iterator[None]:
+def traced(see: Callable[[CachedLaunch | None], None]) -> Iterator[None]:
     """Show each launch that this thread makes on a GPU; None stands for one that Triton
     specialises every time."""
     before = getattr(_TRACES, "see", None)
@@ -97,7 +97,7 @@ def traced(see: Callable[[Known | None], None]) -> Iterator[None]:
         _TRACES.see = before
 
 
-def show(made: Known | None) -> None:
+def show(made: CachedLaunch | None) -> None:
     """A launch was made."""
     see = getattr(_TRACES, "see", None)
     if see is not None:
@@ -213,12 +213,14 @@ class Ready:
     def __init__(self, kernel: Any, rest: list[tuple[str, Any]]) -> None:
         self.kernel, self.rest, self._direct = kernel, rest, takes_stream(kernel)
 
-    def known(self, gpu: int, grid: tuple[int, ...], args: Any, named: dict[str, Any]) -> Known:
+    def cached(
+        self, gpu: int, grid: tuple[int, ...], args: Any, named: dict[str, Any]
+    ) -> CachedLaunch:
         """A launch of it with these arguments."""
         rest = [named.get(name, default) for name, default in self.rest]
-        return Known(self.kernel, grid, (*args, *rest), gpu)
+        return CachedLaunch(self.kernel, grid, (*args, *rest), gpu)
 
-    def launch(self, made: Known) -> None:
+    def launch(self, made: CachedLaunch) -> None:
         """Launch on the current stream of the current GPU, the one of the tensors."""
         kernel, (x, y, z) = self.kernel, (*made.grid, 1, 1)[:3]
         if self._direct and not hooked():

@@ -8,7 +8,7 @@ import contextlib
 
 import torch
 
-from tinyllama.harness.kernels.known import AFFECTING, among
+from tinyllama.harness.kernels.launch_cache import AFFECTING, among
 
 
 class Offered:

@@ -1,8 +1,8 @@
-"""What a kernel promises its compiler, held to the values that an interpreted one has.
+"""Hints that a kernel gives its compiler, compared with the values of an interpreted one.
 
 A compiled kernel reads in vectors as wide as `tl.multiple_of` and `tl.max_contiguous` allow. Where
-such a promise is false it reads other elements, or ends with a misaligned address; interpreted, it
-would be right all the same. `tl.assume` is held to already.
+a hint is false it reads other elements, or ends with a misaligned address; interpreted, it
+would be right all the same. `tl.assume` is verified by Triton.
 """
 
 from typing import Any
@@ -19,28 +19,30 @@ TF32: list[object] = []
 ADDRESS_BITS = 48  # of a pointer; what lies above is not part of its address
 
 
-class PromiseError(AssertionError):
-    """A promise to the compiler that does not hold."""
+class FalseHintError(AssertionError):
+    """A hint to the compiler that is not true."""
 
 
-def held(values: Any, dtype: Any, name: str, promised: list[int]) -> None:
-    """Raise PromiseError where a promise about these values (of a number or a block) is false:
+def verify(values: Any, dtype: Any, name: str, hint: list[int]) -> None:
+    """Raise FalseHintError where a hint about these values (of a number or a block) is false:
     the first is no multiple, or neighbours in a block of one axis do not follow each other."""
     data = np.asarray(values)
     if dtype.is_ptr():
         data = data.astype(np.uint64) & np.uint64(2**ADDRESS_BITS - 1)
     if name == "tt.divisibility" and data.size:
         first = int(data.flat[0])
-        number = next((one for one in promised if one and first % one), None)
+        number = next((n for n in hint if n and first % n), None)
         if number is not None:
             what = "the address" if dtype.is_ptr() else "the number"
-            raise PromiseError(f"tl.multiple_of promises a multiple of {number}; {what} is {first}")
+            raise FalseHintError(
+                f"tl.multiple_of promises a multiple of {number}; {what} is {first}"
+            )
     if name == "tt.contiguity" and data.ndim == 1 and data.size > 1:
         step = max(1, dtype.element_ty.primitive_bitwidth // 8) if dtype.is_ptr() else 1
         apart = np.diff(data.astype(np.int64))
-        within = (np.arange(1, data.size) % max(1, promised[0])) != 0
+        within = (np.arange(1, data.size) % max(1, hint[0])) != 0
         if (apart[within] != step).any():
-            raise PromiseError(f"tl.max_contiguous promises {promised[0]} neighbours; they are not")
+            raise FalseHintError(f"tl.max_contiguous promises {hint[0]} neighbours; they are not")
 
 
 def left_out(loaded: Any, mask: Any) -> None:
