@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.launched import WHOLLY
+from correctness_tests.support.many_programs import EndsAlone
 from tinyllama.harness.check.guards import GuardedMemory, watched
-from tinyllama.harness.check.launched import WHOLLY
-from tinyllama.harness.check.offsets import EndsAlone, Far, NoAddressesError
+from tinyllama.harness.check.offsets import Far, NoAddressesError
 from tinyllama.harness.kernels import HAS_TRITON, layout
 from tinyllama.harness.kernels.copying import DIGITS, dense_copy
 from tinyllama.harness.kernels.launch import Launch, recorded

@@ -41,8 +41,8 @@ from tinyllama.harness.check.finding import Candidate, Problem, Rank, leaves
 from tinyllama.harness.check.global_settings import restore, set_unusual, setting, snapshot
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels.bounds import Bounds
-from tinyllama.harness.kernels.known import among
-from tinyllama.harness.kernels.promises import TF32, UNDEFINED
+from tinyllama.harness.kernels.compiler_hints import TF32, UNDEFINED
+from tinyllama.harness.kernels.launch_cache import among
 from tinyllama.harness.machine.modes import DispatchMode
 
 ALIKE = 1e-3  # of the norm of a result: the most by which a repeated one differs
