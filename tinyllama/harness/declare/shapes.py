@@ -38,6 +38,18 @@ class InputShape:
     def floating(self) -> bool:
         return "int" not in self.dtype and "bool" not in self.dtype
 
+    def source(self, grad: bool) -> str:
+        """The input as a `Tensor` in Python; grad: with a gradient, where it is floating-point."""
+        words = [f'"{" ".join(self.axes)}"']
+        words += [f"dtype={self.dtype}"] if self.dtype else []
+        if self.below.isidentifier():
+            words.append(f'values=lambda sizes: integers(sizes["{self.below}"])')
+        elif not self.floating:
+            words.append(f"values=integers({self.below or 2})")
+        words += ["grad=True"] if grad and self.floating else []
+        words += ["optional=True"] if self.optional else []
+        return f"Tensor({', '.join(words)})"
+
     @property
     def dimensions(self) -> list[str]:
         """The names of the dimensions of its axes and of its bound, in order."""
