@@ -103,8 +103,7 @@ def test_configurations_that_fit_no_chip_are_named(tmp_path: Path) -> None:
     assert "sum_kernel [BLOCK=64, num_warps=64" in each.message
 
 
-def test_an_extreme_that_torch_fails_too_is_named(tmp_path: Path) -> None:
+def test_an_extreme_that_torch_fails_too_is_no_fault(tmp_path: Path) -> None:
     name = "as_far_off_as_torch"
     each = finding(tmp_path, "wide_exponential", name, "extreme values")["extreme values"]
     assert each.outcome is Outcome.PASSED, each
-    assert "wide is not held against it: torch fails likewise" in each.message
