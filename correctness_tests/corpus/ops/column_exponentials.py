@@ -195,6 +195,7 @@ VARIANTS = [
             + GRADIENTS,
         ),
         fault="accumulation",
+        open="not found since sums in 16 bits are granted four times the usual error",
         result="grad g",
     ),
     # -- values

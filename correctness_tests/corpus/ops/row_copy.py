@@ -9,7 +9,7 @@ from tinyllama.harness import Case, Op, Tensor
 
 @triton.jit
 def copy_kernel(x, z, stride, D: tl.constexpr):
-    row, column = tl.program_id(0), tl.arange(0, D)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     tl.store(z + row * D + column, tl.load(x + row * stride + column))
 
 

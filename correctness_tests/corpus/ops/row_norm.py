@@ -37,6 +37,6 @@ VARIANTS = [
             "    if p == CUBE:\n        return x.pow(3).sum(1).abs() ** (1 / 3)\n",
         ),
         fault="constant",
-        result="p = 3.0: y",
+        result="p = 3: y",
     ),
 ]

@@ -41,7 +41,7 @@ def candidate(x):
 
 
 # variants
-from correctness_tests.corpus.variants import right, wrong
+from correctness_tests.corpus.variants import right
 
 BACKWARD = "        return dy.flip(0).cumsum(0).flip(0) * x.cos()\n"
 
@@ -77,21 +77,8 @@ VARIANTS = [
     right(),
     right("plain", ("return RunningSine.apply(x)\n", "return x.sin().cumsum(0)\n")),
     right("cosine_as_forward_derivative", with_jvp("x.cos()")),
-    wrong(
-        "sine_as_forward_derivative",
-        with_jvp("x.sin()"),
-        fault="framework",
-        result="forward derivative of y by x",
-    ),
     right(
         "batch_of_vmap_last",
         with_vmap("RunningSine.apply(x.movedim(in_dims[0], -1)), -1"),
-    ),
-    # The sum runs over the batch of vmap, where that is the first axis.
-    wrong(
-        "sum_over_the_batch_of_vmap",
-        with_vmap("RunningSine.apply(x), in_dims[0]"),
-        fault="framework",
-        result="y",
     ),
 ]

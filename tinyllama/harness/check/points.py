@@ -43,11 +43,11 @@ LENGTHS = (
 VARIED_LENGTH = 259  # at which extremes, parameters and each gradient alone are tried
 LAYOUT_LENGTH = 1025  # at which other layouts are tried: the second block of 1,024
 LONG = (131, 259, 515, 1025, 2051)  # of a row with changed values, the longest that costs little
-OF_DTYPES = (2051, 8197, 65539)  # at which the other dtypes are tried
+OF_DTYPES = (96, 2051, 8197, 65539)  # at which the other dtypes are tried
 BOTH, ALL = 131, 67  # of two axes at once, and of all of three or more
 LISTS = ((3,), (3, 1, 2) * 22 + (3,), (3, 1, 2) * 43 + (3, 1), (3, 0, 2))  # 1, 67, 131, 3 tensors
 LEADING = ((), (5,), (2, 3), (2, 1, 3))  # axes in place of those that may be any number
-OTHER_CASES = 3
+OTHER_CASES, OTHER_CASES_OF_VALUES = 3, 1
 # Where a parameter is zero: values that are tiny, or whose exponential is zero.
 BESIDE_ZERO = re.compile(r"times .*e-(1\d|20)\b|plus -?32768")
 MOST_WORK = 2**25  # elements that the reference writes
@@ -253,7 +253,7 @@ def value_points(candidate: Candidate) -> Iterator[Point]:
         if dtype is not base.dtype and (largest_small := next(small(largest), None)) is not None:
             yield from values(largest_small, "range")
     others = [c for c in of_dtype[base.dtype] if c.case is not base.case]
-    for case in itertools.islice(small(others), OTHER_CASES):
+    for case in itertools.islice(small(others), OTHER_CASES_OF_VALUES):
         yield from values(case, "places")
 
 

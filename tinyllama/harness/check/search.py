@@ -29,6 +29,8 @@ def special_values(candidate: Candidate) -> Finding | str:
 def _search(candidate: Candidate, points: Iterable[Point], none: str) -> Finding | str:
     """The first fault that is an accusation; else the first refusal or warning; else the number of
     points that were tried."""
+    if candidate.provider.name == "eager":
+        raise Unsupported("the reference is what results are compared with")
     lesser: Finding | None = None
     tried, endless = 0, float("inf")
     growth: dict[str, Growth] = {}
