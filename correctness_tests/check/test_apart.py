@@ -27,7 +27,7 @@ remote.Checks.findings = lambda self, provider, only, *rest: [
     Finding(name, Outcome.PASSED).as_dict() for name in only
 ]
 """
-APART_PATCHED = "from tinyllama.harness.check import apart\napart."
+APART_PATCHED = "from tinyllama.harness.check import independent_judge\nindependent_judge."
 # What a candidate replaces beside the runner of checks, and what is then said of its values.
 PATCHES = {
     "the norm": ("torch.Tensor.norm = lambda self, *a, **k: torch.zeros(())\n", "y: at ["),
@@ -37,13 +37,13 @@ PATCHES = {
         "y: at [",
     ),
     "its slack": (
-        f"{APART_PATCHED}traits = lambda provider, cases: apart.Traits(\n"
+        f"{APART_PATCHED}traits = lambda provider, cases: independent_judge.Traits(\n"
         "    {'fp32': 1e9, 'bf16': 1e9, 'fp16': 1e9}, {}, (None,) * len(cases))\n",
         "a slack of 1000000000.0: state at most 100",
     ),
     "its answers": (f"{APART_PATCHED}answer = lambda *args: {{}}\n", "y is missing"),
     "what it covers": (
-        f"{APART_PATCHED}traits = lambda provider, cases: apart.Traits(\n"
+        f"{APART_PATCHED}traits = lambda provider, cases: independent_judge.Traits(\n"
         "    {}, {}, ('no',) * len(cases))\n",
         "it covers none of the cases",
     ),

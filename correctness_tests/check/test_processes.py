@@ -32,7 +32,7 @@ def test_the_second_process_finds_what_only_interpretation_shows(tmp_path: Path)
     """In a real process, whose environment is set before anything is imported. A CPU by another
     name stands for the GPU."""
     path = VARIANTS["scaled_copy-read_beyond_the_end"].write(tmp_path)
-    asked = remote.Asked("tinyllama.ops", str(path), None, "triton", "cpu:0", 0)
+    asked = remote.Request("tinyllama.ops", str(path), None, "triton", "cpu:0", 0)
     seen = remote.check(asked, ["outputs", "out of bounds", LAUNCHED])
     found = {finding.check: finding for _, finding in seen if finding is not None}
     assert found["out of bounds"].rank is Rank.UNSAFE

@@ -71,8 +71,7 @@ UNSAFE = {
 @dataclass(frozen=True)
 class Finding:
     """The answer of one check. case: the smallest that shows the fault; message: what was seen;
-    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check;
-    cause: another check, if this fault is not there where that one's is worked around.
+    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check.
     """
 
     check: str
@@ -81,7 +80,6 @@ class Finding:
     message: str = ""
     traceback: str = ""
     special: Rank | None = None
-    cause: str = ""
 
     @property
     def rank(self) -> Rank | None:
@@ -98,12 +96,12 @@ class Finding:
         return {**{k: v for k, v in vars(self).items() if k != "special"}, **words}
 
     @classmethod
-    def of(cls, plain: Mapping[str, str]) -> "Finding":
+    def of(cls, words: Mapping[str, str]) -> "Finding":
         """From what `as_dict` returns.
 
         Raises ValueError, TypeError or AttributeError for anything else.
         """
-        words = dict(plain)
+        words = dict(words)
         outcome, rank = Outcome(words.pop("outcome")), words.pop("rank")
         special = Rank(rank) if rank else None
         if not all(isinstance(word, str) for word in words.values()):

@@ -21,7 +21,6 @@ DEFAULT = (
     "large offsets",
     "scaled upstream",
     "backward twice",
-    "two consumers",
     "determinism",
     "empty batch",
     "autocast",
