@@ -146,11 +146,11 @@ def test_a_right_call_is_not_accused(call: Call, check: str) -> None:
     [
         (cached_by_address, "fresh contents", Rank.WRONG, "y"),
         (in_one_buffer, "fresh contents", Rank.WRONG, "y of A has changed"),
-        (in_place_without_gradients, "fresh contents", Rank.WRONG, "x of A has changed"),
+        (in_place_without_gradients, "fresh contents", Rank.WRONG, "has changed"),
         (first_table, "fresh contents", Rank.WRONG, "call turned"),
         (in_the_default_dtype, "fresh contents", Rank.WRONG, "with default dtype bfloat16"),
         (seeded, "fresh contents", Rank.UNSAFE, "changes torch's random numbers"),
-        (read_back, "fresh contents", Rank.WARNING, "values are read back"),
+        (read_back, "backward twice", Rank.WARNING, "values are read back"),
         (UnsafelySaved.apply, "backward twice", Rank.UNSAFE, "double inputs of A"),
         (SavedByTheWeight.apply, "backward twice", Rank.WRONG, "grad w"),
         (ScaledInPlace.apply, "backward twice", Rank.WRONG, "upstream gradient of y has changed"),

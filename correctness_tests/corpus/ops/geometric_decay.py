@@ -59,6 +59,7 @@ VARIANTS = [
         "table_of_inference_mode",
         ("with torch.inference_mode(False):", "if True:"),
         fault="stale state",
+        rank="refused",
     ),
     # A table that is first used under autocast is of bfloat16.
     wrong("table_of_autocast", BY_A_PRODUCT, fault="stale state", result="y"),

@@ -165,7 +165,6 @@ def _after_an_error(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
     """Calls after arguments of another width, which the reference refuses; and integers of 32 bits,
     which it takes."""
     inputs = candidate.inputs(case)
-    eager = replace(candidate, provider=candidate.op["eager"])
     values_of = _cached(candidate, case)
 
     def with_input(name: str, value: torch.Tensor) -> Inputs:
@@ -176,7 +175,7 @@ def _after_an_error(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
         if value.dim() and value.shape[-1] > 1:
             narrow = with_input(name, value[..., :-1].contiguous())
             try:
-                Graph(eager, narrow)
+                Graph(candidate.reference, narrow)
             except Exception:
                 values = {"narrow": Values(case, narrow), "A": values_of("A")}
                 history = History(f"call narrow and is refused; {COMPLETE}")

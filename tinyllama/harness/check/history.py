@@ -217,8 +217,7 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
     if not faults and (error is None or history.may_raise):
         return None
     try:
-        eager = replace(candidate, provider=candidate.op["eager"])
-        of_reference = _Play(eager, by_name).faults_of(history)
+        of_reference = _Play(candidate.reference, by_name).faults_of(history)
     except Exception:
         return None
     if error is not None and history.rank is not Rank.WARNING:
