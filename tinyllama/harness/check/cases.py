@@ -122,8 +122,8 @@ class OpCase:
     def varied(self) -> bool:
         """Whether it differs from the plain case of its shape and dtype."""
         layouts = {self.layout, self.upstream}
-        other = self.extreme or self.absent or self.wanted is not None
-        return bool(other) or layouts != {"contiguous"}
+        of_values = self.extreme or self.absent or self.wanted is not None
+        return bool(of_values) or layouts != {"contiguous"}
 
     def of_equal_values(self) -> "OpCase":
         """The plainest case of the reference whose inputs have the same values: a layout says where

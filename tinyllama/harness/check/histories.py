@@ -248,26 +248,26 @@ def _values(candidate: Candidate, case: OpCase, name: str) -> Values | None:
         values = Values(case, replace(second, args=args), shared=tuple(shared))
         return values if len(names) > 1 else None
     if name == "with_other_settings":
-        others = {n: numbers[0] for n, numbers in settings(candidate, case).items() if numbers}
+        params = {n: numbers[0] for n, numbers in settings(candidate, case).items() if numbers}
         inputs = candidate.inputs(case, draw=1)
-        changed = replace(inputs, params={**inputs.params, **others})
-        return Values(case, changed) if others else None
+        changed = replace(inputs, params={**inputs.params, **params})
+        return Values(case, changed) if params else None
     if name == "parameters":
         return Values(case, first, partial(_parameters, candidate.op.differentiable))
     if name in ("behind_each_other", "one_tensor"):
         arrange = partial(_arranged, candidate, name)
         args = arrange(first.args)
         return None if args is None else Values(case, replace(first, args=args), arrange)
-    other = _other_case(candidate, case, name)
-    return None if other is None else Values(other, candidate.inputs(other))
+    new_case = _other_case(candidate, case, name)
+    return None if new_case is None else Values(new_case, candidate.inputs(new_case))
 
 
 def _other_case(candidate: Candidate, case: OpCase, name: str) -> OpCase | None:
     if name == "transposed":
         return replace(case, layout="transposed")
     if name == "of_another_shape":
-        cases = (other for other in candidate.plain() if other.dtype is case.dtype)
-        return next((other for other in cases if other.case.dims != case.case.dims), None)
+        cases = (new for new in candidate.plain() if new.dtype is case.dtype)
+        return next((new for new in cases if new.case.dims != case.case.dims), None)
     if name == "in_another_dtype":
         dtypes = [dtype for dtype in candidate.dtypes if dtype is not case.dtype]
         return replace(case, dtype=dtypes[0]) if dtypes else None

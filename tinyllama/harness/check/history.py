@@ -33,9 +33,9 @@ from tinyllama.harness.check.evaluate import (
     GradientError,
     Inputs,
     Leaves,
-    Raised,
     copied,
     mutated_results,
+    raising_in,
 )
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, leaves
 from tinyllama.harness.check.global_settings import restore, set_unusual, setting, snapshot
@@ -99,7 +99,7 @@ class Graph:
         self.args: Leaves = {name: prepare(value) for name, value in inputs.args.items()}
         for name in self.op.differentiable if differentiated else ():
             self.args[name].requires_grad_()
-        with within or contextlib.nullcontext(), Raised.in_call(self.op, self.call):
+        with within or contextlib.nullcontext(), raising_in(self.op, self.call):
             outputs = several(self.call(*self.args.values(), **inputs.params))
         self.outputs = dict(zip(self.op.outputs, outputs, strict=False))
         self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
@@ -107,7 +107,7 @@ class Graph:
     def backward(self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> None:
         """Add the gradients to ``.grad`` of the arguments."""
         outputs = [self.outputs[name] for name in self.upstream]
-        with Raised.in_call(self.op, self.call):
+        with raising_in(self.op, self.call):
             torch.autograd.backward(outputs, self._changed(change), retain_graph=True)
 
     def gradients(
@@ -120,7 +120,7 @@ class Graph:
         """
         outputs = [self.outputs[name] for name in self.upstream]
         inputs, upstream = [self.args[n] for n in self.op.differentiable], self._changed(change)
-        with Raised.in_call(self.op, self.call):
+        with raising_in(self.op, self.call):
             gradients = torch.autograd.grad(
                 outputs, inputs, upstream, retain_graph=True, allow_unused=True
             )

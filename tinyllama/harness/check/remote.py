@@ -82,10 +82,12 @@ class Checks:
             str(provider): Candidate(op, provider, device, seed, announce=self.announce)
             for op in self._ops()
             # The reference last: it is seldom wrong, and some checks take long on it.
-            for provider in sorted(op.providers.values(), key=lambda each: each.name == "eager")
+            for provider in sorted(
+                op.providers.values(), key=lambda provider: provider.name == "eager"
+            )
             if self.module in ("", provider.module)
         }
-        names = dict.fromkeys(each.provider.name for each in self.candidates.values())
+        names = dict.fromkeys(c.provider.name for c in self.candidates.values())
         if names and (name := self.request.provider) is not None:
             if name not in names:
                 raise UsageError(_unknown("--provider", name, names))
@@ -354,7 +356,7 @@ def _merged(
 
 def _unless_repeated(finding: Finding, earlier: Sequence[Finding]) -> Finding:
     """An error that ended an earlier check, too, is told once."""
-    crashes = (each for each in earlier if each.outcome is Outcome.CRASHED)
+    crashes = (f for f in earlier if f.outcome is Outcome.CRASHED)
     first = next((crash for crash in crashes if crash.message == finding.message), None)
     if first is None or finding.outcome is not Outcome.CRASHED:
         return finding
@@ -410,7 +412,7 @@ class _Run:
 
     def _of_group(self, provider: str, names: list[str], earlier: list[Finding]) -> list[Finding]:
         faults = accuracy.plain_faults(earlier)
-        bounded = all(each.outcome.good for each in earlier if each.check == accuracy.BOUNDS)
+        bounded = all(f.outcome.good for f in earlier if f.check == accuracy.BOUNDS)
         ended: dict[str, str] = {}
         ranks: dict[str, Rank] = {}
         while True:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.check.compare import SLACK, apart, near
-from tinyllama.harness.check.evaluate import Inputs, Raised, copied
+from tinyllama.harness.check.evaluate import Inputs, copied, raising_in
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.check.history import Graph
 from tinyllama.harness.declare.autograd import several
@@ -70,7 +70,7 @@ def _second(
     """
     args = {name: copied(value) for name, value in inputs.args.items()}
     leaves = {name: args[name].requires_grad_() for name in candidate.op.differentiable}
-    with Raised.in_call(candidate.op, call):
+    with raising_in(candidate.op, call):
         outputs = several(call(*args.values(), **inputs.params))
         pairs = [
             (output, upstream.clone().requires_grad_())

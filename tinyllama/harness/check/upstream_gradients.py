@@ -43,8 +43,8 @@ def scaled_upstream(candidate: Candidate) -> Problem:
         raise Unsupported("it has no gradients")
     case = candidate.telling()
     changes = [(case, name, change) for name, change in CHANGES.items()]
-    half = (each for each in candidate.plain() if each.dtype is torch.float16)
-    if (in_half := next(filter(candidate.tells, half), None)) is not None:
+    halves = (x for x in candidate.plain() if x.dtype is torch.float16)
+    if (in_half := next(filter(candidate.tells, halves), None)) is not None:
         scales = (partial(torch.mul, other=scale) for scale in LOSS_SCALES)
         inputs = candidate.inputs(in_half)
         scale = next((s for s in scales if _finite(candidate, _changed(inputs, s))), None)
