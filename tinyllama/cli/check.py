@@ -90,6 +90,8 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check and print; the exit status."""
     names = _validated(args)
+    from tinyllama.harness.check.verdict import fails
+
     findings: dict[Provided, list[Finding]] = {}
     stopped = ""
     try:
@@ -103,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
                 if finding is not None:
                     findings[provided].append(finding)
                     _show(provided, finding)
-                    if args.fail_fast and _fails(finding, provided, args.fail_on):
+                    if args.fail_fast and fails(finding, provided, args.fail_on):
                         stopped = "--fail-fast"
                         break
     except KeyboardInterrupt as error:
@@ -171,6 +173,7 @@ def _checked(
 ) -> Generator[tuple["Provided", "Finding | None"], None, None]:
     """What `tinyllama.harness.check.remote.check` yields. Raises UsageError for a file that cannot
     be loaded."""
+    from tinyllama.harness.check.crash import place_in
     from tinyllama.harness.check.remote import Request, check
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
@@ -188,8 +191,8 @@ def _checked(
     except WorkerError as error:
         if error.raised(UsageError):
             raise UsageError(str(error).partition(": ")[2]) from error
-        where = "" if file is None else place(file, error.details)
-        raise UsageError(f"{where}{error}") from error
+        place = "" if file is None else place_in(error.details, str(Path(file).resolve()))
+        raise UsageError(f"{place}{error}") from error
 
 
 @contextlib.contextmanager
@@ -224,29 +227,16 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def place(file: str | Path, details: str) -> str:
-    """``FILE:LINE: `` of the last line of a file in a traceback; nothing where it has none."""
-    name = re.escape(str(Path(file).resolve()))
-    lines = re.findall(rf'^ *File "{name}", line (\d+)', details, re.MULTILINE)
-    return f"{file}:{lines[-1]}: " if lines else ""
-
-
 # -- the exit status ------------------------------------------------------------------------------
-
-
-def _fails(finding: "Finding", provided: "Provided", least: str) -> bool:
-    from tinyllama.harness.check.verdict import fails
-
-    return fails(finding, provided, least)
 
 
 def _status(findings: Findings, least: str, stopped: str) -> int:
     """FAILED where a finding fails, else how the command was stopped, else FAILED where nothing was
     compared."""
-    from tinyllama.harness.check.verdict import undecided
+    from tinyllama.harness.check.verdict import fails, undecided
 
     for provided, of_provider in findings.items():
-        if any(_fails(finding, provided, least) for finding in of_provider):
+        if any(fails(finding, provided, least) for finding in of_provider):
             return FAILED
     if stopped:
         return STOPPED[stopped]

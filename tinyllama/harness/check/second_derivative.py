@@ -24,17 +24,15 @@ def second_derivative(candidate: Candidate) -> Problem:
     declared = candidate.provider.double_backward
     inputs = candidate.inputs(case)
     Graph(candidate, inputs).gradients()  # which raises an error for one that is missing
-    # Kernels do not take float64, nor does a function that is asked as a provider with kernels.
-    double = declared and "triton" not in candidate.provider.requires
     try:
-        second = _second(candidate, candidate.provider.call, inputs.double() if double else inputs)
+        second = _second(candidate, candidate.provider.call, inputs)
     except RuntimeError as error:
         text = f"declared to have a second derivative: {error}"
         return (case, text, Rank.REFUSED) if declared else None
     if second is None:
         text = f"first derivatives under create_graph are silently detached: {ONCE}"
         return case, text, Rank.WARNING
-    wrong = ", ".join(_wrong(candidate, inputs, second, 1e-8 if double else MOST_ERROR))
+    wrong = ", ".join(_wrong(candidate, inputs, second))
     if declared:
         text = f"its second derivative by {wrong} is not the reference's"
         return (case, text) if wrong else None
@@ -45,9 +43,9 @@ def second_derivative(candidate: Candidate) -> Problem:
 
 
 def _wrong(
-    candidate: Candidate, inputs: Inputs, second: Mapping[str, torch.Tensor], most: float
+    candidate: Candidate, inputs: Inputs, second: Mapping[str, torch.Tensor]
 ) -> Iterator[str]:
-    """The inputs by which a second derivative is not the reference's. most: of its norm."""
+    """The inputs by which a second derivative is not the reference's."""
     eager = candidate.op["eager"].call
     right, in_float32 = (
         _second(candidate, eager, inputs.double()),
@@ -57,7 +55,7 @@ def _wrong(
         return
     for name, value in right.items():
         error = SLACK * apart(in_float32[name], value).norm().item()
-        if not near(second.get(name, torch.zeros_like(value)), value, most, error):
+        if not near(second.get(name, torch.zeros_like(value)), value, MOST_ERROR, error):
             yield name
 
 
