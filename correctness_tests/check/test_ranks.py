@@ -63,7 +63,7 @@ def test_an_error_of_the_harness_is_blamed_on_no_kernel(
 ) -> None:
     broken = (
         "from tinyllama.harness.check import programs\n"
-        "    programs.Stores.close = None"  # as a part of the check that fails
+        "    programs.RaceDetector.close = None"  # as a part of the check that fails
     )
     _, found = of_rope(tmp_path, broken, "--only", "outputs,races", traits=', requires=("triton",)')
     assert found["races"]["outcome"] == "blocked"
