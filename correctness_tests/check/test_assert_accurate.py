@@ -211,9 +211,9 @@ def test_the_worst_element_is_named_with_both_values() -> None:
     x[2, 66] = 3.0
     right = float(torch.softmax(x, -1)[2, 66])
     text = failure(wrong_tail, torch.softmax, x, dim=-1, grad=False)
-    assert f"worst at [2, 66]: {1.5 * right:.6g}, not {right:.6g}" in text
+    assert f"at [2, 66]: got {1.5 * right:.6g}, expected {right:.6g}" in text
     assert "row error" in text
-    assert "[0, 5]: nan, not 0." in failure(has_nan, torch.softmax, x, dim=-1, grad=False)
+    assert "[0, 5]: got nan, expected 0." in failure(has_nan, torch.softmax, x, dim=-1, grad=False)
 
 
 def test_a_lost_gradient_fails() -> None:

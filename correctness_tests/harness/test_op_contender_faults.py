@@ -82,7 +82,7 @@ def test_a_fault_that_comes_late_is_found_when_it_comes(contender: Contender) ->
 
 
 def test_a_wrong_first_call_is_found_before_anything_is_timed(contender: Contender) -> None:
-    with pytest.raises(WrongResultError, match="weigh_rows-tried-N16D64-fp32: y: tensor error"):
+    with pytest.raises(WrongResultError, match="weigh_rows-tried-N16D64-fp32: y: at "):
         contender(lambda x, weight: weighed(x, weight) * 1.001)
 
 

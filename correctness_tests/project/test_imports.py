@@ -1,9 +1,8 @@
 """Imports run one way, folder by folder, without circles; nothing imports a test.
 
 The order is docs/ARCHITECTURE.md's. In the harness: machine <- kernels <- declare <- check, and
-machine <- records; then measure <- gate <- page and plugins. In the package: harness <- ops <-
-model <- training <- bench <- profiling <- workshop <- suites <-
-cli.
+machine <- records; then measure <- gate <- page and plugins. In the package: harness <- testing
+<- ops <- model <- training <- bench <- profiling <- workshop <- suites <- cli.
 """
 
 import ast
@@ -22,7 +21,10 @@ pytestmark = pytest.mark.quick
 
 ROOT = Path(tinyllama.__file__).parents[1]
 # Each may import those before it.
-PACKAGE = ("harness", "ops", "model", "training", "bench", "profiling", "workshop", "suites", "cli")
+PACKAGE = (
+    *("harness", "testing", "ops", "model", "training", "bench", "profiling", "workshop"),
+    *("suites", "cli"),
+)
 BASE = ("machine",)
 CORE = (*BASE, "kernels", "declare", "check")
 HARNESS = {  # what each folder may import beside itself

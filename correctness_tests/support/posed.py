@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tinyllama.harness.kernels import launch_cache, plans
 from tinyllama.harness.kernels.descriptors import is_descriptor
+from tinyllama.harness.kernels.launch import arguments_of, identity
 from tinyllama.ops import OPS
 
 STREAM, FUNCTION, METADATA = 5, 7, (4, 1, 0)
@@ -75,7 +76,7 @@ class Launcher:
         kernel = self.kernel
         # The interpreter copies tensors; a launch calls no torch.
         with _ONE, _disable_current_modes():
-            interpreter.run(kernel, grid, read, {})
+            interpreter.run(kernel, identity(kernel), grid, arguments_of(kernel, read, {}))
 
 
 class Compiled:

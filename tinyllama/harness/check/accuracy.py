@@ -47,14 +47,11 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
     """
     compared = set(only) != {BOUNDS}
     cases = candidate.covered()
-    found = _of_plain(candidate, [c for c in cases if not c.varied], only, compared)
-    tried = {
-        OUTPUTS,
-        UNWRITTEN,
-        TOUCHED,
-        BOUNDS,
-        *([GRADIENTS] if candidate.op.differentiable else []),
-    }
+    plain = [case for case in cases if not case.varied]
+    found = _of_plain(candidate, plain, only, compared)
+    tried = {OUTPUTS, UNWRITTEN, TOUCHED, BOUNDS} if plain else set()
+    if plain and candidate.op.differentiable:
+        tried.add(GRADIENTS)
     tried |= {variation(case) for case in cases if case.varied}
     if wrong := plain_faults(found.values()):
         text = f"fails already: {', '.join(wrong)}"
@@ -67,7 +64,8 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
     if candidate.unheld:
         text = f"canaries alone tell of {', '.join(candidate.unheld)}: a tensor holds addresses"
         found.setdefault(BOUNDS, Finding(BOUNDS, Outcome.PASSED, message=text))
-    declared = {variation(case) for case in candidate.declared() if case.varied}
+    declared = {variation(case) for case in candidate.declared() if case.varied} | {*PLAIN, BOUNDS}
+    declared -= set() if candidate.op.differentiable else {GRADIENTS}
     for name in (name for name in ALL if name in only):
         if name in tried:
             yield found.get(name, Finding(name, Outcome.PASSED))
@@ -87,8 +85,8 @@ def _of_plain(
         else:
             of_case = list(faults(candidate, case, compared=compared))
         for finding in of_case:
-            before = found.get(finding.check)
-            if before is None or before.outcome is Outcome.BLOCKED:
+            before = found.setdefault(finding.check, finding)
+            if before.outcome is Outcome.BLOCKED and finding.outcome is not Outcome.BLOCKED:
                 found[finding.check] = finding
         asked = {*PLAIN, BOUNDS} & set(only)
         if asked <= {n for n, f in found.items() if f.outcome is not Outcome.BLOCKED}:

@@ -100,7 +100,7 @@ class Element(NamedTuple):
         return cls(tuple(index), result[tuple(index)].item(), oracle[tuple(index)].item())
 
     def __str__(self) -> str:
-        return f"worst at {[*self.place]}: {self.value:.6g}, not {self.oracle:.6g}"
+        return f"at {[*self.place]}: got {self.value:.6g}, expected {self.oracle:.6g}"
 
 
 @dataclass(frozen=True)

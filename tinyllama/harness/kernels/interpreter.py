@@ -43,7 +43,6 @@ from triton.runtime.jit import JITFunction
 
 from tinyllama.harness.kernels import interpreter_speed, language, libdevice, programs
 from tinyllama.harness.kernels.interpreter_values import RUNNING, Running
-from tinyllama.harness.kernels.launch import Kernel, arguments_of, identity
 from tinyllama.harness.kernels.launch_cache import among
 
 STEPS = 500_000  # operations of one program, of some microseconds each, after which it is ended
@@ -53,11 +52,10 @@ class EndlessLoopError(AssertionError):
     """A program that takes more operations than `limited` allows."""
 
 
-def run(kernel: Kernel, grid: tuple[int, ...], args: Any, kwargs: Any) -> None:
+def run(kernel: Any, name: str, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
     """Run a kernel's Python function for every program of a grid, on tensors of the CPU; what it
-    raises is the cause of Triton's InterpreterError."""
-    function, name = kernel.fn, identity(kernel)
-    arguments = arguments_of(kernel, args, kwargs)
+    raises is the cause of Triton's InterpreterError. name: ``op.function``."""
+    function = kernel.fn
     programs.fitting(grid, name)
     with (
         among(RUNNING, Running(function, name, arguments)),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
+import triton.compiler.code_generator  # noqa: F401 (a table in it has functions as keys)
 import triton.language as tl
 from triton.runtime import interpreter as stock
 

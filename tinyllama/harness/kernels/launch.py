@@ -333,9 +333,9 @@ if HAS_TRITON and not TYPE_CHECKING:
                 raise RuntimeError(f"{self.__name__} is in Gluon, which runs on a GPU only")
             from tinyllama.harness.kernels import interpreter
 
-            if callable(grid):
-                grid = grid(arguments_of(self, args, kwargs))
-            return interpreter.run(self, tuple(grid), args, kwargs)
+            arguments = arguments_of(self, args, kwargs)
+            shape = tuple(grid(arguments) if callable(grid) else grid)
+            return interpreter.run(self, identity(self), shape, arguments)
 
         def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
             """Have a function called with the arguments of each launch, before it."""
