@@ -125,7 +125,7 @@ def read_back(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x * w if w[0].item() > 0 else x * w.clone()
 
 
-def found(call: Call, check: str, reference: Call = scaled) -> Finding:
+def checked(call: Call, check: str, reference: Call = scaled) -> Finding:
     CACHE.clear()
     GRADIENTS.clear()
     try:
@@ -137,7 +137,7 @@ def found(call: Call, check: str, reference: Call = scaled) -> Finding:
 @pytest.mark.parametrize("check", ["fresh contents", "backward twice", "scaled upstream"])
 @pytest.mark.parametrize("call", [scaled, Scaled.apply], ids=["torch", "function"])
 def test_a_right_call_is_not_accused(call: Call, check: str) -> None:
-    right = found(call, check)
+    right = checked(call, check)
     assert right.outcome is Outcome.PASSED, right.message
 
 
@@ -161,7 +161,7 @@ def test_a_right_call_is_not_accused(call: Call, check: str) -> None:
 def test_a_history_in_which_a_call_is_wrong_is_named(
     call: Call, check: str, rank: Rank, text: str
 ) -> None:
-    wrong = found(call, check)
+    wrong = checked(call, check)
     assert (wrong.outcome, wrong.rank) == (Outcome.FAILED, rank), wrong.message
     assert text in wrong.message
     assert "call " in wrong.message
@@ -171,13 +171,13 @@ def test_what_the_reference_does_too_is_no_fault() -> None:
     def view(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape)
 
-    right = found(view, "fresh contents", reference=lambda x, w: x[:])
+    right = checked(view, "fresh contents", reference=lambda x, w: x[:])
     assert right.outcome is not Outcome.FAILED, right.message
 
 
 def test_settings_are_as_before_a_check() -> None:
     before = torch.get_num_threads(), torch.get_default_dtype(), torch.random.initial_seed()
-    found(seeded, "fresh contents")
+    checked(seeded, "fresh contents")
     assert before == (
         torch.get_num_threads(),
         torch.get_default_dtype(),

@@ -163,7 +163,7 @@ class Candidate:
 
         Raises Unsupported when there is none.
         """
-        for case in self.plain():
+        for case in self.plain_cases():
             if dtype in (None, case.dtype):
                 return case
         raise Unsupported(f"{self.provider} covers none of the cases")
@@ -171,7 +171,7 @@ class Candidate:
     def telling(self) -> OpCase:
         """The smallest case that `tells`, or else the smallest of all. In the others a call that
         does nothing may be right."""
-        return next(filter(self.tells, self.plain()), None) or self.smallest()
+        return next(filter(self.tells, self.plain_cases()), None) or self.smallest()
 
     def tells(self, case: OpCase) -> bool:
         """Whether no output equals an input there, and no result of the reference is all zero."""
@@ -197,7 +197,7 @@ class Candidate:
         cases = op_cases([self.op], providers=["eager"], subsets=SUBSETS, tied=True)
         return [replace(case, provider=self.provider) for case in cases]
 
-    def plain(self) -> list[OpCase]:
+    def plain_cases(self) -> list[OpCase]:
         return [case for case in self.covered() if not case.varied]
 
     def inputs(self, case: OpCase, draw: int = 0) -> Inputs:

@@ -266,7 +266,7 @@ def _other_case(candidate: Candidate, case: OpCase, name: str) -> OpCase | None:
     if name == "transposed":
         return replace(case, layout="transposed")
     if name == "of_another_shape":
-        cases = (new for new in candidate.plain() if new.dtype is case.dtype)
+        cases = (new for new in candidate.plain_cases() if new.dtype is case.dtype)
         return next((new for new in cases if new.case.dims != case.case.dims), None)
     if name == "in_another_dtype":
         dtypes = [dtype for dtype in candidate.dtypes if dtype is not case.dtype]

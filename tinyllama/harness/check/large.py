@@ -163,7 +163,7 @@ def _with_entries(candidate: Candidate, entries: int, dtype: torch.dtype) -> OpC
     Raises Unsupported where the provider covers none.
     """
     axis = _first_axis(candidate)
-    for case in candidate.plain():
+    for case in candidate.plain_cases():
         size = case.case.dims[axis]
         if not isinstance(size, int) or case.dtype is not dtype:
             continue

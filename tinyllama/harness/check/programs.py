@@ -62,7 +62,7 @@ class RaceDetector:
 def races(candidate: Candidate) -> Problem:
     """No two programs of a launch store to one address without an atomic, in any plain case."""
     interpreted(candidate)
-    for case in candidate.plain():
+    for case in candidate.plain_cases():
         if case.dtype is not candidate.dtypes[0]:
             continue
         stores, raised = RaceDetector(), None
@@ -87,7 +87,7 @@ def program_order(candidate: Candidate) -> Problem:
     launched: set[str] = set()
     warning: Problem = None  # a wrong result in a later order is worse
     exact = "cuda" in candidate.provider.deterministic
-    for case in candidate.plain():
+    for case in candidate.plain_cases():
         if case.dtype is not candidate.dtypes[0]:
             continue
         inputs = candidate.inputs(case)

@@ -143,7 +143,7 @@ class Checks:
             Provided(
                 name,
                 from_file and candidate.op.module == candidate.provider.module,
-                tuple(map(str, candidate.plain())),
+                tuple(map(str, candidate.plain_cases())),
                 candidate.op.name,
                 candidate.missing(),
             )
@@ -171,7 +171,7 @@ class Checks:
         if reason or candidate.device.type != "cpu":
             reason = reason or "it is seen where kernels are interpreted: use --device cpu"
             return Finding(LAUNCHED, Outcome.UNSUPPORTED, message=reason)
-        for case in reversed(candidate.plain()):  # small ones may be left to torch
+        for case in reversed(candidate.plain_cases()):  # small ones may be left to torch
             bounds, error = Bounds(), None
             try:
                 with candidate.limits(bounds):

@@ -17,7 +17,7 @@ TRIES = 8  # following sizes that are tried where an op or a provider does not t
 def general(candidate: Candidate) -> OpCase:
     """The case that an op declares first, if a wrong result shows there; it should be general."""
     first, dtype = candidate.op.cases[0], candidate.dtypes[0]
-    cases = (case for case in candidate.plain() if case.case is first and case.dtype is dtype)
+    cases = (case for case in candidate.plain_cases() if case.case is first and case.dtype is dtype)
     case = next(cases, None)
     return case if case is not None and candidate.tells(case) else candidate.telling()
 

@@ -122,7 +122,7 @@ def _copied(value: Any) -> Any:
 def _custom_ops(candidate: Candidate) -> Problem:
     """What `torch.library.opcheck` says of the custom ops that calls make: whether what they
     declare to the compiler is what they give, and change. It may hold for one dtype or size."""
-    for case in candidate.plain():
+    for case in candidate.plain_cases():
         for op, (args, named) in _custom_op_calls(candidate, candidate.inputs(case)).items():
             tests = ("test_schema", "test_faketensor")
             options: Any = {"test_utils": tests, "raise_exception": False}

@@ -43,7 +43,7 @@ def scaled_upstream(candidate: Candidate) -> Problem:
         raise Unsupported("it has no gradients")
     case = candidate.telling()
     changes = [(case, name, change) for name, change in CHANGES.items()]
-    halves = (x for x in candidate.plain() if x.dtype is torch.float16)
+    halves = (x for x in candidate.plain_cases() if x.dtype is torch.float16)
     if (in_half := next(filter(candidate.tells, halves), None)) is not None:
         scales = (partial(torch.mul, other=scale) for scale in LOSS_SCALES)
         inputs = candidate.inputs(in_half)
