@@ -124,14 +124,7 @@ def _long_axes(candidate: Candidate, case: OpCase) -> Problem:
 def _results(candidate: Candidate, inputs: Inputs, dtype: torch.dtype | None) -> Results:
     """Outputs and gradients of a call under autocast to this dtype; None: without autocast."""
     within = torch.autocast(candidate.device.type, dtype or NARROW[0], enabled=dtype is not None)
-    graph = Graph(candidate, inputs, within=within)
-    gradients = graph.gradients() if candidate.op.differentiable else {}
-    return _named(graph, gradients)
-
-
-def _named(graph: Graph, gradients: Results) -> Results:
-    outputs = {name: value.detach() for name, value in graph.outputs.items()}
-    return outputs | {f"grad {name}": gradient for name, gradient in gradients.items()}
+    return Graph(candidate, inputs, within=within).results()
 
 
 def _narrowed(results: Results, dtype: torch.dtype) -> Results:
@@ -213,9 +206,7 @@ def _run(candidate: Candidate, static: Graph, inputs: Inputs) -> Results:
         for name, value in static.args.items()
     }
     in_place = Inputs(args, dict(static.upstream), inputs.params)
-    graph = Graph(candidate, in_place, prepare=lambda value: value)
-    gradients = graph.gradients(lambda g: g) if candidate.op.differentiable else {}
-    return _named(graph, gradients)
+    return Graph(candidate, in_place, prepare=lambda value: value).results(lambda g: g)
 
 
 def empty_batch(candidate: Candidate) -> Problem:

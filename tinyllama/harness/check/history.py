@@ -129,6 +129,14 @@ class Graph:
             raise GradientError(f"{self.op.name}: no gradient for {', '.join(missing)}")
         return {name: gradient.clone() if copy else gradient for name, gradient in by_name.items()}
 
+    def results(
+        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    ) -> dict[str, torch.Tensor]:
+        """Outputs by name, and gradients as ``grad x``, as `evaluate` returns them."""
+        gradients = self.gradients(change) if self.op.differentiable else {}
+        outputs = {name: value.detach() for name, value in self.outputs.items()}
+        return outputs | {f"grad {name}": gradient for name, gradient in gradients.items()}
+
     def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         return [change(g).to(self.outputs[name].dtype) for name, g in self.upstream.items()]
 

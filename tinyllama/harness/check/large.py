@@ -141,11 +141,7 @@ def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]
         raise Unsupported(f"no input of floating-point numbers has the first axis {axis}")
     in_place = replace(inputs, args=args, upstream=upstream)
     graph = Graph(candidate, in_place, prepare=lambda value: value.detach())
-    results = {name: value.detach() for name, value in graph.outputs.items()}
-    if op.differentiable:
-        gradients = graph.gradients(lambda gradient: gradient)
-        results |= {f"grad {name}": value for name, value in gradients.items()}
-    return candidate.wrong(case, results, inputs)
+    return candidate.wrong(case, graph.results(lambda gradient: gradient), inputs)
 
 
 def _near_rows(x: torch.Tensor) -> torch.Tensor:
