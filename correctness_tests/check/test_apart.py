@@ -29,11 +29,11 @@ remote.Checks.findings = lambda self, provider, only, *rest: [
 APART_PATCHED = "from tinyllama.harness.check import independent_judge\nindependent_judge."
 # What a candidate replaces beside the runner of checks, and what is then said of its values.
 PATCHES = {
-    "the norm": ("torch.Tensor.norm = lambda self, *a, **k: torch.zeros(())\n", "y: worst at ["),
+    "the norm": ("torch.Tensor.norm = lambda self, *a, **k: torch.zeros(())\n", "y: at ["),
     "the reference": (
         "from tinyllama.ops.rms_norm import rms_norm\n"
         "object.__setattr__(rms_norm['eager'], 'call', lambda x, w, eps: mine(x, w, eps))\n",
-        "y: worst at [",
+        "y: at [",
     ),
     "its slack": (
         f"{APART_PATCHED}traits = lambda provider, cases: independent_judge.Traits(\n"

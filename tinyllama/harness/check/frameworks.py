@@ -236,9 +236,9 @@ def empty_batch(candidate: Candidate) -> Problem:
         taken = taken or axis in rows
         try:
             results = candidate.results(inputs, PoisonedMemory())
-        except ContractError:
-            raise
         except Exception as error:
+            if isinstance(error, ContractError) and axis in rows:
+                raise
             text = f"{place(error)}{type(error).__name__}: {error}"
             if axis in rows and refused is None:
                 refused = empty, text, Rank.REFUSED
