@@ -51,21 +51,6 @@ class UnsafelySaved(Scaled):
         return dy * w, (dy * x).sum(0)
 
 
-class SavedByTheWeight(UnsafelySaved):
-    """Calls that share a weight share what is saved, too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(w)
-        CACHE[w.data_ptr()] = x.detach().clone()
-        return x * w
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (w,) = ctx.saved_tensors
-        return dy * w, (dy * CACHE[w.data_ptr()]).sum(0)
-
-
 class ScaledInPlace(Scaled):
     """Backward uses the memory of the upstream gradient."""
 
@@ -91,12 +76,6 @@ def cached_by_address(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x * (w + (copy - w).detach())
 
 
-def in_one_buffer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled():
-        return x * w
-    return torch.mul(x, w, out=CACHE.setdefault(x.shape, torch.empty_like(x)))
-
-
 def in_place_without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x * w if torch.is_grad_enabled() else x.mul_(w).clone()
 
@@ -113,12 +92,6 @@ def in_the_default_dtype(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def kept_for_ever(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     KEPT.append(x * w)
     return KEPT[-1] * 1
-
-
-def first_table(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A table of ones, kept by the number of elements and not by the shape."""
-    ones = CACHE.setdefault(x.numel(), torch.ones(len(x), dtype=x.dtype))
-    return x * w * ones[torch.arange(len(x)) % len(ones), None] * (len(x) / len(ones))
 
 
 def read_back(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -145,14 +118,11 @@ def test_a_right_call_is_not_accused(call: Call, check: str) -> None:
     ("call", "check", "rank", "text"),
     [
         (cached_by_address, "fresh contents", Rank.WRONG, "y"),
-        (in_one_buffer, "fresh contents", Rank.WRONG, "y of A has changed"),
         (in_place_without_gradients, "fresh contents", Rank.WRONG, "has changed"),
-        (first_table, "fresh contents", Rank.WRONG, "call turned"),
         (in_the_default_dtype, "fresh contents", Rank.WRONG, "with default dtype bfloat16"),
         (seeded, "fresh contents", Rank.UNSAFE, "changes torch's random numbers"),
         (read_back, "backward twice", Rank.WARNING, "values are read back"),
         (UnsafelySaved.apply, "backward twice", Rank.UNSAFE, "double inputs of A"),
-        (SavedByTheWeight.apply, "backward twice", Rank.WRONG, "grad w"),
         (ScaledInPlace.apply, "backward twice", Rank.WRONG, "upstream gradient of y has changed"),
         (OneBuffer.apply, "backward twice", Rank.WRONG, "grad w of A has changed"),
         (kept_for_ever, "backward twice", Rank.UNSAFE, "is not released"),
