@@ -104,12 +104,6 @@ class Graph:
         self.outputs = dict(zip(self.op.outputs, outputs, strict=False))
         self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
 
-    def backward(self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> None:
-        """Add the gradients to ``.grad`` of the arguments."""
-        outputs = [self.outputs[name] for name in self.upstream]
-        with raising_in(self.op, self.call):
-            torch.autograd.backward(outputs, self._changed(change), retain_graph=True)
-
     def gradients(
         self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone, *, copy: bool = True
     ) -> dict[str, torch.Tensor]:
@@ -119,7 +113,7 @@ class Graph:
         Raises GradientError for one that is missing: nothing else about it can be compared.
         """
         outputs = [self.outputs[name] for name in self.upstream]
-        inputs, upstream = [self.args[n] for n in self.op.differentiable], self._changed(change)
+        inputs, upstream = [self.args[n] for n in self.op.differentiable], self.changed(change)
         with raising_in(self.op, self.call):
             gradients = torch.autograd.grad(
                 outputs, inputs, upstream, retain_graph=True, allow_unused=True
@@ -137,7 +131,8 @@ class Graph:
         outputs = {name: value.detach() for name, value in self.outputs.items()}
         return outputs | {f"grad {name}": gradient for name, gradient in gradients.items()}
 
-    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        """The upstream gradients, changed so, in the dtypes of their outputs."""
         return [change(g).to(self.outputs[name].dtype) for name, g in self.upstream.items()]
 
 
@@ -422,7 +417,9 @@ class _Play:
             with self.watches.get(call, contextlib.nullcontext()):
                 if "into .grad" not in step:
                     return graph.gradients(lambda gradient: next(in_order), copy=False)
-                graph.backward(lambda gradient: next(in_order))
+                outputs = [graph.outputs[name] for name in graph.upstream]
+                change = graph.changed(lambda gradient: next(in_order))
+                torch.autograd.backward(outputs, change, retain_graph=True)
                 grads = {name: graph.args[name].grad for name in op.differentiable}
                 return {name: grad for name, grad in grads.items() if grad is not None}
 
