@@ -28,10 +28,10 @@ def test_the_names_are_those_of_the_checks() -> None:
 
 def test_a_right_file_holds_every_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = [name for name in DEFAULT if name != "sizes"]
-    status, found = checked(tmp_path, str(EXAMPLES / "softmax.py"), "--only", ",".join(quick))
+    status, findings = checked(tmp_path, str(EXAMPLES / "softmax.py"), "--only", ",".join(quick))
     assert status == 0
-    assert list(found) == ["softmax-triton", "softmax-eager"], "the reference last"
-    kernel = {name for name, one in found["softmax-triton"].items() if one["outcome"] == "passed"}
+    assert list(findings) == ["softmax-triton", "softmax-eager"], "the reference last"
+    kernel = {n for n, x in findings["softmax-triton"].items() if x["outcome"] == "passed"}
     one_output_one_input = {"absent gradients", "wanted gradients"}
     assert set(quick) - kernel == {"captured", "side stream"} | one_output_one_input
     out = capsys.readouterr().out
@@ -45,12 +45,12 @@ def test_a_wrong_file_fails_the_check_that_is_about_its_fault(
     junit = tmp_path / "found.xml"
     only = ("--only", "gradient layouts,scaled upstream,determinism")
     file = str(EXAMPLES / "rms_norm_hasty.py")
-    status, found = checked(tmp_path, file, "--junit", str(junit), *only)
+    status, findings = checked(tmp_path, file, "--junit", str(junit), *only)
     assert status == 1
-    outcomes = {name: one["outcome"] for name, one in found["rms_norm-hasty"].items()}
+    outcomes = {name: finding["outcome"] for name, finding in findings["rms_norm-hasty"].items()}
     assert [name for name, outcome in outcomes.items() if outcome == "failed"] == [only[1][:16]]
     out, err = capsys.readouterr()
-    case = found["rms_norm-hasty"]["gradient layouts"]["case"]
+    case = findings["rms_norm-hasty"]["gradient layouts"]["case"]
     block = f"gradient layouts: wrong result in {case}\n    gradients: grad x: at [0, 0, 0]: got "
     assert out.index(block) < out.index("verdict"), "it is told before the table"
     assert "gradient layouts: wrong result (" in err
@@ -75,10 +75,10 @@ def test_what_ends_a_process_is_a_fault_of_that_case_alone(
     tmp_path: Path, body: str, rank: str, said: str
 ) -> None:
     only = "outputs,out of bounds,input layouts,gradient layouts,scaled upstream"
-    _, found = of_rope(tmp_path, ON_STRIDES + body, "--only", only)
-    outcomes = {name: one["outcome"] for name, one in found.items()}
+    _, findings = of_rope(tmp_path, ON_STRIDES + body, "--only", only)
+    outcomes = {name: finding["outcome"] for name, finding in findings.items()}
     assert outcomes == {**dict.fromkeys(only.split(","), "passed"), "input layouts": "crashed"}
-    layouts = found["input layouts"]
+    layouts = findings["input layouts"]
     assert layouts["case"].endswith("-strided_inputs")
     assert said in layouts["message"]
     assert layouts["rank"] == rank
@@ -87,9 +87,9 @@ def test_what_ends_a_process_is_a_fault_of_that_case_alone(
 def test_a_case_that_does_not_end_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(ROPE.format(body="while q.stride()[-1] == 2: pass", traits=""))
-    asked = remote.Asked("tinyllama.ops", str(path), None, None, "cpu", 0, seconds=2)
-    seen = remote.check(asked, ["outputs", "input layouts"])
-    outputs, layouts = [finding for _, finding in seen if finding is not None]
+    request = remote.Request("tinyllama.ops", str(path), None, None, "cpu", 0, seconds=2)
+    answers = remote.check(request, ["outputs", "input layouts"])
+    outputs, layouts = [finding for _, finding in answers if finding is not None]
     assert outputs.outcome.value == "passed"
     assert layouts.case.endswith("-strided_inputs")
     assert f"{path}:7: no end after 2 s" in layouts.message
@@ -112,9 +112,9 @@ def test_what_was_found_before_the_end_is_shown(
 ) -> None:
     body = faulty + STOPS.format(pid=os.getpid(), signal=sent)
     words = ("--only", "outputs,input layouts,autocast,second derivative", "--time-limit", "500")
-    ended, found = of_rope(tmp_path, body, *words)
+    ended, findings = of_rope(tmp_path, body, *words)
     assert ended == status
-    assert [found[name]["outcome"] for name in ("outputs", "autocast")] == ["passed", "blocked"]
+    assert [findings[name]["outcome"] for name in ("outputs", "autocast")] == ["passed", "blocked"]
     out = capsys.readouterr().out
     assert "not tried: autocast, second derivative (stopped by " in out
     assert ("input layouts: wrong result" in out) is bool(faulty)
@@ -122,37 +122,37 @@ def test_what_was_found_before_the_end_is_shown(
 
 def test_it_stops_at_the_first_fault_that_fails(tmp_path: Path) -> None:
     words = ("--only", "outputs,determinism", "--fail-fast")
-    status, found = of_rope(tmp_path, "q = 2 * q", *words)
+    status, findings = of_rope(tmp_path, "q = 2 * q", *words)
     assert status == 1
-    assert found["determinism"]["message"] == "stopped by --fail-fast"
+    assert findings["determinism"]["message"] == "stopped by --fail-fast"
 
 
 def test_a_crash_has_its_line_and_its_traceback(tmp_path: Path) -> None:
-    _, found = of_rope(tmp_path, "return q.nothing", "--only", "outputs")
-    assert found["outputs"]["message"].startswith(f"{tmp_path}/mine.py:7: AttributeError: ")
-    assert "return q.nothing" in found["outputs"]["traceback"]
+    _, findings = of_rope(tmp_path, "return q.nothing", "--only", "outputs")
+    assert findings["outputs"]["message"].startswith(f"{tmp_path}/mine.py:7: AttributeError: ")
+    assert "return q.nothing" in findings["outputs"]["traceback"]
 
 
 def test_a_kernel_that_is_declared_and_not_launched_fails(tmp_path: Path) -> None:
     traits = ', requires=("triton",)'
-    status, found = of_rope(tmp_path, "", "--only", "outputs,kernel launched", traits=traits)
+    status, findings = of_rope(tmp_path, "", "--only", "outputs,kernel launched", traits=traits)
     assert status == 1
-    assert "no kernel launched" in found["kernel launched"]["message"]
+    assert "no kernel launched" in findings["kernel launched"]["message"]
 
 
 def test_where_nothing_can_be_checked_nothing_holds(tmp_path: Path) -> None:
-    status, found = of_rope(tmp_path, "", traits=', supports=lambda dims: "no"')
-    assert {one["outcome"] for one in found.values()} == {"unsupported"}
+    status, findings = of_rope(tmp_path, "", traits=', supports=lambda dims: "no"')
+    assert {finding["outcome"] for finding in findings.values()} == {"unsupported"}
     assert status == 1
 
 
 def test_an_op_of_the_tree_is_checked_by_its_name(tmp_path: Path) -> None:
     words = ("--op", "rms_norm", "--only", "determinism")
-    status, found = checked(tmp_path, *words)
+    status, findings = checked(tmp_path, *words)
     assert status == 0
-    assert set(found) == {str(provider) for provider in OPS["rms_norm"].providers.values()}
-    status, found = checked(tmp_path, *words, "--provider", "triton")
-    assert set(found) == {"rms_norm-triton"}
+    assert set(findings) == {str(provider) for provider in OPS["rms_norm"].providers.values()}
+    status, findings = checked(tmp_path, *words, "--provider", "triton")
+    assert set(findings) == {"rms_norm-triton"}
 
 
 def test_a_provider_of_an_op_of_another_file_is_checked(
@@ -165,21 +165,12 @@ def test_a_provider_of_an_op_of_another_file_is_checked(
         "from declares_double import double\n"
         "double.provider('tried', slack={})(lambda x: 2.5 * x)\n"
     )
-    status, found = checked(tmp_path, str(path), "--only", "outputs", "--verbose")
-    assert (status, set(found)) == (1, {"double-tried"})
+    status, findings = checked(tmp_path, str(path), "--only", "outputs", "--verbose")
+    assert (status, set(findings)) == (1, {"double-tried"})
     assert "self-declared" not in capsys.readouterr().out
     path = tmp_path / "declares_double.py"
     assert checked(tmp_path, str(path), "--only", "outputs", "--verbose")[0] == 0
     assert "double-sum: self-declared" in capsys.readouterr().out
-
-
-def test_a_function_is_judged_by_the_declaration_of_an_op(tmp_path: Path) -> None:
-    path = tmp_path / "tried.py"
-    path.write_text("def half(gate, up):\n    return gate.sigmoid() * gate * up * 0.5\n")
-    words = ("--op", "silu_mul", "--candidate", f"{path}:half", "--only", "outputs")
-    status, found = checked(tmp_path, *words)
-    assert status == 1
-    assert found["silu_mul-candidate"]["outputs"]["outcome"] == "failed"
 
 
 def test_each_op_that_a_file_provides_for_is_checked(

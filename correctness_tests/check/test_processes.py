@@ -1,6 +1,5 @@
 """On a GPU a second process interprets the kernels, and the worse finding of the two is told."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,25 +17,16 @@ PASSED, FAILED, CRASHED = Outcome.PASSED, Outcome.FAILED, Outcome.CRASHED
 BLOCKED, UNSUPPORTED = Outcome.BLOCKED, Outcome.UNSUPPORTED
 
 
-def test_a_gpu_has_a_second_process_that_sees_none() -> None:
-    assert list(remote.processes("cpu")) == ["cpu"]
-    beside = remote.processes("cuda:1")
-    assert list(beside) == ["cuda:1", "cpu"]
-    assert beside["cuda:1"] == {}
-    assert beside["cpu"]["CUDA_VISIBLE_DEVICES"] == ""
-    assert beside["cpu"]["TRITON_INTERPRET"] == "1"
-
-
 @pytest.mark.long
 def test_the_second_process_finds_what_only_interpretation_shows(tmp_path: Path) -> None:
     """In a real process, whose environment is set before anything is imported. A CPU by another
     name stands for the GPU."""
     path = VARIANTS["scaled_copy-read_beyond_the_end"].write(tmp_path)
-    asked = remote.Asked("tinyllama.ops", str(path), None, "triton", "cpu:0", 0)
-    seen = remote.check(asked, ["outputs", "out of bounds", LAUNCHED])
-    found = {finding.check: finding for _, finding in seen if finding is not None}
-    assert found["out of bounds"].rank is Rank.UNSAFE
-    assert "scaled_copy_kernel, program (0, 0, 0): a load" in found["out of bounds"].message
+    request = remote.Request("tinyllama.ops", str(path), None, "triton", "cpu:0", 0)
+    answers = remote.check(request, ["outputs", "out of bounds", LAUNCHED])
+    findings = {finding.check: finding for _, finding in answers if finding is not None}
+    assert findings["out of bounds"].rank is Rank.UNSAFE
+    assert "scaled_copy_kernel, program (0, 0, 0): a load" in findings["out of bounds"].message
 
 
 @pytest.mark.parametrize(
@@ -54,14 +44,8 @@ def test_the_second_process_finds_what_only_interpretation_shows(tmp_path: Path)
 def test_the_worse_of_two_findings_is_told(
     check: str, on_gpu: Outcome, interpreted: Outcome, launched: bool, expected: Outcome
 ) -> None:
-    both = Finding(check, on_gpu), Finding(check, interpreted, message="by the interpreter")
-    assert merged(*both, launched).outcome is expected
-
-
-def test_one_fault_of_two_processes_is_told_once_with_its_line() -> None:
-    on_gpu = Finding("out of bounds", FAILED, message="a canary")
-    interpreted = replace(on_gpu, message="line 7")
-    assert merged(on_gpu, interpreted) == interpreted
+    findings = Finding(check, on_gpu), Finding(check, interpreted, message="by the interpreter")
+    assert merged(*findings, launched).outcome is expected
 
 
 @pytest.mark.parametrize("name", ["doubled_vector", "doubled_vector-store_one_beyond"])
@@ -83,9 +67,9 @@ def test_a_file_that_asks_for_its_gpu_is_judged_on_the_cpu(
         driver.set_active(OfGpu())
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         with Loaded(variant, tmp_path, "cpu") as candidate:
-            found = list(findings(candidate, ["outputs", "out of bounds"]))
+            answers = list(findings(candidate, ["outputs", "out of bounds"]))
         assert driver.active.get_active_torch_device().type == "cuda"
         assert torch.cuda.is_available()
         monkeypatch.undo()
     expected = FAILED if variant.fault else PASSED
-    assert [finding.outcome for finding in found] == [PASSED, expected]
+    assert [finding.outcome for finding in answers] == [PASSED, expected]

@@ -205,7 +205,7 @@ def findings(candidate: Candidate, checks: Sequence[str]) -> Iterator[Finding]:
 
 def accuses(candidate: Candidate, finding: Finding) -> bool:
     """Whether a finding ends `tinyllama check` with status 1."""
-    plain = tuple(map(str, candidate.plain())) if finding.rank is Rank.REFUSED else ()
+    plain = tuple(map(str, candidate.plain_cases())) if finding.rank is Rank.REFUSED else ()
     return fails(finding, Provided(str(candidate.provider), False, plain))
 
 

@@ -102,12 +102,6 @@ def test_whatever_is_written_into_an_input_is_seen(write: Callable[[torch.Tensor
         evaluate(OP, writing(write), inputs)
 
 
-def test_a_nan_that_stays_is_no_change() -> None:
-    inputs = strided()
-    inputs.args["x"][0] = math.nan
-    assert evaluate(OP, EAGER, inputs)["y"].isnan().any()
-
-
 # -- upstream gradients -----------------------------------------------------------------------
 
 

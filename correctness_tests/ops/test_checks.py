@@ -58,7 +58,7 @@ def programs(op: Op, provider: Provider, case: Case) -> dict[str, int]:
 def tells(op: Op, provider: Provider, case: Case) -> bool:
     """Whether a wrong result would show there: of one key, gradients of q and k are 0."""
     candidate = Candidate(narrowed(op, [case], [torch.float32]), provider, CPU)
-    return candidate.tells(candidate.plain()[0])
+    return candidate.tells(candidate.plain_cases()[0])
 
 
 @functools.cache

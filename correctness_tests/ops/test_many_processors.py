@@ -22,7 +22,7 @@ def test_gains_have_their_gradient_on_many_processors(name: str, count: int) -> 
     """Of rows that do not divide."""
     op = OPS[name]
     candidate = Candidate(op, op["triton"])
-    plain = next(case for case in candidate.plain() if case.case.dims.get("D") == 16)
+    plain = next(case for case in candidate.plain_cases() if case.case.dims.get("D") == 16)
     case = replace(plain, case=plain.case.resized(T=16 * count + 5))
     inputs = candidate.inputs(case)
     with processors(count):

@@ -28,6 +28,7 @@ PACKAGE = "tinyllama.ops"
 FAILED = 1  # exit status when a check found something, or nothing could be compared
 STOPPED = {"time limit": 124, "Ctrl-C": 130, "SIGTERM": 143}  # where nothing failed until then
 JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
+JUNIT_TOTALS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 Findings = Mapping["Provided", list["Finding"]]
 
 
@@ -89,6 +90,8 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check and print; the exit status."""
     names = _validated(args)
+    from tinyllama.harness.check.verdict import fails
+
     findings: dict[Provided, list[Finding]] = {}
     stopped = ""
     try:
@@ -102,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
                 if finding is not None:
                     findings[provided].append(finding)
                     _show(provided, finding)
-                    if args.fail_fast and _fails(finding, provided, args.fail_on):
+                    if args.fail_fast and fails(finding, provided, args.fail_on):
                         stopped = "--fail-fast"
                         break
     except KeyboardInterrupt as error:
@@ -112,12 +115,16 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{text}: {like.proposal(args.file)}")
     status = _status(findings, args.fail_on, stopped)
     if stopped:
-        findings = {one: [*known, *_left(names, known, stopped)] for one, known in findings.items()}
+        for of_provider in findings.values():
+            of_provider += _not_tried(names, of_provider, stopped)
         print(f"stopped by {stopped}: exit status {status}", file=sys.stderr)
-    for provided, known in findings.items():
-        _summarize(provided, known, args.verbose)
+    for provided, of_provider in findings.items():
+        _summarize(provided, of_provider, args.verbose)
     if args.json:
-        data = {one.name: [each.as_dict() for each in known] for one, known in findings.items()}
+        data = {
+            provided.name: [finding.as_dict() for finding in of_provider]
+            for provided, of_provider in findings.items()
+        }
         write_json(args.json, data)
     if args.junit:
         replace_text(args.junit, _as_junit(findings) + "\n")
@@ -166,7 +173,8 @@ def _checked(
 ) -> Generator[tuple["Provided", "Finding | None"], None, None]:
     """What `tinyllama.harness.check.remote.check` yields. Raises UsageError for a file that cannot
     be loaded."""
-    from tinyllama.harness.check.remote import Asked, check
+    from tinyllama.harness.check.crash import place_in
+    from tinyllama.harness.check.remote import Request, check
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
 
@@ -174,17 +182,17 @@ def _checked(
     usable = usable_device(args.device)
     device = "cpu" if usable.type == "cpu" else str(usable)
     declaration = None if args.declaration is None else str(args.declaration)
-    asked = Asked(
+    request = Request(
         *(PACKAGE, file, args.op, args.provider, device, args.seed, args.candidate),
         declaration=declaration,
     )
     try:
-        yield from check(asked, names, progress)
+        yield from check(request, names, progress)
     except WorkerError as error:
         if error.raised(UsageError):
             raise UsageError(str(error).partition(": ")[2]) from error
-        where = "" if file is None else place(file, error.details)
-        raise UsageError(f"{where}{error}") from error
+        place = "" if file is None else place_in(error.details, str(Path(file).resolve()))
+        raise UsageError(f"{place}{error}") from error
 
 
 @contextlib.contextmanager
@@ -219,43 +227,31 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def place(file: str | Path, details: str) -> str:
-    """``FILE:LINE: `` of the last line of a file in a traceback; nothing where it has none."""
-    name = re.escape(str(Path(file).resolve()))
-    lines = re.findall(rf'^ *File "{name}", line (\d+)', details, re.MULTILINE)
-    return f"{file}:{lines[-1]}: " if lines else ""
-
-
 # -- the exit status ------------------------------------------------------------------------------
-
-
-def _fails(finding: "Finding", provided: "Provided", least: str) -> bool:
-    from tinyllama.harness.check.verdict import fails
-
-    return fails(finding, provided, least)
 
 
 def _status(findings: Findings, least: str, stopped: str) -> int:
     """FAILED where a finding fails, else how the command was stopped, else FAILED where nothing was
     compared."""
-    from tinyllama.harness.check.verdict import undecided
+    from tinyllama.harness.check.verdict import fails, undecided
 
-    every = [(finding, provided) for provided, known in findings.items() for finding in known]
-    if any(_fails(finding, provided, least) for finding, provided in every):
-        return FAILED
+    for provided, of_provider in findings.items():
+        if any(fails(finding, provided, least) for finding in of_provider):
+            return FAILED
     if stopped:
         return STOPPED[stopped]
-    return FAILED if any(undecided(known, one) for one, known in findings.items()) else 0
+    missing = (undecided(of_provider, provided) for provided, of_provider in findings.items())
+    return FAILED if any(missing) else 0
 
 
-def _left(names: Sequence[str], known: Sequence["Finding"], stopped: str) -> Iterator["Finding"]:
+def _not_tried(
+    names: Sequence[str], findings: Sequence["Finding"], stopped: str
+) -> list["Finding"]:
     """A finding for each check that was not tried, since the command was stopped."""
     from tinyllama.harness.check.run import Finding, Outcome
 
-    tried = {finding.check for finding in known}
-    for name in names:
-        if name not in tried:
-            yield Finding(name, Outcome.BLOCKED, message=f"stopped by {stopped}")
+    text, tried = f"stopped by {stopped}", {finding.check for finding in findings}
+    return [Finding(n, Outcome.BLOCKED, message=text) for n in names if n not in tried]
 
 
 # -- what is printed ------------------------------------------------------------------------------
@@ -271,8 +267,8 @@ def _print(text: Any, style: str | None = None) -> None:
 
 
 def _show(provided: "Provided", finding: "Finding") -> None:
-    """Print a fault as soon as it is found; one that follows from another is named at the end."""
-    if finding.rank is None or finding.cause:
+    """Print a fault as soon as it is found."""
+    if finding.rank is None:
         return
     where = f" in {finding.case}" if finding.case else ""
     _print(f"{provided.name}: {finding.check}: {finding.rank.value}{where}", style="bold red")
@@ -284,31 +280,28 @@ def _summarize(provided: "Provided", findings: Sequence["Finding"], verbose: boo
     from tinyllama.harness.check.run import Outcome, Rank
 
     name = provided.name
-    passed = [one for one in findings if one.outcome is Outcome.PASSED]
-    blocked = [one for one in findings if one.outcome is Outcome.BLOCKED]
-    unsupported = [one for one in findings if one.outcome is Outcome.UNSUPPORTED]
-    faults = [one for one in findings if one.rank]
+    by_outcome: dict[Outcome, list[Finding]] = {outcome: [] for outcome in Outcome}
+    for finding in findings:
+        by_outcome[finding.outcome].append(finding)
+    passed, blocked = by_outcome[Outcome.PASSED], by_outcome[Outcome.BLOCKED]
+    unsupported = by_outcome[Outcome.UNSUPPORTED]
+    faults = [finding for finding in findings if finding.rank]
     if len(blocked) == len(findings):
         _print("\n".join(_reasons(f"{name}: not tried", blocked)))
         return
-    if provided.own and name.endswith("-eager") and not (faults or blocked):
+    if provided.with_reference and name.endswith("-eager") and not (faults or blocked):
         _print(f"{name}: the reference passes {len(passed)} checks")
         return
-    _print(_table(name, [one for one in findings if one in passed or (one.rank and not one.cause)]))
+    _print(_table(name, [finding for finding in findings if finding in passed or finding.rank]))
     for text in _reasons("not tried", blocked):
         _print(text, style="dim")
     if verbose:
         for text in (*_reasons("not possible here", unsupported), *_notes(passed)):
             _print(text, style="dim")
-        if provided.own:
+        if provided.with_reference:
             _print(f"{name}: self-declared, its reference is of the same file", style="dim")
-    named = {
-        rank.value: [one for one in faults if one.rank is rank and not one.cause] for rank in Rank
-    }
-    named["what follows"] = [one for one in faults if one.cause]
-    parts = [
-        f"{what}: {', '.join(one.check for one in ones)}" for what, ones in named.items() if ones
-    ]
+    checks = {rank: [finding.check for finding in faults if finding.rank is rank] for rank in Rank}
+    parts = [f"{rank.value}: {', '.join(names)}" for rank, names in checks.items() if names]
     if len(unsupported) == len(findings):
         parts = ["nothing could be checked here", *_reasons("not possible here", unsupported)]
     elif blocked:
@@ -323,10 +316,10 @@ def _table(name: str, findings: Sequence["Finding"]) -> Any:
     table = Table(title=name, title_justify="left", expand=False)
     for column in ("check", "verdict", "smallest case", "rank"):
         table.add_column(column, overflow="fold")
-    for one in findings:
-        style = "bold red" if one.rank else "green"
-        verdict = Text(one.outcome.value, style)
-        table.add_row(one.check, verdict, Text(one.case), one.rank.value if one.rank else "")
+    for finding in findings:
+        verdict = Text(finding.outcome.value, "bold red" if finding.rank else "green")
+        rank = finding.rank.value if finding.rank else ""
+        table.add_row(finding.check, verdict, Text(finding.case), rank)
     return table
 
 
@@ -345,22 +338,17 @@ def _notes(findings: Sequence["Finding"]) -> Iterator[str]:
 def _as_junit(findings: Findings) -> str:
     """A suite for each provider, a test case for each check."""
     suites = ElementTree.Element("testsuites")
-    for provided, known in findings.items():
-        counts = Counter(JUNIT.get(one.outcome.value) for one in known)
+    for provided, of_provider in findings.items():
+        counts = Counter(JUNIT.get(finding.outcome.value) for finding in of_provider)
         suite = ElementTree.SubElement(suites, "testsuite", name=provided.name)
-        suite.set("tests", str(len(known)))
-        for total, element in (
-            ("failures", "failure"),
-            ("errors", "error"),
-            ("skipped", "skipped"),
-        ):
-            suite.set(total, str(counts[element]))
-        for one in known:
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=provided.name, name=one.check
-            )
-            if kind := JUNIT.get(one.outcome.value):
-                said = ElementTree.SubElement(case, kind, message=one.message)
-                said.text = f"{one.case}: {one.message}" if one.case else one.message
+        suite.set("tests", str(len(of_provider)))
+        for total, kind in JUNIT_TOTALS.items():
+            suite.set(total, str(counts[kind]))
+        for finding in of_provider:
+            names = {"classname": provided.name, "name": finding.check}
+            case = ElementTree.SubElement(suite, "testcase", names)
+            if element := JUNIT.get(finding.outcome.value):
+                result = ElementTree.SubElement(case, element, message=finding.message)
+                result.text = ": ".join(filter(None, (finding.case, finding.message)))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)

@@ -15,12 +15,12 @@ from tinyllama.harness.check.evaluate import Inputs, is_gradient
 from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.check.layouts import laid_out
 from tinyllama.harness.check.poison import PoisonedMemory
-from tinyllama.harness.check.rounded_steps import UNIT, RoundedSteps
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.testing.call import Call, Results, Tensors, name_of
 from tinyllama.testing.interpreted import interpreted
 from tinyllama.testing.oracle import results_in_double
+from tinyllama.testing.rounded_steps import UNIT, RoundedSteps
 
 DRAWS, MORE_DRAWS = 2, 4  # of inputs moved by a rounding; where results seem wrong
 # The layouts of the upstream gradients, and how a fault says in which call it was.

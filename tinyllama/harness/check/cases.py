@@ -51,15 +51,19 @@ class References:
     off_by: Mapping[str, int] = field(default_factory=dict)
     magnitudes: Mapping[str, torch.Tensor] = field(default_factory=dict)
     terms: Terms = field(default_factory=Terms)
-    _known: dict[str, Reference] = field(default_factory=dict, init=False)  # not of a `replace`
+    _cache: dict[str, Reference] = field(default_factory=dict, init=False)  # not of a `replace`
 
     def of(self, name: str) -> Reference:
-        if name not in self._known:
-            moved = [one[name] for one in self.perturbed]
-            magnitude, off_by = self.magnitudes.get(name), self.off_by.get(name, 0)
-            each = self.eager[name], self.oracle[name], moved, magnitude, off_by
-            self._known[name] = Reference(*each, self.terms)
-        return self._known[name]
+        if name not in self._cache:
+            self._cache[name] = Reference(
+                self.eager[name],
+                self.oracle[name],
+                [results[name] for results in self.perturbed],
+                self.magnitudes.get(name),
+                self.off_by.get(name, 0),
+                self.terms,
+            )
+        return self._cache[name]
 
     def asked_for(self, wanted: Collection[str] | None) -> "References":
         """Without the gradients of other inputs than these; None: all of them."""
@@ -67,13 +71,13 @@ class References:
             return self
         named = {f"grad {name}" for name in wanted}
 
-        def kept(results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            return {n: one for n, one in results.items() if n in named or not is_gradient(n)}
+        def part(results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {n: x for n, x in results.items() if n in named or not is_gradient(n)}
 
-        every = kept(self.eager), kept(self.oracle), [kept(one) for one in self.perturbed]
-        found = References(*every, self.off_by, self.magnitudes, self.terms)
-        found._known.update(self._known)
-        return found
+        results = part(self.eager), part(self.oracle), [*map(part, self.perturbed)]
+        references = References(*results, self.off_by, self.magnitudes, self.terms)
+        references._cache.update(self._cache)
+        return references
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,8 @@ class OpCase:
     def varied(self) -> bool:
         """Whether it differs from the plain case of its shape and dtype."""
         layouts = {self.layout, self.upstream}
-        given = self.extreme or self.absent or self.wanted is not None
-        return bool(given) or layouts != {"contiguous"}
+        of_values = self.extreme or self.absent or self.wanted is not None
+        return bool(of_values) or layouts != {"contiguous"}
 
     def of_equal_values(self) -> "OpCase":
         """The plainest case of the reference whose inputs have the same values: a layout says where
@@ -141,7 +145,7 @@ class OpCase:
         return self.provider.supports(self.op.numbers(self.case.dims))
 
     def inputs(self, device: torch.device | str = "cpu", seed: int = 0) -> Inputs:
-        made = make_inputs(
+        inputs = make_inputs(
             self.op,
             self.case,
             self.dtype,
@@ -152,12 +156,11 @@ class OpCase:
             upstream=self.upstream,
         )
         if self.alone:
-            plain = replace(self, layout="contiguous", alone=None).inputs(device, seed).args
-            args = {n: one if n == self.alone else plain[n] for n, one in made.args.items()}
-            made = replace(made, args=args)
+            dense = replace(self, layout="contiguous", alone=None).inputs(device, seed).args
+            inputs = replace(inputs, args={**dense, self.alone: inputs.args[self.alone]})
         if self.absent:
-            made = replace(made, upstream={**made.upstream, self.absent: None})
-        return replace(made, wanted=self.wanted)
+            inputs = replace(inputs, upstream={**inputs.upstream, self.absent: None})
+        return replace(inputs, wanted=self.wanted)
 
     def compare(
         self,
@@ -173,12 +176,12 @@ class OpCase:
         there.
         """
         inputs = self.inputs(device, seed)
-        tried = provider or self.provider
+        provider = provider or self.provider
         with PoisonedMemory():
             results = evaluate(
-                self.op, tried.call, inputs, tried.overwrites, dtypes=tried.output_dtypes
+                self.op, provider.call, inputs, provider.overwrites, dtypes=provider.output_dtypes
             )
-        return self.judge(results, inputs, slack=slack * tried.slack_in(self.dtype))
+        return self.judge(results, inputs, slack=slack * provider.slack_in(self.dtype))
 
     def judge(
         self,
@@ -201,15 +204,20 @@ class OpCase:
         for name, value in results.items():
             if name not in oracle and value.any():
                 raise GradientError(f"{self.op.name}: {name} is not zero")
-        each = {name: references.of(name) for name, one in oracle.items() if one.numel()}
-        gains = {name: one.gain for name, one in each.items()}
-        least = median(gains.values()) if gains else 1.0
-        given: Any = {"slack": slack, "of_elements": of_elements}
+        by_name = {name: references.of(name) for name, value in oracle.items() if value.numel()}
+        least = median(reference.gain for reference in by_name.values()) if by_name else 1.0
         return [
-            compare(name, results[name], one, gain=max(least, gains[name]), **given)
+            compare(
+                name,
+                results[name],
+                reference,
+                gain=max(least, reference.gain),
+                slack=slack,
+                of_elements=of_elements,
+            )
             if name in results
             else Comparison.missing(name)
-            for name, one in each.items()
+            for name, reference in by_name.items()
         ]
 
     def references(self, inputs: Inputs, draws: int = PERTURBATIONS) -> References:
@@ -224,7 +232,7 @@ class OpCase:
                 evaluate(self.op, reference, inputs.perturbed(n), watched=False)
                 for n in range(draws)
             ],
-            {name: one.off_by for name, one in self.op.outputs.items()},
+            {name: output.off_by for name, output in self.op.outputs.items()},
             self.magnitudes(inputs.double(), oracle),
             self.op.terms,
         )
@@ -258,8 +266,8 @@ def op_cases(
         compares them has to ask whether they are wrong densely, too."""
     for op in ops:
         chosen = [p for p in op.providers.values() if providers is None or p.name in providers]
-        for alike in itertools.zip_longest(*(_cases(op, one, subsets, tied) for one in chosen)):
-            yield from (case for case in alike if case is not None)
+        in_turn = itertools.zip_longest(*(_cases(op, p, subsets, tied) for p in chosen))
+        yield from (case for alike in in_turn for case in alike if case is not None)
 
 
 def _cases(
@@ -298,19 +306,18 @@ def _rare(plain: OpCase, tied: bool) -> Iterator[OpCase]:
     op, dims = plain.op, plain.case.dims
     outputs = op.outputs_for({**op.params, **plain.case.params}) if op.differentiable else {}
     for layout in RARE:
-        every = replace(plain, layout=layout), replace(plain, upstream=layout)
-        for side, case in zip((op.inputs, outputs), every, strict=True):
-            each = (shape for one in side.values() for shape in shapes_of(one, dims))
-            given = tied or case.layout not in TIED
-            if given and any(deep(layout, shape) for shape in each):
+        cases = replace(plain, layout=layout), replace(plain, upstream=layout)
+        for side, case in zip((op.inputs, outputs), cases, strict=True):
+            shapes = (shape for declared in side.values() for shape in shapes_of(declared, dims))
+            if (tied or case.layout not in TIED) and any(deep(layout, s) for s in shapes):
                 yield case
 
 
 def _subsets(names: Collection[str], most: int) -> Iterator[tuple[str, ...]]:
     """Every part of these names, neither none nor all; of more than ``most``, each one alone and
     all but each one."""
-    every = range(1, len(names))
-    for count in every if len(names) <= most else (1, len(names) - 1):
+    counts = range(1, len(names)) if len(names) <= most else (1, len(names) - 1)
+    for count in counts:
         yield from itertools.combinations(names, count)
 
 
@@ -325,15 +332,11 @@ def full_cases(ops: Iterable[Op]) -> Iterator[OpCase]:
     for op in ops:
         for provider in op.providers.values():
             quick = {str(case) for case in _cases(op, provider)}
+            layouts = list(zip(LAYOUTS, UPSTREAMS, strict=True))
+            parts = list(_subsets(op.differentiable, most=4))
             for dtype in op.dtypes:
-                for case in op.cases:
-                    for extreme in (None, *op.extremes):
-                        for layout, upstream in zip(LAYOUTS, UPSTREAMS, strict=True):
-                            full = OpCase(op, provider, case, dtype, extreme, layout, upstream)
-                            if str(full) not in quick:
-                                yield full
-                for wanted in _subsets(op.differentiable, most=4):
-                    for case in op.cases:
-                        full = OpCase(op, provider, case, dtype, wanted=wanted)
-                        if str(full) not in quick:
-                            yield full
+                of_dtype = [OpCase(op, provider, case, dtype) for case in op.cases]
+                varied = itertools.product(of_dtype, (None, *op.extremes), layouts)
+                full = [replace(c, extreme=e, layout=x, upstream=y) for c, e, (x, y) in varied]
+                full += [replace(c, wanted=part) for part in parts for c in of_dtype]
+                yield from (case for case in full if str(case) not in quick)

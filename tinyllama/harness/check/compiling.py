@@ -36,7 +36,7 @@ def resources(candidate: Candidate) -> Problem | Finding | str:
     spilling: Problem = None
     for case, chip in _compiled_cases(candidate):
         try:
-            launches = _launches(case, chip)
+            launches = launches_of(case.op, case.provider, case.case, case.dtype, chip=chip)
         except Exception as error:
             text = f"its launches are recorded on tensors without values, which raised {error!r}"
             return Finding("resources", Outcome.BLOCKED, str(case), text)
@@ -47,12 +47,12 @@ def resources(candidate: Candidate) -> Problem | Finding | str:
             compiled.add(kernel.key)
             state, text = _state(kernel)
             text = f"{kernel.kernel}{_configured(launch)} on {chip}: {text}"
-            others = _others(case, chip, launch) if state is not FITS else []
-            best = min([state, *others])
+            of_configs = _other_configurations(case, chip, launch) if state is not FITS else []
+            best = min([state, *of_configs])
             if best is FITS and state is not FITS:
                 left_out[text] = None
-            if others and best is not FITS:
-                text += f"; none of its {len(others)} other configurations fits either"
+            if of_configs and best is not FITS:
+                text += f"; none of its {len(of_configs)} other configurations fits either"
             if best is UNFIT:
                 return case, text
             if best is SPILLS:
@@ -90,10 +90,6 @@ def _largest(candidate: Candidate) -> OpCase:
     return next((case for case in timed if case.unsupported() is None), candidate.smallest())
 
 
-def _launches(case: OpCase, chip: str) -> list[Launch]:
-    return launches_of(case.op, case.provider, case.case, case.dtype, chip=chip)
-
-
 def _state(compiled: Compilation) -> tuple[int, str]:
     """Whether a kernel fits its chip, and what passes a limit, in words."""
     excesses, taken = verdict(compiled, ())
@@ -110,7 +106,7 @@ def _configured(launch: Launch) -> str:
     return f" [{config_text(launch.tuned.chosen)}]"
 
 
-def _others(case: OpCase, chip: str, launch: Launch) -> list[int]:
+def _other_configurations(case: OpCase, chip: str, launch: Launch) -> list[int]:
     """The states of a kernel in its other configurations, until one fits: of several launches of
     the kernel the worst."""
     states: list[int] = []
@@ -119,11 +115,7 @@ def _others(case: OpCase, chip: str, launch: Launch) -> list[int]:
         if config is tuned.chosen or FITS in states:
             continue
         with tuned.forced(config):
-            launches = _launches(case, chip)
-        kernels = [
-            compilation(other, chip)
-            for other in launches
-            if other.tuned and other.tuned.kernel is tuned.kernel
-        ]
-        states.append(max((_state(kernel)[0] for kernel in kernels), default=UNFIT))
+            launches = launches_of(case.op, case.provider, case.case, case.dtype, chip=chip)
+        same = (x for x in launches if x.tuned and x.tuned.kernel is tuned.kernel)
+        states.append(max((_state(compilation(x, chip))[0] for x in same), default=UNFIT))
     return states

@@ -28,15 +28,15 @@ def configurations(candidate: Candidate) -> Finding | str:
     were tried.
     """
     case = general(candidate)
-    every = list(_every(candidate, case))
-    if not every:
+    settings = list(_settings(candidate, case))
+    if not settings:
         raise Unsupported("it has no kernel with several configurations")
-    configs = sum(TIMED not in name for name, _ in every)
+    configs = sum(TIMED not in name for name, _ in settings)
     refused: Finding | None = None
     started = time.thread_time()
-    for tried, (name, forced) in enumerate(every):
+    for count, (name, forced) in enumerate(settings):
         if time.thread_time() - started > SECONDS:
-            text = f"{tried} of {configs} configurations are right"
+            text = f"{count} of {configs} configurations are right"
             raise Unsupported(f"{text}; those after {SECONDS:.0f} s were not tried")
         with forced:
             fault = next(faults(candidate, case), None)
@@ -50,7 +50,7 @@ def configurations(candidate: Candidate) -> Finding | str:
     return refused or f"{configs} configurations"
 
 
-def _every(candidate: Candidate, case: OpCase) -> Iterator[Forced]:
+def _settings(candidate: Candidate, case: OpCase) -> Iterator[Forced]:
     """Each configuration of each kernel that a case launches, and what forces it."""
     if not HAS_TRITON:
         return

@@ -42,9 +42,9 @@ def crashed(
     """
     if reason := lost():
         raise GpuLostError(f"{place(error)}no call on the GPU works any more: {reason}") from error
-    shown = list(_chain(error))[-1] if type(error).__name__ == _INTERPRETER else error
-    first = (str(shown).strip().splitlines() or [_source(error) or "no message"])[0]
-    text = f"{place(error)}{type(shown).__name__}: {first}"
+    cause = list(_chain(error))[-1] if type(error).__name__ == _INTERPRETER else error
+    first = (str(cause).strip().splitlines() or [_source(error) or "no message"])[0]
+    text = f"{place(error)}{type(cause).__name__}: {first}"
     reason = ""
     if raiser := raised_by_another(error, candidate):
         reason = f"{raiser} raised an error: "
@@ -54,7 +54,7 @@ def crashed(
         reason = f"Triton's interpreter refuses what compiles for {chip}; check it on a GPU. "
     outcome = Outcome.BLOCKED if reason else Outcome.CRASHED
     details = "".join(traceback.format_exception(error))
-    undefined = type(shown).__name__ in _UNDEFINED or "Assume failed" in str(shown)
+    undefined = type(cause).__name__ in _UNDEFINED or "Assume failed" in str(cause)
     rank = Rank.UNSAFE if undefined and not reason else None
     return Finding(check, outcome, str(case or ""), reason + text, details, special=rank)
 
@@ -147,7 +147,7 @@ def _refused_by_interpreter(error: Exception) -> bool:
 
 
 def _too_large(error: BaseException) -> bool:
-    return any(isinstance(one, ValueError) and _TOO_LARGE in str(one) for one in _chain(error))
+    return any(isinstance(e, ValueError) and _TOO_LARGE in str(e) for e in _chain(error))
 
 
 def _compiles_for(candidate: Candidate, case: OpCase | None) -> str | None:

@@ -5,9 +5,10 @@ get the same inputs, rounded to that dtype. So rounding the inputs is no error o
 eager's error is what the dtype costs a straightforward implementation.
 """
 
+import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,30 +28,25 @@ _KEEPS_FLOAT64 = (
     ": the reference also runs in float64, as the oracle, and must stay in it: compute in "
     "torch.promote_types(x.dtype, torch.float32)"
 )
-
-
 _RAISED_BY = "_raised_by"  # an attribute of an exception
 
 
-class Raised:
-    """Whatever is raised within is, as `raised_by` tells, raised by this one, in words; "" for the
-    candidate, of which nothing is noted."""
+@contextlib.contextmanager
+def raising(culprit: str) -> Iterator[None]:
+    """Mark what is raised within as an error of this culprit, which `raised_by` then returns. "" is
+    the candidate, whose errors are not marked."""
+    try:
+        yield
+    except BaseException as error:
+        if culprit:
+            setattr(error, _RAISED_BY, culprit)
+        raise
 
-    def __init__(self, by: str) -> None:
-        self.by = by
 
-    @classmethod
-    def in_call(cls, op: Op, call: Callable[..., Any]) -> "Raised":
-        """In a call of an implementation, which may be the reference."""
-        eager = op.providers.get("eager")
-        return cls("the reference" if eager is not None and call is eager.call else "")
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self.by and error is not None:
-            setattr(error, _RAISED_BY, self.by)
+def raising_in(op: Op, call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """`raising`, for a call of an implementation, which may be the reference."""
+    eager = op.providers.get("eager")
+    return raising("the reference" if eager is not None and call is eager.call else "")
 
 
 def raised_by(error: BaseException) -> str:
@@ -79,8 +75,8 @@ class ChangedInputError(ContractError):
     def __init__(self, op: str, forward: Sequence[str], backward: Sequence[str]) -> None:
         self.forward, self.backward = forward, backward
         passes = {"forward": forward, "backward": backward}
-        said = [f"{one} changed {' and '.join(names)}" for one, names in passes.items() if names]
-        super().__init__(f"{op}: {'; '.join(said)}")
+        texts = [f"{key} changed {' and '.join(names)}" for key, names in passes.items() if names]
+        super().__init__(f"{op}: {'; '.join(texts)}")
 
 
 @dataclass(frozen=True)
@@ -188,21 +184,18 @@ def make_inputs(
         if name in case.without:
             return None
         values = overrides.get(name) or declared.distribution(case.dims)
-        wanted = dtype_of(declared)
-        shapes = shapes_of(declared, case.dims)
-        made = [
+        key = f"{op.name}|{case}|{name}|{salt}"
+        tensors = [
             laid_out(
-                sampled(
-                    name, values, shape, f"{op.name}|{case}|{name}|{salt}|{i}|{seed}", drawn_on
-                ),
-                wanted,
+                sampled(name, values, shape, f"{key}|{i}|{seed}", drawn_on),
+                dtype_of(declared),
                 device,
                 layout_of(declared),
                 next(place),
             )
-            for i, shape in enumerate(shapes)
+            for i, shape in enumerate(shapes_of(declared, case.dims))
         ]
-        return made if declared.many else made[0]
+        return tensors if declared.many else tensors[0]
 
     grads: dict[str, torch.Tensor | None] = {}
     upstream_place = itertools.count(1 + len(op.inputs))
@@ -252,7 +245,7 @@ def evaluate(
     declared mutated, OutputError and GradientError for results that are not as declared. What the
     reference raises is noted as its own (`raised_by`).
     """
-    with Raised.in_call(op, call):
+    with raising_in(op, call):
         return _evaluate(op, call, inputs, overwrites, place, dtypes or {}, watched)
 
 
@@ -275,18 +268,17 @@ def _evaluate(
     outputs = call(*args.values(), **inputs.params)
     forward, backward = _changed(args, before), list[str]()
     forward += _flagged(op, inputs, args, unchanged)
-    kept = {
-        name: copied(args[name]) if f"its input {name}" in forward else old
-        for name, old in before.items()
+    between = {
+        name: copied(args[name]) if f"its input {name}" in forward else value
+        for name, value in before.items()
         if name not in overwrites
     }
     try:
         results = _named_outputs(op, outputs, args, inputs.params, dtypes)
         if op.differentiable:
-            given = [*overwrites, *(() if watched else op.outputs)]
-            found = backward_pass(op, results, args, inputs, given, placed, backward)
-            results.update(found)
-            backward = _changed(args, kept) + backward
+            free = [*overwrites, *(() if watched else op.outputs)]
+            results |= backward_pass(op, results, args, inputs, free, placed, backward)
+            backward = _changed(args, between) + backward
     except Exception as error:
         if forward or backward:
             raise ChangedInputError(op.name, forward, backward) from error
@@ -316,37 +308,38 @@ def backward_pass(
 ) -> dict[str, torch.Tensor]:
     """The gradients by name, ``"grad x"``; raises as `evaluate` does.
 
-    changed: is given the upstream gradients that were changed, in words.
+    changed: gets the upstream gradients that were changed, in words.
     """
-    given = {name: g for name, g in inputs.upstream.items() if g is not None}
-    detached = sorted(name for name in given if not results[name].requires_grad)
+    upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
+    detached = sorted(name for name in upstream if not results[name].requires_grad)
     if inputs.wanted is not None:  # an output need not depend on each input
-        given = {name: g for name, g in given.items() if name not in detached}
-        if not given:
+        upstream = {name: g for name, g in upstream.items() if name not in detached}
+        if not upstream:
             return {}
     elif detached:
         raise GradientError(f"{op.name}: outputs {detached} are detached from the inputs")
-    upstream = {name: placed(gradient, f"grad {name}") for name, gradient in given.items()}
-    kept = {name: copied(one) for name, one in upstream.items() if name not in overwrites}
+    upstream = {name: placed(gradient, f"grad {name}") for name, gradient in upstream.items()}
+    before = {name: copied(g) for name, g in upstream.items() if name not in overwrites}
+    names = _wanted(op, inputs)
     gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(
-        [results[name] for name in given],
-        [args[name] for name in _wanted(op, inputs)],
+        [results[name] for name in upstream],
+        [args[name] for name in names],
         list(upstream.values()),
         allow_unused=True,
     )
-    for name, before in kept.items():
-        if not same_memory(before, upstream[name]):
+    for name, copy in before.items():
+        if not same_memory(copy, upstream[name]):
             changed.append(f"the upstream gradient of {name}")
-    found = {}
-    for name, gradient in zip(_wanted(op, inputs), gradients, strict=True):
+    by_name = {}
+    for name, gradient in zip(names, gradients, strict=True):
         if gradient is None:
             continue
         for trait in ("shape", "dtype"):
             got, expected = getattr(gradient, trait), getattr(args[name], trait)
             if got != expected:
                 raise GradientError(f"{op.name}: grad {name} has {trait} {got}, not {expected}")
-        found[f"grad {name}"] = gradient
-    return found
+        by_name[f"grad {name}"] = gradient
+    return by_name
 
 
 def _wanted(op: Op, inputs: Inputs) -> list[str]:
@@ -366,7 +359,7 @@ def _named_outputs(
         raise OutputError(f"{op.name} returned {len(values)} outputs, not {len(op.outputs)}")
     dims = op.check_arguments(list(args.values()), {})
     tensors = [value for value in args.values() if isinstance(value, torch.Tensor)]
-    first = next((one for one in tensors if one.is_floating_point()), tensors[0])
+    first = next((x for x in tensors if x.is_floating_point()), tensors[0])
     for (name, declared), value in zip(op.outputs_for(params).items(), values, strict=True):
         if type(value) is not torch.Tensor:
             raise OutputError(f"{op.name}: {name} is a {type(value).__name__}, not a torch.Tensor")
@@ -398,19 +391,21 @@ def mutated_results(op: Op, args: Leaves) -> dict[str, torch.Tensor]:
 def _flagged(op: Op, inputs: Inputs, args: Leaves, names: Sequence[str]) -> list[str]:
     """The inputs that want a gradient after a call, or no longer, in words."""
     wanted = _wanted(op, inputs)
-    single = [name for name in names if isinstance(args[name], torch.Tensor)]
-    changed = [name for name in single if args[name].requires_grad is not (name in wanted)]
-    return [f"requires_grad of its input {name}" for name in changed]
+    return [
+        f"requires_grad of its input {name}"
+        for name in names
+        if isinstance(args[name], torch.Tensor) and args[name].requires_grad is not (name in wanted)
+    ]
 
 
 def _changed(args: Leaves, before: Leaves) -> list[str]:
     """The inputs that are not as before, in words."""
-    found = []
+    changed = []
     for name, old in before.items():
         pairs = zip(args[name], old, strict=True) if isinstance(old, list) else [(args[name], old)]
         if not all(same_memory(value, copy) for value, copy in pairs):
-            found.append(f"its input {name}")
-    return found
+            changed.append(f"its input {name}")
+    return changed
 
 
 def copied(value: Any) -> Any:
@@ -424,16 +419,16 @@ def copied(value: Any) -> Any:
     return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
 
 
-def same_memory(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def same_memory(x: torch.Tensor | None, y: torch.Tensor | None) -> bool:
     """Equal bit for bit, the gaps between strided elements included; or both absent."""
-    if one is None or other is None:
-        return one is other
+    if x is None or y is None:
+        return x is y
 
     def raw(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
 
-    return torch.equal(raw(one), raw(other))
+    return torch.equal(raw(x), raw(y))
 
 
 def shapes_of(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
@@ -451,5 +446,5 @@ def sampled(
     """Values of a tensor of this name. What the distribution raises is noted (`raised_by`)."""
     digest = hashlib.sha256(key.encode()).digest()
     generator = torch.Generator(drawn_on).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    with Raised(f"the declared distribution of {name}"):
+    with raising(f"the declared distribution of {name}"):
         return values.sample(shape, generator)

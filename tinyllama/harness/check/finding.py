@@ -1,7 +1,6 @@
 """What a check is asked about, and what it answers."""
 
 import contextlib
-import copy
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -71,8 +70,7 @@ UNSAFE = {
 @dataclass(frozen=True)
 class Finding:
     """The answer of one check. case: the smallest that shows the fault; message: what was seen;
-    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check;
-    cause: another check, if this fault is not there where that one's is worked around.
+    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check.
     """
 
     check: str
@@ -81,7 +79,6 @@ class Finding:
     message: str = ""
     traceback: str = ""
     special: Rank | None = None
-    cause: str = ""
 
     @property
     def rank(self) -> Rank | None:
@@ -98,12 +95,12 @@ class Finding:
         return {**{k: v for k, v in vars(self).items() if k != "special"}, **words}
 
     @classmethod
-    def of(cls, plain: Mapping[str, str]) -> "Finding":
+    def of(cls, words: Mapping[str, str]) -> "Finding":
         """From what `as_dict` returns.
 
         Raises ValueError, TypeError or AttributeError for anything else.
         """
-        words = dict(plain)
+        words = dict(words)
         outcome, rank = Outcome(words.pop("outcome")), words.pop("rank")
         special = Rank(rank) if rank else None
         if not all(isinstance(word, str) for word in words.values()):
@@ -166,7 +163,7 @@ class Candidate:
 
         Raises Unsupported when there is none.
         """
-        for case in self.plain():
+        for case in self.plain_cases():
             if dtype in (None, case.dtype):
                 return case
         raise Unsupported(f"{self.provider} covers none of the cases")
@@ -174,12 +171,12 @@ class Candidate:
     def telling(self) -> OpCase:
         """The smallest case that `tells`, or else the smallest of all. In the others a call that
         does nothing may be right."""
-        return next(filter(self.tells, self.plain()), None) or self.smallest()
+        return next(filter(self.tells, self.plain_cases()), None) or self.smallest()
 
     def tells(self, case: OpCase) -> bool:
         """Whether no output equals an input there, and no result of the reference is all zero."""
         inputs = self.inputs(case)
-        results = evaluate(self.op, self.op["eager"].call, inputs)
+        results = self.reference_results(inputs)
         args = [value for value in leaves(inputs.args) if value.is_floating_point()]
         return all(
             bool(value.any())
@@ -197,10 +194,10 @@ class Candidate:
 
     def declared(self) -> list[OpCase]:
         """Those of the op."""
-        every = op_cases([self.op], providers=["eager"], subsets=SUBSETS, tied=True)
-        return [replace(case, provider=self.provider) for case in every]
+        cases = op_cases([self.op], providers=["eager"], subsets=SUBSETS, tied=True)
+        return [replace(case, provider=self.provider) for case in cases]
 
-    def plain(self) -> list[OpCase]:
+    def plain_cases(self) -> list[OpCase]:
         return [case for case in self.covered() if not case.varied]
 
     def inputs(self, case: OpCase, draw: int = 0) -> Inputs:
@@ -253,17 +250,30 @@ class Candidate:
     ) -> list[Comparison]:
         """The results that are not as accurate as the reference's. references: for these inputs, if
         several results are compared with them."""
-        given: Any = {"slack": self.slack[case.dtype], "of_elements": self.of_elements}
-        compared = case.judge(results, inputs, references=references, **given)
-        return [one for one in compared if not one.passed]
+        compared = case.judge(
+            results,
+            inputs,
+            slack=self.slack[case.dtype],
+            references=references,
+            of_elements=self.of_elements,
+        )
+        return [comparison for comparison in compared if not comparison.passed]
 
     def takes(self, case: OpCase) -> bool:
         """Whether the reference takes these sizes: an op may leave out what must fit."""
         try:
-            evaluate(self.op, self.op["eager"].call, self.inputs(case))
+            self.reference_results(self.inputs(case))
         except Exception:
             return False
         return True
+
+    @property
+    def reference(self) -> "Candidate":
+        """The reference in the place of the provider."""
+        return replace(self, provider=self.op["eager"])
+
+    def reference_results(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        return evaluate(self.op, self.op["eager"].call, inputs)
 
     def with_kernels(self) -> "Candidate":
         """The same, which says that it has kernels where its smallest case launches one here."""
@@ -282,12 +292,6 @@ class Candidate:
         """Whether its kernels are interpreted on this device."""
         return self.device.type == "cpu" and "triton" in self.provider.requires
 
-    def forward_only(self) -> "Candidate":
-        """The same, of which no gradient is asked."""
-        op = copy.copy(self.op)
-        op.inputs = {name: replace(one, grad=False) for name, one in op.inputs.items()}
-        return replace(self, op=op)
-
     def shielded(self) -> "Candidate":
         """The same on copies of inputs and upstream gradients, which it may change unseen. The
         copies have the same strides."""
@@ -295,14 +299,14 @@ class Candidate:
 
         def shield(name: str, value: Any) -> Any:
             if isinstance(value, list):
-                return [shield(name, one) for one in value]
+                return [shield(name, entry) for entry in value]
             return value if name in mutated else _Copy.apply(value)
 
         def shielded(*args: Any, **params: Any) -> Any:
             outputs = call(*map(shield, names, args), **params)
             if mutated:
                 return outputs
-            return tuple(_Copy.apply(one) if one.requires_grad else one for one in several(outputs))
+            return tuple(_Copy.apply(y) if y.requires_grad else y for y in several(outputs))
 
         return replace(self, provider=replace(self.provider, call=shielded))
 
@@ -336,8 +340,8 @@ def leaves(args: Leaves) -> Iterator[torch.Tensor]:
 def others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
     """Results of torch's provider and of independent code, as far as they take these inputs."""
     op = candidate.op
-    named = [one.call for name, one in op.providers.items() if name == "torch"]
-    for call in (*named, *op.independents.values()):
+    of_torch = [provider.call for name, provider in op.providers.items() if name == "torch"]
+    for call in (*of_torch, *op.independents.values()):
         try:
             results = evaluate(op, call, inputs)
         except Exception:  # it says nothing about such inputs

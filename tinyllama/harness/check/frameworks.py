@@ -8,15 +8,16 @@ import torch
 from tinyllama.harness.check.cases import OpCase, References, elements
 from tinyllama.harness.check.compare import Comparison, near, same_bits
 from tinyllama.harness.check.crash import place
-from tinyllama.harness.check.evaluate import ContractError, Inputs, copied, evaluate, shapes_of
+from tinyllama.harness.check.evaluate import ContractError, Inputs, copied, shapes_of
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.check.history import Graph
 from tinyllama.harness.check.points import MOST_WORK_OF_VALUES, VARIED_LENGTH
 from tinyllama.harness.check.poison import PoisonedMemory
-from tinyllama.harness.check.resizing import UNLIKE, resized
+from tinyllama.harness.check.resizing import resized
 from tinyllama.harness.machine.device import cannot, synchronize
 
 DRAWS = 4  # that estimate how sensitive a result is to rounding
+UNLIKE = 0.1  # of the norm of a result: the least by which it is not that of the reference
 NARROW = torch.bfloat16, torch.float16  # of autocast
 Results = dict[str, torch.Tensor]
 
@@ -38,34 +39,30 @@ def autocast(candidate: Candidate) -> Problem:
         return problem
     if _changed_by_autocast(candidate, inputs):
         return _long_axes(candidate, case)
-    if _changed_by_autocast(_reference(candidate), inputs):
+    if _changed_by_autocast(candidate.reference, inputs):
         text = "autocast is ignored: it changes the reference's results, and none of these"
         return case, text, Rank.WARNING
     return None
 
 
-def _reference(candidate: Candidate) -> Candidate:
-    return replace(candidate, provider=candidate.op["eager"])
-
-
 def _wrong_under_autocast(
     candidate: Candidate, case: OpCase, inputs: Inputs, dtype: torch.dtype
 ) -> list[Comparison]:
-    op, call = candidate.op, candidate.op["eager"].call
-    results, eager = (
-        _narrowed(_results(each, inputs, dtype), dtype)
-        for each in (candidate, _reference(candidate))
+    op, exact, narrow = candidate.op, inputs.double(), inputs.to(dtype)
+    results = _narrowed(_results(candidate, inputs, dtype), dtype)
+    oracle = candidate.reference_results(exact)
+    references = References(
+        _narrowed(_results(candidate.reference, inputs, dtype), dtype),
+        oracle,
+        [candidate.reference_results(narrow.perturbed(draw)) for draw in range(DRAWS)],
+        {name: output.off_by for name, output in op.outputs.items()},
+        case.magnitudes(exact, oracle),
+        op.terms,
     )
-    exact, narrow = inputs.double(), inputs.to(dtype)
-    oracle = evaluate(op, call, exact)
-    moved = [evaluate(op, call, narrow.perturbed(draw)) for draw in range(DRAWS)]
-    off_by = {name: output.off_by for name, output in op.outputs.items()}
-    magnitudes = case.magnitudes(exact, oracle)
-    references = References(eager, oracle, moved, off_by, magnitudes, op.terms)
     slack = candidate.slack.get(dtype, candidate.slack[case.dtype])
     compared = case.judge(results, inputs, slack=slack, references=references)
     # Zeros, as the gradient of a query with one key, have no bound under autocast.
-    wrong = [each for each in compared if not (each.passed or each.may_cancel)]
+    wrong = [c for c in compared if not (c.passed or c.may_cancel)]
     return [comparison for comparison in wrong if oracle[comparison.name].any()]
 
 
@@ -73,9 +70,8 @@ def _narrow_first_input(candidate: Candidate, case: OpCase) -> Problem:
     """What is wrong where the first input comes in the dtype of autocast, from a product, and the
     others are parameters in float32. An error refuses that."""
     inputs, dtype = candidate.inputs(case), NARROW[0]
-    names = [
-        name for name, one in candidate.op.inputs.items() if one.dtype is None and not one.many
-    ]
+    declared = candidate.op.inputs.items()
+    names = [name for name, tensor in declared if tensor.dtype is None and not tensor.many]
     if len(names) < 2:
         return None
     name = names[0]
@@ -96,7 +92,7 @@ def _backward_inside(candidate: Candidate, case: OpCase) -> Problem:
     inputs = candidate.inputs(case)
     with torch.autocast(candidate.device.type, NARROW[0]):
         try:
-            expected = Graph(_reference(candidate), inputs).gradients()
+            expected = Graph(candidate.reference, inputs).gradients()
         except RuntimeError:
             return None
         try:
@@ -128,14 +124,7 @@ def _long_axes(candidate: Candidate, case: OpCase) -> Problem:
 def _results(candidate: Candidate, inputs: Inputs, dtype: torch.dtype | None) -> Results:
     """Outputs and gradients of a call under autocast to this dtype; None: without autocast."""
     within = torch.autocast(candidate.device.type, dtype or NARROW[0], enabled=dtype is not None)
-    graph = Graph(candidate, inputs, within=within)
-    gradients = graph.gradients() if candidate.op.differentiable else {}
-    return _named(graph, gradients)
-
-
-def _named(graph: Graph, gradients: Results) -> Results:
-    outputs = {name: value.detach() for name, value in graph.outputs.items()}
-    return outputs | {f"grad {name}": gradient for name, gradient in gradients.items()}
+    return Graph(candidate, inputs, within=within).results()
 
 
 def _narrowed(results: Results, dtype: torch.dtype) -> Results:
@@ -147,10 +136,10 @@ def _narrowed(results: Results, dtype: torch.dtype) -> Results:
 
 def _changed_by_autocast(candidate: Candidate, inputs: Inputs) -> bool:
     """Whether some result has another dtype or other bits under autocast."""
-    under, plain = (_results(candidate, inputs, dtype) for dtype in (NARROW[0], None))
+    within, without = (_results(candidate, inputs, dtype) for dtype in (NARROW[0], None))
     return any(
-        value.dtype != plain[name].dtype or not same_bits(value, plain[name])
-        for name, value in under.items()
+        value.dtype != without[name].dtype or not same_bits(value, without[name])
+        for name, value in within.items()
     )
 
 
@@ -172,16 +161,16 @@ def captured(candidate: Candidate) -> Problem:
     synchronize(candidate.device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = _run(candidate, static, first)
+        results = _run(candidate, static, first)
     with torch.no_grad():
-        for mine, fresh in zip(leaves(static.args), leaves(second.args), strict=True):
-            mine.copy_(fresh)
+        for static_value, fresh in zip(leaves(static.args), leaves(second.args), strict=True):
+            static_value.copy_(fresh)
         for name, value in second.upstream.items():
             if value is not None:
                 static.upstream[name].copy_(value)
     graph.replay()
     synchronize(candidate.device)
-    if wrong := candidate.wrong(case, found, second):
+    if wrong := candidate.wrong(case, results, second):
         return case, f"replayed on new contents: {wrong[0]}"
     return None
 
@@ -203,9 +192,9 @@ def side_stream(candidate: Candidate) -> Problem:
                 value.zero_()
                 torch.cuda._sleep(10_000_000)  # cycles: some milliseconds
                 value.copy_(args[name])
-        found = _run(candidate, static, inputs)
+        results = _run(candidate, static, inputs)
     synchronize(candidate.device)
-    if wrong := candidate.wrong(case, found, inputs):
+    if wrong := candidate.wrong(case, results, inputs):
         return case, str(wrong[0])
     return None
 
@@ -217,43 +206,39 @@ def _run(candidate: Candidate, static: Graph, inputs: Inputs) -> Results:
         for name, value in static.args.items()
     }
     in_place = Inputs(args, dict(static.upstream), inputs.params)
-    graph = Graph(candidate, in_place, prepare=lambda value: value)
-    gradients = graph.gradients(lambda g: g) if candidate.op.differentiable else {}
-    return _named(graph, gradients)
+    return Graph(candidate, in_place, prepare=lambda value: value).results(lambda g: g)
 
 
 def empty_batch(candidate: Candidate) -> Problem:
     """Where an axis has no entry, results are the reference's: empty outputs, sums and gradients of
     zero. What is NaN there, as the mean of nothing, may be anything.
 
-    An error refuses it; where the axis is that of the rows of an output or input, this is told.
+    An error refuses it, which is a fault where the axis is that of the rows of an output or input.
     """
     case, op = candidate.smallest(), candidate.op
-    tensors = [
-        next((one for one in side.values() if one.axes), None) for side in (op.outputs, op.inputs)
-    ]
-    rows = {tensor.axes[0] for tensor in tensors if tensor is not None}
+    sides = [[t.axes[0] for t in side.values() if t.axes] for side in (op.outputs, op.inputs)]
+    rows = {axes[0] for axes in sides if axes}
     axes = [axis for axis, size in case.case.dims.items() if isinstance(size, int)]
     if op.mutated or not rows & set(axes):
         raise Unsupported("it has no batch")
     refused: Problem = None
-    taken, why = False, ""
+    taken, reason = False, ""
     for axis in sorted(axes, key=lambda axis: axis not in rows):
         empty = replace(case, case=case.case.resized(**{axis: 0}))
         if _indexes(case, empty):
             continue
         try:
             inputs = candidate.inputs(empty)
-            expected = evaluate(op, op["eager"].call, inputs.double())
+            expected = candidate.reference_results(inputs.double())
         except Exception as error:
-            why = why or str(error)
+            reason = reason or str(error)
             continue
         taken = taken or axis in rows
         try:
             results = candidate.results(inputs, PoisonedMemory())
-        except ContractError:
-            raise
         except Exception as error:
+            if isinstance(error, ContractError) and axis in rows:
+                raise
             text = f"{place(error)}{type(error).__name__}: {error}"
             if axis in rows and refused is None:
                 refused = empty, text, Rank.REFUSED
@@ -263,19 +248,15 @@ def empty_batch(candidate: Candidate) -> Problem:
             if not undefined and (name not in results or not near(results[name], value, UNLIKE)):
                 return empty, f"where {axis} is 0, {name} is not the reference's"
     if not taken:
-        raise Unsupported(f"the reference takes no empty batch: {why}")
+        raise Unsupported(f"the reference takes no empty batch: {reason}")
     return refused
 
 
 def _indexes(case: OpCase, empty: OpCase) -> bool:
     """Whether integers are drawn from a range that the empty axis gives: none is valid there."""
     for declared in case.op.inputs.values():
-        dims = case.case.dims, empty.case.dims
-        drawn = {declared.distribution(sizes).name for sizes in dims}
-        if (
-            not declared.floating
-            and len(drawn) > 1
-            and all(map(math.prod, shapes_of(declared, dims[1])))
-        ):
+        drawn = {declared.distribution(c.case.dims).name for c in (case, empty)}
+        entries = all(map(math.prod, shapes_of(declared, empty.case.dims)))
+        if entries and not declared.floating and len(drawn) > 1:
             return True
     return False

@@ -103,14 +103,14 @@ def restore(before: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _same(value: Any, other: Any) -> bool:
+def _same(value: Any, before: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return torch.equal(value, other)
+        return torch.equal(value, before)
     if isinstance(value, np.ndarray):
-        return np.array_equal(value, other)
-    if isinstance(value, tuple) and any(isinstance(each, np.ndarray) for each in value):
-        return len(value) == len(other) and all(map(_same, value, other))
-    return bool(value == other)
+        return np.array_equal(value, before)
+    if isinstance(value, tuple):
+        return len(value) == len(before) and all(map(_same, value, before))
+    return bool(value == before)
 
 
 def set_unusual() -> None:

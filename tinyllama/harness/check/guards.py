@@ -38,8 +38,7 @@ class GuardedMemory(DispatchMode, Bounds):
         if func is torch.ops.aten.as_strided.default and len(args) == 4 and args[3] is not None:
             args = (*args[:3], self._behind_canary(args[0], args[3]))
         result = func(*args, **(kwargs or {}))
-        own = func in UNINITIALISED and result.numel() and not result.is_meta
-        if not own:
+        if func not in UNINITIALISED or not result.numel() or result.is_meta:
             return result
         buffer = self.guarded(result)
         self._new.add(buffer.untyped_storage().data_ptr())
@@ -68,8 +67,7 @@ class GuardedMemory(DispatchMode, Bounds):
         start = raw.data_ptr() + first
         self.inside[raw.data_ptr()] = start, start + size
         inside = raw[first : first + size].view(tensor.dtype)
-        whole = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
-        inside.copy_(whole)
+        inside.copy_(tensor.detach().as_strided((extent,), (1,), tensor.storage_offset()))
         return inside.as_strided(tensor.shape, tensor.stride(), inside.storage_offset())
 
     def placed(self, value: Any, name: str = "") -> Any:
@@ -77,7 +75,7 @@ class GuardedMemory(DispatchMode, Bounds):
         if name.startswith("grad ") and self.forward is None:
             self.forward = list(self.kernels)
         if isinstance(value, list):
-            return [self.placed(one, f"{name}[{place}]") for place, one in enumerate(value)]
+            return [self.placed(entry, f"{name}[{i}]") for i, entry in enumerate(value)]
         return None if value is None else self.guarded(value, name)
 
     def launched(self, backward: bool) -> str:
@@ -91,13 +89,13 @@ class GuardedMemory(DispatchMode, Bounds):
 
         The canaries are put back: what is said once is not said again.
         """
-        found, self.out_of_bounds = self.out_of_bounds, []
+        faults, self.out_of_bounds = self.out_of_bounds, []
         for raw, first, end, name in self.buffers:
             for side, canary in (("before", raw[:first]), ("after", raw[end:])):
                 hit = (canary != CANARY).nonzero().flatten()
                 if len(hit):
                     near = first - 1 - hit[-1] if side == "before" else hit[0]
                     what = f"{name}, a buffer" if name else "a buffer"
-                    found.append(f"a store {int(near)} bytes {side} {what} of {end - first} bytes")
+                    faults.append(f"a store {int(near)} bytes {side} {what} of {end - first} bytes")
                     canary.fill_(CANARY)
-        return found
+        return faults

@@ -1,4 +1,4 @@
-"""The histories that each op is asked, and the checks which they make up."""
+"""The histories that are played with each op, and the checks which they make up."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -12,13 +12,12 @@ from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.evaluate import Inputs, Leaves, copied
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, worst
-from tinyllama.harness.check.history import Graph, History, Values, find, sharing
+from tinyllama.harness.check.history import Graph, History, Values, find
 from tinyllama.harness.check.points import settings
 from tinyllama.harness.check.resizing import general, resized
 
 SHAPES = 20  # new shapes that are looked for, some of which the reference may refuse
 REPEATS = {"cpu": 3, "cuda": 50}
-Arrangement = Callable[[Leaves, list[str]], Leaves]
 
 LAYERS = range(1, 10)  # calls between a forward pass and its backward pass: other layers of a model
 LATER = range(1, 5)  # calls behind one that is over
@@ -26,10 +25,10 @@ COMPLETE = "call A; backward A"
 # A backward pass gives what it gave before. `_values` says what the names of calls mean.
 BETWEEN = (
     History(f"{COMPLETE}; backward A; backward A in a thread; backward A doubled"),
-    History("call A; call B; backward A; backward B; backward A"),
     History(
         "; ".join(["call A", *(f"call B{n}" for n in LAYERS), "backward A"])
         + "".join(f"; backward B{n}" for n in LAYERS)
+        + "; backward A"
     ),
     History("call A; call sharing_one in the tensors of A; backward A; backward sharing_one"),
     History("call A; call sharing_more in the tensors of A; backward A; backward sharing_more"),
@@ -38,12 +37,7 @@ BETWEEN = (
     History(f"{COMPLETE}; double outputs of A; backward A or refuse", Rank.UNSAFE),
     History(f"{COMPLETE}; double inputs of A; backward A or refuse", Rank.UNSAFE),
     History(f"{COMPLETE}; double gradients of A; backward A", Rank.UNSAFE),
-    History(
-        f"{COMPLETE}; call A2; double outputs of A2 before autograd or refuse; "
-        "backward A2 or refuse"
-    ),
     History("call A; backward A into .grad; backward A into .grad; double .grad of A"),
-    History(f"{COMPLETE}; call A2 with saved tensors moved; backward A2"),
     History(
         "call transposed; backward transposed; call transposed2 with saved tensors moved; "
         "backward transposed2",
@@ -67,7 +61,6 @@ IN_A_ROW = (
         "call B3 in the memory of A in inference mode; "
         "write A to B3 through .data; call A2 in the tensors of B3 without gradients"
     ),
-    History(f"{COMPLETE}; call B; backward B"),
     History(
         "call parameters; backward parameters; write B to parameters; "
         "call B in the tensors of parameters; backward B"
@@ -91,11 +84,8 @@ AFTER_A_FIRST_CALL = (
     "call turned and look away",
 )
 # What is right here and would not be on a GPU.
-WARNINGS = (
-    History(
-        "call A with another default device, where device= matters without gradients", Rank.WARNING
-    ),
-    History("call A watched without gradients", Rank.WARNING),
+WITH_ANOTHER_DEVICE = History(
+    "call A with another default device, where device= matters without gradients", Rank.WARNING
 )
 OF_KERNELS = (
     History(
@@ -118,18 +108,22 @@ def fresh_contents(candidate: Candidate) -> Problem:
     find_in = partial(find, candidate, values=_cached(candidate, case))
     if candidate.op.mutated:
         return find_in(IN_PLACE)
+    memory = () if candidate.op.differentiable else MEMORY  # else it belongs to `backward_twice`
     of_kernels = OF_KERNELS if candidate.interpreted else ()
-    in_a_row = map(find_in, IN_A_ROW)
-    after = itertools.chain(_after_an_error(candidate, case), _after_a_first_call(candidate, case))
-    memory = () if candidate.op.differentiable else MEMORY  # else `backward_twice` asks
-    rest = map(find_in, (*memory, *WARNINGS, *of_kernels))
-    return worst(itertools.chain(_without_gradients(candidate), in_a_row, after, rest))
+    return worst(
+        itertools.chain(
+            _with_one_entry(candidate),
+            map(find_in, IN_A_ROW),
+            _after_an_error(candidate, case),
+            _after_a_first_call(candidate, case),
+            map(find_in, (*memory, WITH_ANOTHER_DEVICE, *of_kernels)),
+        )
+    )
 
 
 def backward_twice(candidate: Candidate) -> Problem:
     """A backward pass gives the same gradients again, also behind other calls, in another thread
-    and among other uses of what it was given and returned. What it needs is known to autograd, and
-    released."""
+    and among other uses of its tensors. What it needs is known to autograd, and released."""
     if not candidate.op.differentiable:
         raise Unsupported("it has no gradients")
     if candidate.provider.overwrites:
@@ -141,7 +135,7 @@ def backward_twice(candidate: Candidate) -> Problem:
 def determinism(candidate: Candidate) -> Problem:
     """Equal inputs give equal bits, on the device types for which the provider declares it.
 
-    Each call gets copies: one that changes its inputs would not be given equal ones."""
+    Each call gets copies: one that changes its inputs would not get equal ones again."""
     case = candidate.telling()
     kind = candidate.device.type
     if kind not in candidate.provider.deterministic:
@@ -156,11 +150,8 @@ def determinism(candidate: Candidate) -> Problem:
     return None
 
 
-def _without_gradients(candidate: Candidate) -> Iterator[Problem]:
-    """Calls of which no gradient is wanted, in each plain case and with each axis of one entry."""
-    for case in candidate.plain():
-        if case.dtype is candidate.dtypes[0]:
-            yield find(candidate, History("call A without gradients"), _cached(candidate, case))
+def _with_one_entry(candidate: Candidate) -> Iterator[Problem]:
+    """Calls without gradients where an axis has one entry: a copy may be left out there."""
     base = general(candidate)
     # `sizes` tells where such a case is refused, or wrong in any call.
     history = History("call A; call A2 without gradients", may_raise=True)
@@ -174,42 +165,41 @@ def _after_an_error(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
     """Calls after arguments of another width, which the reference refuses; and integers of 32 bits,
     which it takes."""
     inputs = candidate.inputs(case)
-    eager = replace(candidate, provider=candidate.op["eager"])
-    usual = _cached(candidate, case)
+    values_of = _cached(candidate, case)
 
-    def with_other(name: str, value: torch.Tensor) -> Inputs:
+    def with_input(name: str, value: torch.Tensor) -> Inputs:
         return replace(inputs, args={**inputs.args, name: value})
 
-    tensors = {n: one for n, one in inputs.args.items() if isinstance(one, torch.Tensor)}
+    tensors = {n: value for n, value in inputs.args.items() if isinstance(value, torch.Tensor)}
     for name, value in tensors.items():
         if value.dim() and value.shape[-1] > 1:
-            narrow = with_other(name, value[..., :-1].contiguous())
+            narrow = with_input(name, value[..., :-1].contiguous())
             try:
-                Graph(eager, narrow)
+                Graph(candidate.reference, narrow)
             except Exception:
-                values = {"narrow": Values(case, narrow), "A": usual("A")}
+                values = {"narrow": Values(case, narrow), "A": values_of("A")}
                 history = History(f"call narrow and is refused; {COMPLETE}")
                 yield find(candidate, history, values.get)
         if value.dtype is torch.int64:
-            short = Values(case, with_other(name, value.to(torch.int32)))
+            short = Values(case, with_input(name, value.to(torch.int32)))
             short.references = case.references(inputs)  # `evaluate` refuses such integers
             history = History("call short_integers; backward short_integers", may_raise=True)
             yield find(candidate, history, {"short_integers": short}.get)
 
 
 def _after_a_first_call(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
-    """Calls after an unusual first call of their shape, each of a new shape. Tables are made at a
-    first call, in its dtype or for inference mode, and kept by a key that may say too little."""
+    """Calls after an unusual first call of their shape, each of a new shape. A table that a first
+    call makes has its dtype, or is for inference mode; its key may say too little."""
     shapes = _new_shapes(candidate, case)
-    usual = next(shapes, None)
+    first = next(shapes, None)
     try:
-        if usual is None or find(candidate, History(COMPLETE), _cached(candidate, usual)):
+        if first is None or find(candidate, History(COMPLETE), _cached(candidate, first)):
             return
     except Exception:
         return  # such a shape is wrong in any case: `sizes` tells
-    for first, shape in zip(AFTER_A_FIRST_CALL, shapes, strict=False):
-        steps = f"{first}; call A2; backward A2"
-        yield find(candidate, History(steps), _cached(candidate, shape))
+    for call, shape in zip(AFTER_A_FIRST_CALL, shapes, strict=False):
+        history = History(f"{call}; call A2; backward A2")
+        yield find(candidate, history, _cached(candidate, shape))
 
 
 def _new_shapes(candidate: Candidate, case: OpCase) -> Iterator[OpCase]:
@@ -223,18 +213,6 @@ def _new_shapes(candidate: Candidate, case: OpCase) -> Iterator[OpCase]:
             yield new
 
 
-def _turned(candidate: Candidate, case: OpCase) -> OpCase | None:
-    """The case with the sizes of two axes exchanged, the first two that the op takes so."""
-    op, dims = candidate.op, case.case.dims
-    axes = [axis for axis, size in dims.items() if isinstance(size, int)]
-    for axis, other in itertools.combinations(axes, 2):
-        turned = replace(case, case=case.case.resized(**{axis: dims[other], other: dims[axis]}))
-        fits = op.misfit(turned.case.dims, case.case.params) is None and not turned.unsupported()
-        if fits and dims[axis] != dims[other] and candidate.takes(turned):
-            return turned
-    return None
-
-
 # -- values ---------------------------------------------------------------------------------------
 
 
@@ -242,14 +220,14 @@ def _cached(
     candidate: Candidate, case: OpCase, *, trusted: bool = False
 ) -> Callable[[str], Values | None]:
     """The values of a call by its name, the same each time."""
-    made: dict[str, Values | None] = {}
+    by_name: dict[str, Values | None] = {}
 
     def values(name: str) -> Values | None:
-        if name not in made:
-            made[name] = _values(candidate, case, name)
-            if (new := made[name]) is not None:
+        if name not in by_name:
+            by_name[name] = _values(candidate, case, name)
+            if (new := by_name[name]) is not None:
                 new.inputs, new.trusted = replace(new.inputs, fresh=[]), trusted
-        return made[name]
+        return by_name[name]
 
     return values
 
@@ -258,41 +236,38 @@ def _values(candidate: Candidate, case: OpCase, name: str) -> Values | None:
     """The values of a call by its name: A, B: two draws, or what a name says. None where there are
     none."""
     first = candidate.inputs(case)
-    names = list(first.args)
     if name == "A":
         return Values(case, first)
     if name == "B":
         return Values(case, candidate.inputs(case, draw=1))
-    if name in ("sharing_one", "sharing_more"):  # a state is kept for either
-        if len(names) < 2:
-            return None
+    if name in ("sharing_one", "sharing_more"):  # a cache may have either as its key
+        names = list(first.args)
         shared = names[:1] if name == "sharing_one" else names[1:]
         second = candidate.inputs(case, draw=1)
-        args = {n: first.args[n] if n in shared else one for n, one in second.args.items()}
-        return Values(case, replace(second, args=args), shared=tuple(shared))
+        args = {**second.args, **{n: first.args[n] for n in shared}}
+        values = Values(case, replace(second, args=args), shared=tuple(shared))
+        return values if len(names) > 1 else None
     if name == "with_other_settings":
-        changed = {
-            name: numbers[0] for name, numbers in settings(candidate, case).items() if numbers
-        }
+        params = {n: numbers[0] for n, numbers in settings(candidate, case).items() if numbers}
         inputs = candidate.inputs(case, draw=1)
-        params = {**inputs.params, **changed}
-        return Values(case, replace(inputs, params=params)) if changed else None
+        changed = replace(inputs, params={**inputs.params, **params})
+        return Values(case, changed) if params else None
     if name == "parameters":
         return Values(case, first, partial(_parameters, candidate.op.differentiable))
-    if name in ARRANGEMENTS:
+    if name in ("behind_each_other", "one_tensor"):
         arrange = partial(_arranged, candidate, name)
         args = arrange(first.args)
         return None if args is None else Values(case, replace(first, args=args), arrange)
-    case = _cases(candidate, case, name)
-    return None if case is None else Values(case, candidate.inputs(case))
+    new_case = _other_case(candidate, case, name)
+    return None if new_case is None else Values(new_case, candidate.inputs(new_case))
 
 
-def _cases(candidate: Candidate, case: OpCase, name: str) -> Any:
+def _other_case(candidate: Candidate, case: OpCase, name: str) -> OpCase | None:
     if name == "transposed":
         return replace(case, layout="transposed")
     if name == "of_another_shape":
-        alike = [one for one in candidate.plain() if one.dtype is case.dtype]
-        return next((one for one in alike if one.case.dims != case.case.dims), None)
+        cases = (new for new in candidate.plain_cases() if new.dtype is case.dtype)
+        return next((new for new in cases if new.case.dims != case.case.dims), None)
     if name == "in_another_dtype":
         dtypes = [dtype for dtype in candidate.dtypes if dtype is not case.dtype]
         return replace(case, dtype=dtypes[0]) if dtypes else None
@@ -303,6 +278,19 @@ def _cases(candidate: Candidate, case: OpCase, name: str) -> Any:
     return _turned(candidate, case)
 
 
+def _turned(candidate: Candidate, case: OpCase) -> OpCase | None:
+    """The case with the sizes of two axes exchanged, the first two that the op takes so."""
+    dims = case.case.dims
+    axes = [axis for axis, size in dims.items() if isinstance(size, int)]
+    for first, second in itertools.combinations(axes, 2):
+        sizes = {first: dims[second], second: dims[first]}
+        turned = replace(case, case=case.case.resized(**sizes))
+        misfit = candidate.op.misfit(turned.case.dims, case.case.params) or turned.unsupported()
+        if not misfit and dims[first] != dims[second] and candidate.takes(turned):
+            return turned
+    return None
+
+
 def _parameters(names: Collection[str], args: Leaves) -> Leaves:
     return {n: torch.nn.Parameter(copied(v)) if n in names else copied(v) for n, v in args.items()}
 
@@ -310,48 +298,26 @@ def _parameters(names: Collection[str], args: Leaves) -> Leaves:
 def _arranged(candidate: Candidate, name: str, args: Leaves) -> Any:
     """Copies of the inputs which lie so; None where no two of them can. What backward overwrites by
     design has a tensor of its own."""
-    alike: dict[Any, list[str]] = {}
+    groups: dict[Any, list[str]] = {}
     for n, value in args.items():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.dim():
             continue
         if name == "behind_each_other":
-            alike.setdefault(value.dtype, []).append(n)
+            groups.setdefault(value.dtype, []).append(n)
         elif n in candidate.op.differentiable and n not in candidate.provider.overwrites:
-            alike.setdefault((value.shape, value.dtype), []).append(n)
-    groups = [names for names in alike.values() if len(names) > 1]
+            groups.setdefault((value.shape, value.dtype), []).append(n)
+    several = [names for names in groups.values() if len(names) > 1]
     args = {n: copied(value) for n, value in args.items()}
-    for names in groups:
-        args |= ARRANGEMENTS[name](args, names)
-    return args if groups else None
+    for names in several:
+        if name == "one_tensor":
+            args |= {n: args[names[0]].detach() for n in names}
+        else:
+            args |= _behind_each_other({n: args[n] for n in reversed(names)})
+    return args if several else None
 
 
-def _behind(args: Leaves, names: list[str]) -> Leaves:
-    """The last one first."""
-    backwards = [args[name] for name in reversed(names)]
-    buffer = torch.cat([each.reshape(-1) for each in backwards])
-    parts = buffer.split([each.numel() for each in backwards])
-    views = [part.view(each.shape) for part, each in zip(parts, backwards, strict=True)]
-    return dict(zip(reversed(names), (view.detach() for view in views), strict=True))
-
-
-def _one(args: Leaves, names: list[str]) -> Leaves:
-    return {name: args[names[0]].detach() for name in names}
-
-
-ARRANGEMENTS: Mapping[str, Arrangement] = {
-    "behind_each_other": _behind,
-    "one_tensor": _one,
-}
-
-
-def shared_memory(candidate: Candidate, inputs: Inputs) -> str | None:
-    """Which output is an input with these parameters, and is not the reference's, in words."""
-    if candidate.op.mutated:
-        return None
-    eager = replace(candidate, provider=candidate.op["eager"])
-    graph, usual = (Graph(one, inputs, wanted=False) for one in (candidate, eager))
-    of_reference = sharing(usual.args, usual.outputs)
-    for name, of in sharing(graph.args, graph.outputs).items():
-        if name not in of_reference:
-            return f"{name} shares memory with {of}"
-    return None
+def _behind_each_other(args: Mapping[str, torch.Tensor]) -> Leaves:
+    buffer = torch.cat([value.reshape(-1) for value in args.values()])
+    parts = buffer.split([value.numel() for value in args.values()])
+    pairs = zip(args.items(), parts, strict=True)
+    return {name: part.view(value.shape).detach() for (name, value), part in pairs}

@@ -4,7 +4,7 @@ A history is a list of steps, such as ``call A; call B; backward A``. `find` tak
 After each of them,
 
 - results are right for the values that the inputs had at the time of the call;
-- no tensor is changed that a call or a backward pass was given or has returned, but by the step;
+- no argument or result of a call or a backward pass is changed, but by the step;
 - outputs share no memory with inputs, nor do their elements;
 - settings of the process are as before, and in the end the memory of dropped calls is released.
 
@@ -33,9 +33,9 @@ from tinyllama.harness.check.evaluate import (
     GradientError,
     Inputs,
     Leaves,
-    Raised,
     copied,
     mutated_results,
+    raising_in,
 )
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, leaves
 from tinyllama.harness.check.global_settings import restore, set_unusual, setting, snapshot
@@ -78,18 +78,12 @@ WITHIN: dict[str, Callable[[torch.device], contextlib.AbstractContextManager[Any
 NO_GRADIENT = "without gradients", "in inference mode"
 
 
-def outputs_of(candidate: Candidate, args: Leaves, params: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Call the candidate on these tensors themselves."""
-    with Raised.in_call(candidate.op, candidate.provider.call):
-        return several(candidate.provider.call(*args.values(), **params))
-
-
 class Graph:
     """One forward call of a candidate, whose gradients can be computed any number of times.
 
     outputs: by name; upstream: the gradients that some of them get; args: the call's inputs.
     prepare: makes the argument of each input, a copy by default. within: a context for the call.
-    wanted: whether any gradient is.
+    differentiated: whether any gradient is asked for.
     """
 
     def __init__(
@@ -99,22 +93,16 @@ class Graph:
         *,
         prepare: Callable[[Any], Any] = copied,
         within: contextlib.AbstractContextManager[Any] | None = None,
-        wanted: bool = True,
+        differentiated: bool = True,
     ) -> None:
         self.op, self.call = candidate.op, candidate.provider.call
         self.args: Leaves = {name: prepare(value) for name, value in inputs.args.items()}
-        for name in self.op.differentiable if wanted else ():
+        for name in self.op.differentiable if differentiated else ():
             self.args[name].requires_grad_()
-        with within or contextlib.nullcontext():
-            outputs = outputs_of(candidate, self.args, inputs.params)
+        with within or contextlib.nullcontext(), raising_in(self.op, self.call):
+            outputs = several(self.call(*self.args.values(), **inputs.params))
         self.outputs = dict(zip(self.op.outputs, outputs, strict=False))
         self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
-
-    def backward(self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> None:
-        """Add the gradients to ``.grad`` of the arguments."""
-        outputs = [self.outputs[name] for name in self.upstream]
-        with Raised.in_call(self.op, self.call):
-            torch.autograd.backward(outputs, self._changed(change), retain_graph=True)
 
     def gradients(
         self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone, *, copy: bool = True
@@ -125,8 +113,8 @@ class Graph:
         Raises GradientError for one that is missing: nothing else about it can be compared.
         """
         outputs = [self.outputs[name] for name in self.upstream]
-        inputs, upstream = [self.args[n] for n in self.op.differentiable], self._changed(change)
-        with Raised.in_call(self.op, self.call):
+        inputs, upstream = [self.args[n] for n in self.op.differentiable], self.changed(change)
+        with raising_in(self.op, self.call):
             gradients = torch.autograd.grad(
                 outputs, inputs, upstream, retain_graph=True, allow_unused=True
             )
@@ -135,7 +123,16 @@ class Graph:
             raise GradientError(f"{self.op.name}: no gradient for {', '.join(missing)}")
         return {name: gradient.clone() if copy else gradient for name, gradient in by_name.items()}
 
-    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    def results(
+        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    ) -> dict[str, torch.Tensor]:
+        """Outputs by name, and gradients as ``grad x``, as `evaluate` returns them."""
+        gradients = self.gradients(change) if self.op.differentiable else {}
+        outputs = {name: value.detach() for name, value in self.outputs.items()}
+        return outputs | {f"grad {name}": gradient for name, gradient in gradients.items()}
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        """The upstream gradients, changed so, in the dtypes of their outputs."""
         return [change(g).to(self.outputs[name].dtype) for name, g in self.upstream.items()]
 
 
@@ -168,8 +165,8 @@ class Values:
         if self.trusted:
             for name, value in new.items():
                 unit = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-                earlier = right[name]
-                if earlier is not None and not near(value, earlier, max(ALIKE, 4 * unit)):
+                first = right[name]
+                if first is not None and not near(value, first, max(ALIKE, 4 * unit)):
                     wrong[name] = f"{name} is not what it was for the same values"
         elif new:
             eager = self.references.eager
@@ -177,10 +174,10 @@ class Values:
                 if new[name].dtype != eager[name].dtype:
                     wrong[name] = f"{name} has dtype {new[name].dtype}, not {eager[name].dtype}"
             compared = candidate.wrong(self.case, new, self.inputs, self.references)
-            wrong |= {each.name: str(each) for each in compared if each.name in new}
+            wrong |= {comparison.name: str(comparison) for comparison in compared}
         for name in set(new) - set(wrong):
             self.right.setdefault((provider.name, name), new[name].detach().clone())
-        return wrong
+        return {name: text for name, text in wrong.items() if name in new}
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,7 @@ class History:
 
 @dataclass(frozen=True)
 class _Fault:
-    """steps: until it was seen. rank: None for that of the history."""
+    """steps: up to the one that shows it. rank: None for that of the history."""
 
     steps: str
     text: str
@@ -209,22 +206,21 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
     values: those of a call, by its name without digits.
     Raises what the candidate raises, where the reference raises nothing.
     """
-    each = dict[str, Values]()
+    by_name = dict[str, Values]()
     for name in re.findall(r"(?:call|write|interrupted by) ([a-zA-Z_]+)", history.steps):
-        if (those := values(name)) is None:
+        if (of_call := values(name)) is None:
             return None
-        each[name] = those
+        by_name[name] = of_call
     error: Exception | None = None
     faults = dict[str, _Fault]()
     try:
-        faults = _Play(candidate, each).faults_of(history)
+        faults = _Play(candidate, by_name).faults_of(history)
     except Exception as raised:
         error = raised
     if not faults and (error is None or history.may_raise):
         return None
     try:
-        eager = replace(candidate, provider=candidate.op["eager"])
-        usual = _Play(eager, each).faults_of(history)
+        of_reference = _Play(candidate.reference, by_name).faults_of(history)
     except Exception:
         return None
     if error is not None and history.rank is not Rank.WARNING:
@@ -233,19 +229,19 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
         text = str(error).strip().partition("\n")[0]
         text = f"{place(error)}{type(error).__name__}: {text}"
         faults[""] = _Fault(history.steps, text, Rank.WARNING)
-    new = [fault for key, fault in faults.items() if key not in usual]
+    new = [fault for key, fault in faults.items() if key not in of_reference]
     if not new:
         return None
     first = min(new, key=lambda fault: (fault.rank or history.rank) is Rank.WARNING)
-    alike = [fault.text for fault in new if (fault.steps, fault.rank) == (first.steps, first.rank)]
-    case = next(iter(each.values())).case
-    return case, f"{first.steps}: {'; '.join(alike)}", first.rank or history.rank
+    texts = [fault.text for fault in new if (fault.steps, fault.rank) == (first.steps, first.rank)]
+    case = next(iter(by_name.values())).case
+    return case, f"{first.steps}: {'; '.join(texts)}", first.rank or history.rank
 
 
 @dataclass
-class _Kept:
-    """A tensor that a call was given or has returned, with a copy. kind: "inputs", "outputs",
-    "gradients" or ".grad"."""
+class _Record:
+    """A tensor that a call took or returned, with a copy. kind: "inputs", "outputs", "gradients" or
+    ".grad"."""
 
     call: str
     kind: str
@@ -269,9 +265,8 @@ class _Play:
         self.candidate, self.values = candidate, values
         self.graphs: dict[str, Graph] = {}
         self.watches: dict[str, _Watch] = {}
-        self.factors: dict[str, int] = {}  # of outputs that the caller has doubled
         self.passes: dict[str, int] = {}  # that have added to .grad
-        self.kept: list[_Kept] = []
+        self.records: list[_Record] = []
         self.dropped: dict[str, StorageWeakRef] = {}
         self.faults: dict[str, _Fault] = {}
         self.so_far: list[str] = []
@@ -303,15 +298,15 @@ class _Play:
         steps = "; ".join(["..."] * (len(self.so_far) > SHOWN) + self.so_far[-SHOWN:])
         self.faults.setdefault(f"{len(self.so_far)} {key}", _Fault(steps, text, rank))
 
-    def _keep(self, call: str, kind: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.kept += [_Kept(call, kind, name, tensor) for name, tensor in tensors.items()]
+    def _record(self, call: str, kind: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.records += [_Record(call, kind, name, tensor) for name, tensor in tensors.items()]
 
     def _look(self) -> None:
-        """Note what has changed since it was kept."""
-        for kept in self.kept:
-            if not same_bits(kept.tensor, kept.copy):
-                self._fault(f"changes {kept}", f"{kept} has changed")
-                kept.refresh()
+        """Note what has changed since it was recorded."""
+        for record in self.records:
+            if not same_bits(record.tensor, record.copy):
+                self._fault(f"changes {record}", f"{record} has changed")
+                record.refresh()
 
     def _look_at_settings(self) -> None:
         """Note what a call has changed, and undo it: the reference depends on it, too."""
@@ -333,16 +328,15 @@ class _Play:
         [watched | interrupted by B], and what `WITHIN` has"""
         op, values = self.candidate.op, self._values(call)
         args = values.arrange(values.inputs.args)
-        if other := re.search(r"in the (tensors|memory) of (\w+)", step):
-            theirs = self.graphs[other[2]].args
-            shared = {name: theirs[name] for name in values.shared or theirs}
-            anew = other[1] == "memory"
-            args |= {n: _anew(value) if anew else value for n, value in shared.items()}
+        if match := re.search(r"in the (tensors|memory) of (\w+)", step):
+            earlier = self.graphs[match[2]].args
+            shared = {name: earlier[name] for name in values.shared or earlier}
+            args |= {n: _anew(v) if match[1] == "memory" else v for n, v in shared.items()}
         changing = named(args, op.mutated)
-        self._keep(call, "inputs", {n: v for n, v in named(args).items() if n not in changing})
+        self._record(call, "inputs", {n: v for n, v in named(args).items() if n not in changing})
         versions = [tensor._version for tensor in changing.values()]
         inputs = replace(values.inputs, args=args)
-        wanted = not any(phrase in step for phrase in NO_GRADIENT)
+        differentiated = not any(phrase in step for phrase in NO_GRADIENT)
         try:
             with contextlib.ExitStack() as within:
                 for context in (make for phrase, make in WITHIN.items() if phrase in step):
@@ -351,7 +345,9 @@ class _Play:
                     within.enter_context(self.candidate.limits(Bounds()))
                 if "watched" in step or "interrupted" in step:
                     self.watches[call] = within.enter_context(self._watch(step))
-                graph = Graph(self.candidate, inputs, prepare=lambda v: v, wanted=wanted)
+                graph = Graph(
+                    self.candidate, inputs, prepare=lambda v: v, differentiated=differentiated
+                )
         except Exception:
             if "look away" in step or "is refused" in step:
                 return
@@ -359,8 +355,8 @@ class _Play:
         finally:
             self._look_at_settings()
         self.graphs[call] = graph
-        outputs = {n: each.detach() for n, each in graph.outputs.items() if each is not None}
-        self._keep(call, "outputs", outputs)
+        outputs = {n: value.detach() for n, value in graph.outputs.items() if value is not None}
+        self._record(call, "outputs", outputs)
         if "look away" in step:
             return
         if "is refused" in step:
@@ -384,10 +380,10 @@ class _Play:
             self._fault(f"wrong {name}", text)
 
     def _watch(self, step: str) -> "_Watch":
-        other = re.search(r"interrupted by (\w+)", step)
-        if other is None:
+        interrupting = re.search(r"interrupted by (\w+)", step)
+        if interrupting is None:
             return _Watch()
-        candidate, inputs = self.candidate, self._values(other[1]).inputs
+        candidate, inputs = self.candidate, self._values(interrupting[1]).inputs
 
         def call() -> None:
             graph = Graph(candidate, inputs)
@@ -415,15 +411,17 @@ class _Play:
         if not op.differentiable:
             return
         upstream = [g * 2 if "doubled" in step else copied(g) for g in graph.upstream.values()]
-        copies, each = [gradient.clone() for gradient in upstream], iter(upstream)
+        copies, in_order = [gradient.clone() for gradient in upstream], iter(upstream)
 
         def run() -> dict[str, torch.Tensor]:
             with self.watches.get(call, contextlib.nullcontext()):
                 if "into .grad" not in step:
-                    return graph.gradients(lambda gradient: next(each), copy=False)
-                graph.backward(lambda gradient: next(each))
+                    return graph.gradients(lambda gradient: next(in_order), copy=False)
+                outputs = [graph.outputs[name] for name in graph.upstream]
+                change = graph.changed(lambda gradient: next(in_order))
+                torch.autograd.backward(outputs, change, retain_graph=True)
                 grads = {name: graph.args[name].grad for name in op.differentiable}
-                return {name: each for name, each in grads.items() if each is not None}
+                return {name: grad for name, grad in grads.items() if grad is not None}
 
         try:
             if "in a thread" in step:  # as of a GPU, whose backward pass has its own
@@ -439,18 +437,19 @@ class _Play:
                 self._fault(f"upstream {name}", f"the upstream gradient of {name} has changed")
         if overwrites:
             gradients = {name: gradient.clone() for name, gradient in gradients.items()}
-        for kept in self.kept:
-            if kept.name in overwrites and kept.call == call and kept.kind == "inputs":
-                kept.tensor.data.copy_(kept.copy)
+        for record in self.records:
+            if record.name in overwrites and record.call == call and record.kind == "inputs":
+                record.tensor.data.copy_(record.copy)
         kind = ".grad" if "into .grad" in step else "gradients"
         if kind == ".grad":  # it has changed
-            self.kept = [kept for kept in self.kept if (kept.call, kept.kind) != (call, kind)]
+            self.records = [
+                record for record in self.records if (record.call, record.kind) != (call, kind)
+            ]
             self.passes[call] = self.passes.get(call, 0) + 1
         prefix = ".grad of" if kind == ".grad" else "grad"
-        self._keep(call, kind, {f"{prefix} {name}": each for name, each in gradients.items()})
-        factor = self.factors.get(call, 1) * (2 if "doubled" in step else 1)
-        factor *= self.passes[call] if kind == ".grad" else 1
-        self._judge(call, {f"grad {name}": each / factor for name, each in gradients.items()})
+        self._record(call, kind, {f"{prefix} {name}": grad for name, grad in gradients.items()})
+        factor = self.passes[call] if kind == ".grad" else 2 if "doubled" in step else 1
+        self._judge(call, {f"grad {name}": grad / factor for name, grad in gradients.items()})
         for name in op.differentiable:
             if (graph.args[name].grad is None) is (call in self.passes):
                 how = "missing" if call in self.passes else "changed by torch.autograd.grad"
@@ -462,34 +461,31 @@ class _Play:
         with torch.no_grad():
             for tensor, fresh in zip(leaves(args), leaves(values), strict=True):
                 (tensor.data if "through .data" in step else tensor).copy_(fresh)
-        for kept in self.kept:
-            if kept.kind == "inputs":
-                kept.refresh()
+        for record in self.records:
+            if record.kind == "inputs":
+                record.refresh()
 
-    def double(self, step: str, what: str) -> None:
-        """double outputs|inputs|gradients|.grad of A [before autograd] [or refuse], in place"""
+    def double(self, step: str, kind: str) -> None:
+        """double outputs|inputs|gradients|.grad of A [or refuse], in place, unseen by autograd"""
         call = step.split()[3]
-        group = [kept for kept in self.kept if (kept.call, kept.kind) == (call, what)]
-        if "before autograd" in step:
-            self.factors[call] = 2
-            for name in self.graphs[call].upstream:
-                self.graphs[call].outputs[name].mul_(2)
-        else:
-            for kept in group:
-                if kept.tensor.is_floating_point() and not _overlaps(kept.tensor):
-                    with torch.no_grad():
-                        kept.tensor.mul_(2)
-                if what == ".grad":  # each leaf has memory of its own for it
-                    kept.refresh()
-                    self._look()
-        for kept in group:
-            kept.refresh()
+        records = [record for record in self.records if (record.call, record.kind) == (call, kind)]
+        for record in records:
+            if record.tensor.is_floating_point() and not _overlaps(record.tensor):
+                with torch.no_grad():
+                    record.tensor.mul_(2)
+            if kind == ".grad":  # each leaf has memory of its own for it
+                record.refresh()
+                self._look()
+        for record in records:
+            record.refresh()
 
     def drop(self, step: str, call: str) -> None:
-        """drop A: all that call A was given or has returned"""
-        gone = [kept for kept in self.kept if kept.call == call]
-        self.dropped |= {str(kept): StorageWeakRef(kept.tensor.untyped_storage()) for kept in gone}
-        self.kept = [kept for kept in self.kept if kept.call != call]
+        """drop A: all arguments and results of call A"""
+        dropped = [record for record in self.records if record.call == call]
+        self.dropped |= {
+            str(record): StorageWeakRef(record.tensor.untyped_storage()) for record in dropped
+        }
+        self.records = [record for record in self.records if record.call != call]
         del self.graphs[call]
         if call in self.watches:
             self.dropped |= self.watches.pop(call).storages
@@ -502,19 +498,19 @@ class _Play:
         for name in alive:
             if self.dropped[name].expired():
                 text = "is released only when Python collects cycles: save it for backward"
-                self._fault(f"kept {name}", f"memory of {name} {text}", Rank.WARNING)
+                self._fault(f"memory {name}", f"memory of {name} {text}", Rank.WARNING)
             else:
                 text = f"memory of {name} is not released: something keeps it"
-                self._fault(f"kept {name}", text, Rank.UNSAFE)
+                self._fault(f"memory {name}", text, Rank.UNSAFE)
 
 
 class _Watch(DispatchMode):
     """Notes what torch does in a call outside of kernels: how many operations, those that wait for
-    values, new memory. other: a call that a thread makes before some of ``count``."""
+    values, new memory. interrupt: a call that a thread makes before some of ``count``."""
 
-    def __init__(self, other: Callable[[], None] | None = None, count: int = 0) -> None:
+    def __init__(self, interrupt: Callable[[], None] | None = None, count: int = 0) -> None:
         super().__init__()
-        self.other, self.count = other, 0
+        self.interrupt, self.count = interrupt, 0
         self.points = {count * number // POINTS for number in range(POINTS)}
         self.reads: dict[str, None] = {}
         self.storages: dict[str, StorageWeakRef] = {}
@@ -528,25 +524,25 @@ class _Watch(DispatchMode):
         name = func._schema.name.partition("::")[2]
         if name in READS:
             self.reads[name] = None
-        if self.other is not None and self.count in self.points:
+        if self.interrupt is not None and self.count in self.points:
             self.threads.append(threading.Thread(target=self._interrupt, daemon=True))
             self.threads[-1].start()
             self.threads[-1].join(PATIENCE)
             if self.threads[-1].is_alive():  # it waits for a lock
-                self.other = None
+                self.interrupt = None
         self.count += 1
         result = func(*args, **(kwargs or {}))
-        known = {None, *map(_address, (*args, *(kwargs or {}).values()))}
+        earlier = {None, *map(_address, (*args, *(kwargs or {}).values()))}
         for value in result if isinstance(result, (tuple, list)) else (result,):
-            if _address(value) not in known:  # else it is a view, or was changed in place
+            if _address(value) not in earlier:  # else it is a view, or was changed in place
                 storage = StorageWeakRef(value.untyped_storage())
                 self.storages[f"a result of {name} ({self.count})"] = storage
         return result
 
     def _interrupt(self) -> None:
         with contextlib.suppress(Exception):  # other checks are about that
-            if self.other is not None:
-                self.other()
+            if self.interrupt is not None:
+                self.interrupt()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -570,7 +566,7 @@ def named(args: Leaves, names: Iterable[str] | None = None) -> dict[str, torch.T
     tensors: dict[str, torch.Tensor] = {}
     for name in args if names is None else names:
         if isinstance(args[name], list):
-            tensors |= {f"{name}[{place}]": each for place, each in enumerate(args[name])}
+            tensors |= {f"{name}[{place}]": tensor for place, tensor in enumerate(args[name])}
         else:
             tensors[name] = args[name]
     return tensors
@@ -579,7 +575,7 @@ def named(args: Leaves, names: Iterable[str] | None = None) -> dict[str, torch.T
 def _anew(value: Any) -> Any:
     """Another tensor in the same memory, or a list of them."""
     if isinstance(value, list):
-        return [_anew(each) for each in value]
+        return [_anew(tensor) for tensor in value]
     storage, offset = value.untyped_storage(), value.storage_offset()
     empty = torch.empty(0, dtype=value.dtype, device=value.device)
     return empty.set_(storage, offset, value.shape, value.stride())
@@ -592,5 +588,5 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 
 def sharing(args: Leaves, outputs: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """The outputs that lie in the storage of an input, and that input."""
-    starts = {_address(each): name for name, each in named(args).items() if each.numel()}
-    return {n: starts[_address(each)] for n, each in outputs.items() if _address(each) in starts}
+    names = {_address(value): name for name, value in named(args).items() if value.numel()}
+    return {n: names[_address(x)] for n, x in outputs.items() if _address(x) in names}

@@ -20,7 +20,7 @@ from tinyllama.harness.kernels.launch_cache import among
 ENTRIES = 8  # along the first axis, so that an offset within an entry is small
 Place = Callable[[torch.Tensor], torch.Tensor]
 GAP = 64  # elements between rows that are not far apart
-APART = 3  # rows that lie 2^30 elements apart: the last one begins beyond 2^31
+FAR_ROWS = 3  # rows that lie 2^30 elements apart: the last one begins beyond 2^31
 
 
 class Int32OffsetDetector:
@@ -29,12 +29,12 @@ class Int32OffsetDetector:
     An offset within a tile begins at 0, one that a program's number is part of grows with the
     tensor, until 32 bits cannot hold it.
     enough: elements of the largest input; a tensor of fewer does not grow with it.
-    found: of each kernel, in words, where such an offset passes the middle of its largest tensor.
+    by_kernel: in words, where such an offset passes the middle of its largest tensor.
     """
 
     def __init__(self, enough: int) -> None:
         self.enough = enough
-        self.found: dict[str, str] = {}
+        self.by_kernel: dict[str, str] = {}
         self._launch: Any = None
         self._tensors: dict[int, tuple[str, int]] = {}
 
@@ -51,9 +51,9 @@ class Int32OffsetDetector:
         name, elements = self._tensors.get(number, ("", 0))
         least = int(np.min(offsets))
         grows = elements >= self.enough and elements // 2 <= least < elements
-        if grows and launch.kernel not in self.found:
+        if grows and launch.kernel not in self.by_kernel:
             text = f"an offset of 32 bits reaches element {least:,} of {elements:,} of {name}"
-            self.found[launch.kernel] = f"{author_line()}{launch.kernel}: {text}"
+            self.by_kernel[launch.kernel] = f"{author_line()}{launch.kernel}: {text}"
 
 
 def _largest(launch: Any) -> dict[int, tuple[str, int]]:
@@ -98,21 +98,21 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
     narrow = Int32OffsetDetector(max(value.numel() for value in leaves(inputs.args)))
     with among(interpreter_values.SUMS, narrow.note):
         candidate.shielded().results(inputs)
-    if not narrow.found:
+    if not narrow.by_kernel:
         return None
-    text = "; ".join(narrow.found.values())
+    text = "; ".join(narrow.by_kernel.values())
     return case, f"{text}; for more than 2^31 elements it must be int64", Rank.WARNING
 
 
 def _far_rows(candidate: Candidate) -> Problem:
     dtype = min(candidate.dtypes, key=lambda dtype: dtype.itemsize)  # of the fewest bytes
-    case = _with_entries(candidate, APART, dtype)
+    case = _with_entries(candidate, FAR_ROWS, dtype)
     try:
         far = Far(dtype)
     except NoAddressesError as error:
         raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
     try:
-        near = _wrong(candidate, case, _a_little_apart)
+        near = _wrong(candidate, case, _near_rows)
     except Exception as error:
         text = f"it refuses rows that lie {GAP} elements apart: {error}"
         raise Unsupported(text) from error
@@ -128,7 +128,11 @@ def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]
 
     def placed(values: Mapping[str, Any], declared: Mapping[str, Tensor]) -> dict[str, Any]:
         return {
-            name: place(value) if _has_rows(value, declared[name], axis, case.dtype) else value
+            name: place(value)
+            if isinstance(value, torch.Tensor)
+            and value.dtype is case.dtype
+            and declared[name].axes[:1] == (axis,)
+            else value
             for name, value in values.items()
         }
 
@@ -137,19 +141,10 @@ def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]
         raise Unsupported(f"no input of floating-point numbers has the first axis {axis}")
     in_place = replace(inputs, args=args, upstream=upstream)
     graph = Graph(candidate, in_place, prepare=lambda value: value.detach())
-    results = {name: value.detach() for name, value in graph.outputs.items()}
-    if op.differentiable:
-        gradients = graph.gradients(lambda gradient: gradient)
-        results |= {f"grad {name}": value for name, value in gradients.items()}
-    return candidate.wrong(case, results, inputs)
+    return candidate.wrong(case, graph.results(lambda gradient: gradient), inputs)
 
 
-def _has_rows(value: Any, declared: Tensor, axis: str, dtype: torch.dtype) -> bool:
-    placeable = isinstance(value, torch.Tensor) and value.dtype is dtype
-    return placeable and declared.axes[:1] == (axis,)
-
-
-def _a_little_apart(x: torch.Tensor) -> torch.Tensor:
+def _near_rows(x: torch.Tensor) -> torch.Tensor:
     rows = x.new_zeros(len(x), x[0].numel() + GAP)
     return rows[:, : x[0].numel()].view_as(x).copy_(x)
 
@@ -164,7 +159,7 @@ def _with_entries(candidate: Candidate, entries: int, dtype: torch.dtype) -> OpC
     Raises Unsupported where the provider covers none.
     """
     axis = _first_axis(candidate)
-    for case in candidate.plain():
+    for case in candidate.plain_cases():
         size = case.case.dims[axis]
         if not isinstance(size, int) or case.dtype is not dtype:
             continue

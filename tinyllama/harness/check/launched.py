@@ -57,12 +57,10 @@ def _call(op: Op, provider: Provider, case: Case, dtype: torch.dtype) -> None:
     """Forward and backward on tensors of the meta device, of the declared shapes."""
 
     def empty(declared: Tensor) -> Any:
-        wanted = declared.dtype or dtype
-        made = [
-            torch.empty(shape, dtype=wanted, device="meta", requires_grad=declared.grad)
-            for shape in shapes_of(declared, case.dims)
-        ]
-        return made if declared.many else made[0]
+        options: Any = {"dtype": declared.dtype or dtype, "requires_grad": declared.grad}
+        shapes = shapes_of(declared, case.dims)
+        tensors = [torch.empty(shape, device="meta", **options) for shape in shapes]
+        return tensors if declared.many else tensors[0]
 
     args = [empty(declared) for declared in op.inputs.values()]
     outputs = provider.call(*args, **{**op.params, **case.params})

@@ -1,6 +1,7 @@
 """Memory layouts in which inputs and upstream gradients are tried."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -26,72 +27,62 @@ REPEATING = ("expanded", "summed", "broadcast", "shared", FAINT)
 def laid_out(
     sample: torch.Tensor, dtype: torch.dtype, device: torch.device | str, layout: str, place: int
 ) -> torch.Tensor:
-    """The sample on a device, in the given layout; ``place``: its number among the call's
-    tensors."""
+    """The sample on a device, in this layout; ``place``: its number among the call's tensors.
+    Raises ValueError for an unknown layout."""
+    names = dict.fromkeys((*LAYOUTS, *UPSTREAMS, *RARE, SINGLE, FAINT))
+    if layout not in names:
+        raise ValueError(f"unknown layout {layout!r}: use one of {', '.join(names)}")
     tensor = sample.to(dtype=dtype, device=device)
     if layout == "contiguous" or tensor.dim() == 0:
         return tensor.contiguous()
-    gap = float("nan") if tensor.is_floating_point() else 0
-    if layout == "strided":  # every second element of the last axis
-        buffer = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), gap)
-        view = buffer[..., ::2]
-        view.copy_(tensor)
-        return view
-    if layout == "offset":  # dense, from the third element of a buffer: not aligned for
-        # vectors, but at an even place, since torch may view two elements as one complex number
-        view = tensor.new_full((2 + tensor.numel(),), gap)[2:].view(tensor.shape)
-        view.copy_(tensor)
-        return view
-    if layout == "padded":  # dense rows with a gap behind each, and one behind the last of a matrix
-        wider = [size + (1 if axis else 0) for axis, size in enumerate(tensor.shape)]
-        wider = wider if tensor.dim() > 1 else [tensor.numel() + 1]
-        view = tensor.new_full(wider, gap)[tuple(slice(size) for size in tensor.shape)]
-        view.copy_(tensor)
-        return view
-    if layout == "distinct":  # elements and rows as far apart as in no other tensor of the call
-        width = place * (tensor.shape[-1] + 1)
-        view = tensor.new_full((*tensor.shape[:-1], width), gap)[..., :-place:place]
-        view.copy_(tensor)
-        return view
+    if layout == FAINT:
+        return (tensor.double() * FAINTNESS.get(dtype, 2.0**-40)).to(dtype)
+    shape = tensor.shape
+    if layout == "expanded":  # one row for all of the first axis
+        return tensor[:1].clone().expand(shape) if tensor.dim() > 1 else tensor
+    if layout == "summed":  # one element for all of the tensor
+        return tensor.flatten()[:1].clone().expand(shape)
     if layout == "transposed":  # the memory order of the axes reversed
         order = tuple(reversed(range(tensor.dim())))
         return tensor.permute(order).contiguous().permute(order)
-    if layout == "expanded":  # one row for the whole first axis
-        return tensor[:1].clone().expand(tensor.shape) if tensor.dim() > 1 else tensor
-    if layout == "summed":  # one element for the whole tensor
-        return tensor.flatten()[:1].clone().expand(tensor.shape)
-    if layout == "swapped":
-        return (
-            tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
-            if deep(layout, tensor.shape)
-            else tensor
-        )
-    if layout == "channels_last":
-        if not deep(layout, tensor.shape):
-            return tensor
-        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
     if layout == SINGLE:
         dense = tensor.contiguous()
         strides = [
             stride if size > 1 else 1 if axis == 0 else tensor.numel() + stride
-            for axis, (size, stride) in enumerate(zip(dense.shape, dense.stride(), strict=True))
+            for axis, (size, stride) in enumerate(zip(shape, dense.stride(), strict=True))
         ]
-        return dense.as_strided(dense.shape, strides)
-    if layout in ("cut", "parted"):
-        if not deep(layout, tensor.shape):
-            return tensor
-        axis = -2 if layout == "cut" else 1
-        view = torch.cat((tensor, torch.full_like(tensor.narrow(axis, 0, 1), gap)), axis)
-        return view.narrow(axis, 0, tensor.shape[axis])
-    if layout in ("broadcast", "shared"):  # one element for the last axis; one row for that before
-        if not (tensor.is_floating_point() and deep(layout, tensor.shape)):
-            return tensor
+        return dense.as_strided(shape, strides)
+    if layout == "strided":  # every second element of the last axis
+        return _with_gaps(tensor, (*shape[:-1], 2 * shape[-1]), (..., slice(None, None, 2)))
+    if layout == "distinct":  # elements and rows as far apart as in no other tensor of the call
+        width = place * (shape[-1] + 1)
+        return _with_gaps(tensor, (*shape[:-1], width), (..., slice(None, -place, place)))
+    if layout == "padded":  # dense rows with a gap behind each, and one behind the last of a matrix
+        wider = [size + (axis > 0 or tensor.dim() == 1) for axis, size in enumerate(shape)]
+        return _with_gaps(tensor, wider, tuple(map(slice, shape)))
+    if layout == "offset":  # dense, from the third element of a buffer: not aligned for
+        # vectors, but at an even place, since torch may view two elements as one complex number
+        row = _with_gaps(tensor.flatten(), (2 + tensor.numel(),), (slice(2, None),))
+        return row.view(shape)
+    if not deep(layout, shape) or (layout in TIED and not tensor.is_floating_point()):
+        return tensor
+    if layout == "swapped":
+        return tensor.transpose(-3, -2).contiguous().transpose(-3, -2)
+    if layout == "channels_last":
+        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout in TIED:
         axis = -1 if layout == "broadcast" else -2
-        return tensor.narrow(axis, 0, 1).clone().expand(tensor.shape)
-    if layout == FAINT:
-        return (tensor.double() * FAINTNESS.get(dtype, 2.0**-40)).to(dtype)
-    names = dict.fromkeys((*LAYOUTS, *UPSTREAMS, *RARE, SINGLE, FAINT))
-    raise ValueError(f"unknown layout {layout!r}: use one of {', '.join(names)}")
+        return tensor.narrow(axis, 0, 1).clone().expand(shape)
+    gap = tensor.dim() - 2 if layout == "cut" else 1
+    wider = [size + (axis == gap) for axis, size in enumerate(shape)]
+    return _with_gaps(tensor, wider, tuple(map(slice, shape)))
+
+
+def _with_gaps(tensor: torch.Tensor, shape: Sequence[int], index: tuple[Any, ...]) -> torch.Tensor:
+    """The tensor at an index of a buffer, whose other elements are NaN, or 0 in integers."""
+    gap = float("nan") if tensor.is_floating_point() else 0
+    view = tensor.new_full(tuple(shape), gap)[index]
+    return view.copy_(tensor)
 
 
 def deep(layout: str, shape: Sequence[int]) -> bool:

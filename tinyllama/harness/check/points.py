@@ -110,7 +110,7 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
         several.append((axes, ALL))
     for group, length in several:
         yield from point(sized(base, **dict.fromkeys(group, length)))
-    for other in [c for c in candidate.plain() if _computed_otherwise(c, base)][:OTHER_CASES]:
+    for other in [c for c in candidate.plain_cases() if _computed_otherwise(c, base)][:OTHER_CASES]:
         for axis, now in other.case.dims.items():
             for length in (VARIED_LENGTH, *turns) if isinstance(now, int) and now > 1 else ():
                 yield from point(sized(other, **{axis: length}))
@@ -246,7 +246,8 @@ def value_points(candidate: Candidate) -> Iterator[Point]:
         if (long := _long(candidate, base, axis)) is not None:
             yield from values(long, "places")
     of_dtype = {
-        dtype: [c for c in candidate.plain() if c.dtype is dtype] for dtype in candidate.dtypes
+        dtype: [c for c in candidate.plain_cases() if c.dtype is dtype]
+        for dtype in candidate.dtypes
     }
     for dtype, cases in of_dtype.items():
         largest = sorted(cases, key=lambda c: elements(op, c.case), reverse=True)

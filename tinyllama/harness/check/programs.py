@@ -38,9 +38,9 @@ class RaceDetector:
         if launch is not self._launch:
             self.close()
             self._launch = launch
-        plain = np.asarray(addresses) & interpreter_values.ADDRESS
-        wanted = plain[np.broadcast_to(accessed, np.shape(addresses))]
-        self._stored.setdefault(program, []).append(wanted.ravel())
+        in_storage = np.asarray(addresses) & interpreter_values.ADDRESS
+        stored = in_storage[np.broadcast_to(accessed, np.shape(addresses))]
+        self._stored.setdefault(program, []).append(stored.ravel())
         return None
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class RaceDetector:
 def races(candidate: Candidate) -> Problem:
     """No two programs of a launch store to one address without an atomic, in any plain case."""
     interpreted(candidate)
-    for case in candidate.plain():
+    for case in candidate.plain_cases():
         if case.dtype is not candidate.dtypes[0]:
             continue
         stores, raised = RaceDetector(), None
@@ -87,19 +87,19 @@ def program_order(candidate: Candidate) -> Problem:
     launched: set[str] = set()
     warning: Problem = None  # a wrong result in a later order is worse
     exact = "cuda" in candidate.provider.deterministic
-    for case in candidate.plain():
+    for case in candidate.plain_cases():
         if case.dtype is not candidate.dtypes[0]:
             continue
         inputs = candidate.inputs(case)
         references = case.references(inputs)
-        usual = candidate.results(inputs)
+        in_order = candidate.results(inputs)
 
         def wrong(results: Results) -> str:
             compared = candidate.wrong(case, results, inputs, references)  # noqa: B023
             return str(compared[0]) if compared else ""
 
         def changed(results: Results) -> str:
-            names = [n for n, value in results.items() if not same_bits(value, usual[n])]  # noqa: B023
+            names = [n for n, value in results.items() if not same_bits(value, in_order[n])]  # noqa: B023
             return f"other bits of {', '.join(names)}" if names else ""
 
         for name in NAMES:

@@ -46,14 +46,14 @@ def narrowed(op: Op, inputs: Inputs) -> list[str]:
     minus, middle, plus = (
         evaluate(op, op["eager"].call, _moved(inputs, by)) for by in (-MOVE, 0.0, MOVE)
     )
-    found = []
+    names = []
     for name, value in middle.items():
         if value.is_floating_point():
             bend = (plus[name] - 2 * value + minus[name]).nan_to_num(0.0, 0.0, 0.0)
             size = value.nan_to_num(0.0, 0.0, 0.0).norm()
             if BEND * size < bend.norm() < STEP * size:
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def _moved(inputs: Inputs, by: float) -> Inputs:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.check import accuracy, apart
+from tinyllama.harness.check import accuracy, independent_judge
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import GpuLostError, place_in
 from tinyllama.harness.check.evaluate import Inputs
@@ -39,13 +39,11 @@ from tinyllama.harness.machine.worker import Worker, WorkerError, end_all
 MOST_ENDED = 6  # processes of one group of checks that may end before its rest is not tried
 SECONDS = 300  # for one case; an endless loop of an interpreted kernel is seen long before
 GROUP = 24 * 3600.0  # seconds for all cases of a group of checks, each of which has its own limit
-# What reading an answer of another process, which may be any, raises.
-UNREADABLE = (ValueError, RuntimeError, KeyError, TypeError, AttributeError, OSError)
 RESERVE = 2**30  # bytes of memory that are left to other processes
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What is checked, on a device, with inputs from a seed: the providers that a file declares, of
     each op or of one, or those of an op of the tree or of a package; of these the one of a name.
 
@@ -69,82 +67,87 @@ class Asked:
 
 
 class Checks:
-    """The providers that are asked about, and the checks on them.
+    """The providers of a request, and the checks on them.
 
     log: a file to which each case is written before it is tried.
     """
 
-    def __init__(self, log: str, **asked: object) -> None:
-        self.asked = Asked(**asked)  # type: ignore[arg-type]
+    def __init__(self, log: str, **request: Any) -> None:
+        self.request = Request(**request)
         self.log = Path(log)
-        if self.asked.device == "cpu":
+        if self.request.device == "cpu":
             limit_memory()
-        device, seed = torch.device(self.asked.device), self.asked.seed
+        device, seed = torch.device(self.request.device), self.request.seed
         self.candidates = {
             str(provider): Candidate(op, provider, device, seed, announce=self.announce)
             for op in self._ops()
             # The reference last: it is seldom wrong, and some checks take long on it.
-            for provider in sorted(op.providers.values(), key=lambda each: each.name == "eager")
+            for provider in sorted(
+                op.providers.values(), key=lambda provider: provider.name == "eager"
+            )
             if self.module in ("", provider.module)
         }
-        names = [candidate.provider.name for candidate in self.candidates.values()]
-        if names and (wanted := self.asked.provider) is not None:
-            if wanted not in names:
-                raise UsageError(_unknown("--provider", wanted, dict.fromkeys(names)))
+        names = dict.fromkeys(c.provider.name for c in self.candidates.values())
+        if names and (name := self.request.provider) is not None:
+            if name not in names:
+                raise UsageError(_unknown("--provider", name, names))
             self.candidates = {
-                name: one for name, one in self.candidates.items() if one.provider.name == wanted
+                text: candidate
+                for text, candidate in self.candidates.items()
+                if candidate.provider.name == name
             }
         for candidate in self.candidates.values():
             check_fits(candidate.op)
 
     def _ops(self) -> list[Op]:
-        """The ops that are asked about; ``module`` becomes the file that declares their providers,
-        "" for all of them. Raises UsageError for a name that is not declared."""
-        asked, ops = self.asked, discover(self.asked.package)
+        """The ops of the request; ``module`` becomes the file that declares their providers, "" for
+        all of them. Raises UsageError for a name that is not declared."""
+        request, registry = self.request, discover(self.request.package)
         self.module = ""
-        known = list(ops.values())
-        if asked.file is not None:
-            with self._loading(asked.file):
-                if asked.declaration is None:
-                    self.module = load_file(asked.file, ops).__name__
+        ops = list(registry.values())
+        if request.file is not None:
+            with self._loading(request.file):
+                if request.declaration is None:
+                    self.module = load_file(request.file, registry).__name__
                 else:
-                    self.module = load_about(asked.declaration, asked.file, ops).__name__
-            known = [*ops.values(), *_elsewhere(self.module, ops)]
-        if asked.op is None:
-            return known
-        if asked.op not in (op.name for op in known):
-            raise UsageError(_unknown("--op", asked.op, (op.name for op in known)))
-        known = [op for op in known if op.name == asked.op]
-        if asked.candidate is not None:
-            with self._loading(asked.candidate.rpartition(":")[0]):
-                self.module = _register(asked.candidate, known[0])
-        return known
+                    self.module = load_about(request.declaration, request.file, registry).__name__
+            ops = [*registry.values(), *_elsewhere(self.module, registry)]
+        if request.op is None:
+            return ops
+        if request.op not in (op.name for op in ops):
+            raise UsageError(_unknown("--op", request.op, (op.name for op in ops)))
+        ops = [op for op in ops if op.name == request.op]
+        if request.candidate is not None:
+            with self._loading(request.candidate.rpartition(":")[0]):
+                self.module = _register(request.candidate, ops[0])
+        return ops
 
     @contextlib.contextmanager
     def _loading(self, file: str) -> Iterator[None]:
         """The file may import its neighbours. On a CPU, code that asks for a GPU where it is
         imported or called is answered."""
         sys.path.append(str(Path(file).resolve().parent))
-        with foreign() if self.asked.device == "cpu" else contextlib.nullcontext():
+        with foreign() if self.request.device == "cpu" else contextlib.nullcontext():
             yield
 
     def announce(self, case: OpCase) -> None:
         """Note a case, which has so much time from now on."""
         with self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(str(case)) + "\n")
-        faulthandler.dump_traceback_later(self.asked.seconds, exit=True)
+        faulthandler.dump_traceback_later(self.request.seconds, exit=True)
 
     def provided(self) -> list[Provided]:
         """The providers that are checked."""
+        from_file = self.request.file is not None
         return [
             Provided(
                 name,
-                self.asked.file is not None and one.op.module == one.provider.module,
-                tuple(map(str, one.plain())),
-                one.op.name,
-                one.missing(),
+                from_file and candidate.op.module == candidate.provider.module,
+                tuple(map(str, candidate.plain_cases())),
+                candidate.op.name,
+                candidate.missing(),
             )
-            for name, one in self.candidates.items()
+            for name, candidate in self.candidates.items()
         ]
 
     def findings(
@@ -155,45 +158,52 @@ class Checks:
         try:
             if only == [LAUNCHED]:
                 return [self._launched(candidate).as_dict()]
-            return [one.as_dict() for one in run(candidate, only, plain=plain, bounded=bounded)]
+            answers = run(candidate, only, plain=plain, bounded=bounded)
+            return [finding.as_dict() for finding in answers]
         finally:
             faulthandler.cancel_dump_traceback_later()
 
     def _launched(self, candidate: Candidate) -> Finding:
         """Whether some plain case launches a kernel, where the provider declares one. A GPU runs
         kernels that nobody sees being launched; on a CPU all are interpreted."""
-        declared = "triton" in candidate.provider.requires and self.asked.candidate is None
-        missing = candidate.missing() or ("" if declared else "it declares no kernel")
-        if missing or candidate.device.type != "cpu":
-            text = missing or "it is seen where kernels are interpreted: use --device cpu"
-            return Finding(LAUNCHED, Outcome.UNSUPPORTED, message=text)
-        for case in reversed(candidate.plain()):  # small ones may be left to torch
-            bounds = Bounds()
+        declared = "triton" in candidate.provider.requires and self.request.candidate is None
+        reason = candidate.missing() or ("" if declared else "it declares no kernel")
+        if reason or candidate.device.type != "cpu":
+            reason = reason or "it is seen where kernels are interpreted: use --device cpu"
+            return Finding(LAUNCHED, Outcome.UNSUPPORTED, message=reason)
+        for case in reversed(candidate.plain_cases()):  # small ones may be left to torch
+            bounds, error = Bounds(), None
             try:
                 with candidate.limits(bounds):
                     candidate.results(candidate.inputs(case))
-            except Exception as error:
-                if not bounds.kernels:
-                    text = f"the call raised {type(error).__name__}: {error}"
-                    return Finding(LAUNCHED, Outcome.BLOCKED, str(case), text)
+            except Exception as raised:
+                error = raised
             if bounds.kernels:
                 return Finding(LAUNCHED, Outcome.PASSED)
+            if error is not None:
+                text = f"the call raised {type(error).__name__}: {error}"
+                return Finding(LAUNCHED, Outcome.BLOCKED, str(case), text)
         text = (
             'no kernel launched, though requires=("triton",) declares one: does a branch (is_cuda) '
             "leave tensors on the CPU to torch?"
         )
         return Finding(LAUNCHED, Outcome.FAILED, message=text, special=Rank.REFUSED)
 
-    def traits(self, provider: str) -> apart.Traits:
-        one = self.candidates[provider]
-        return apart.traits(one.provider, apart.cases_of(one.op))
+    def traits(self, provider: str) -> independent_judge.Traits:
+        candidate = self.candidates[provider]
+        cases = independent_judge.cases_of(candidate.op)
+        return independent_judge.traits(candidate.provider, cases)
 
-    def answer(self, provider: str, inputs: Any, folder: str) -> dict[str, apart.Stored]:
+    def answer(
+        self, provider: str, inputs: Any, folder: str
+    ) -> dict[str, independent_judge.Stored]:
         """The results for the inputs of a folder."""
-        one = self.candidates[provider]
-        faulthandler.dump_traceback_later(self.asked.seconds, exit=True)
+        candidate = self.candidates[provider]
+        faulthandler.dump_traceback_later(self.request.seconds, exit=True)
         try:
-            return apart.answer(one.op, one.provider, inputs, one.device, Path(folder))
+            return independent_judge.answer(
+                candidate.op, candidate.provider, inputs, candidate.device, Path(folder)
+            )
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -210,26 +220,27 @@ def check_fits(op: Op) -> None:
             ) from error
 
 
-def _elsewhere(module: str, known: Mapping[str, Op]) -> Iterator[Op]:
+def _elsewhere(module: str, registry: Mapping[str, Op]) -> Iterator[Op]:
     """Ops that are declared in other files or packages, on which a module registered providers."""
-    met = {id(op) for op in known.values()}
+    listed = {id(op) for op in registry.values()}
     for loaded in list(sys.modules.values()):
         for op in [value for value in vars(loaded).values() if isinstance(value, Op)]:
-            if id(op) not in met and any(p.module == module for p in op.providers.values()):
-                met.add(id(op))
+            registers = any(provider.module == module for provider in op.providers.values())
+            if registers and id(op) not in listed:
+                listed.add(id(op))
                 yield op
 
 
-def _register(named: str, op: Op) -> str:
+def _register(candidate: str, op: Op) -> str:
     """Make ``FILE:function`` a provider of an op, of the module that is returned.
 
     Raises UsageError for a function that is not there, DeclarationError for one that takes other
     arguments.
     """
-    file, _, name = named.rpartition(":")
+    file, _, name = candidate.rpartition(":")
     function = getattr(load_file(file, Registry()), name, None)
     if not callable(function):
-        raise UsageError(f"--candidate {named!r}: {file} has no function {name!r}")
+        raise UsageError(f"--candidate {candidate!r}: {file} has no function {name!r}")
     op.provider("candidate", requires=("triton",) if HAS_TRITON else ())(function)
     return op.providers["candidate"].module
 
@@ -244,9 +255,9 @@ def limit_memory() -> None:
 
     (available,) = re.findall(r"^MemAvailable: +(\d+) kB", facts.read_text(), re.MULTILINE)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = max(int(available) * 1024 - RESERVE, RESERVE)
-    if most == resource.RLIM_INFINITY or wanted < most:
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+    limit = max(int(available) * 1024 - RESERVE, RESERVE)
+    if most == resource.RLIM_INFINITY or limit < most:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 # -- in the process that judges -------------------------------------------------------------------
@@ -265,12 +276,12 @@ def processes(device: str) -> dict[str, dict[str, str]]:
 
 
 def check(
-    asked: Asked, only: Sequence[str], progress: Callable[[str], None] = lambda text: None
+    request: Request, only: Sequence[str], progress: Callable[[str], None] = lambda text: None
 ) -> Iterator[tuple[Provided, Finding | None]]:
-    """Each provider that is asked about, with None; then each with every finding of these checks,
-    as soon as it is known.
+    """Each provider of a request, with None; then each with every finding of these checks, as soon
+    as it is known.
 
-    progress: is told what is tried now, what was seen, and how long that took. Raises WorkerError
+    progress: gets what is tried now, what was seen, and how long that took. Raises WorkerError
     when the file cannot be loaded, or has no such op or provider.
     """
     first = [name for name in only if name == LAUNCHED]  # what is interpreted rests on it
@@ -281,15 +292,15 @@ def check(
     runs: list[_Run] = []
     try:
         with tempfile.TemporaryDirectory(prefix="check-") as folder, ThreadPoolExecutor() as pool:
-            starts = processes(asked.device).items()
-            runs += [_Run(asked, *start, Path(folder)) for start in starts]
+            starts = processes(request.device).items()
+            runs += [_Run(request, *start, Path(folder)) for start in starts]
             try:
-                every = runs[0].call("provided")
-                if names := ", ".join(provided.name for provided in every):
-                    text = f"{len(only)} checks of {names} on {asked.device}: {', '.join(only)}"
+                providers = runs[0].call("provided")
+                if names := ", ".join(provided.name for provided in providers):
+                    text = f"{len(only)} checks of {names} on {request.device}: {', '.join(only)}"
                     progress(text)
-                yield from ((provided, None) for provided in every)
-                for provided in every:
+                yield from ((provided, None) for provided in providers)
+                for provided in providers:
                     for finding in _of_groups(runs, pool, provided, groups, progress):
                         yield provided, finding
             except BaseException:  # Ctrl-C, too: nothing need be answered any more
@@ -310,68 +321,70 @@ def _of_groups(
     progress: Callable[[str], None],
 ) -> Iterator[Finding]:
     """The findings of each group of checks on a provider, in all processes at once."""
-    known: list[Finding] = []
+    earlier: list[Finding] = []
     for number, names in enumerate(groups, 1):
         label = " to ".join(dict.fromkeys((names[0], names[-1])))
-        doing = f"{provided.name}: {number} of {len(groups)}: {label}"
-        progress(doing)
+        label = f"{provided.name}: {number} of {len(groups)}: {label}"
+        progress(label)
         began = time.monotonic()
         if names == [APART]:
-            new = [runs[0].judged_apart(provided, known)]
+            findings = [runs[0].judged_apart(provided, earlier)]
         else:
-            asking = [pool.submit(run.findings, provided.name, names) for run in runs]
-            answers = [answer.result() for answer in asking]
-            launched = runs[-1].launched(provided.name)
-            new = [_following(one, known) for one in _merged(*answers, launched=launched)]
-        known += new
-        tried = any(finding.outcome is not Outcome.BLOCKED for finding in new)
-        faults = [f"{finding.check}: {finding.rank.value}" for finding in new if finding.rank]
-        said = "; ".join(faults) or ("no fault" if tried else "not tried")
-        progress(f"{doing}: {said} ({time.monotonic() - began:.1f} s)")
-        yield from new
+            answers = [pool.submit(run.findings, provided.name, names) for run in runs]
+            findings, *interpreted = [answer.result() for answer in answers]
+            if interpreted:
+                launched = runs[-1].launched(provided.name)
+                findings = _merged(findings, interpreted[0], launched)
+            findings = [_unless_repeated(finding, earlier) for finding in findings]
+        earlier += findings
+        tried = any(finding.outcome is not Outcome.BLOCKED for finding in findings)
+        faults = [f"{finding.check}: {finding.rank.value}" for finding in findings if finding.rank]
+        result = "; ".join(faults) or ("no fault" if tried else "not tried")
+        progress(f"{label}: {result} ({time.monotonic() - began:.1f} s)")
+        yield from findings
 
 
 def _merged(
-    findings: Sequence[Finding], interpreted: Sequence[Finding] = (), *, launched: bool
-) -> Iterator[Finding]:
-    others = {finding.check: finding for finding in interpreted if finding.check in INTERPRETED}
-    for finding in findings:
-        other = others.get(finding.check)
-        yield finding if other is None else merged(finding, other, launched)
+    on_gpu: Sequence[Finding], interpreted: Sequence[Finding], launched: bool
+) -> list[Finding]:
+    by_check = {finding.check: finding for finding in interpreted if finding.check in INTERPRETED}
+    return [
+        merged(finding, by_check[finding.check], launched) if finding.check in by_check else finding
+        for finding in on_gpu
+    ]
 
 
-def _following(finding: Finding, before: Sequence[Finding]) -> Finding:
-    """A crash that an earlier check met, too, follows from that one. A cause is one that was found
-    before."""
-    cause = finding.cause
-    if finding.outcome is Outcome.CRASHED:
-        alike = (one.cause or one.check for one in before if one.message == finding.message)
-        cause = next(alike, cause)
-    known = {one.check for one in before if not one.outcome.good}
-    return replace(finding, cause=cause if known.intersection(cause.split(" and ")) else "")
+def _unless_repeated(finding: Finding, earlier: Sequence[Finding]) -> Finding:
+    """An error that ended an earlier check, too, is told once."""
+    crashes = (f for f in earlier if f.outcome is Outcome.CRASHED)
+    first = next((crash for crash in crashes if crash.message == finding.message), None)
+    if first is None or finding.outcome is not Outcome.CRASHED:
+        return finding
+    text = f"ended by the error of {first.check}: {finding.message}"
+    return replace(finding, outcome=Outcome.BLOCKED, special=None, message=text)
 
 
 class _Run:
-    """A worker on one device, and another one after each that ended; it starts when it is asked.
+    """A worker on one device, and another one after each that ended; it starts when it is called.
 
-    env: variables of its environment. beside: whether it interprets beside another one on a GPU.
+    env: variables of its environment. interprets: whether it interprets for another one on a GPU.
     """
 
-    def __init__(self, asked: Asked, device: str, env: Mapping[str, str], folder: Path) -> None:
-        self.asked, self.env = replace(asked, device=device), env
-        self.beside = device != asked.device
+    def __init__(self, request: Request, device: str, env: Mapping[str, str], folder: Path) -> None:
+        self.request, self.env = replace(request, device=device), env
+        self.interprets = device != request.device
         self.log = folder / device.replace(":", "-")
-        self._found: dict[str, list[Finding]] = {}
+        self._findings: dict[str, list[Finding]] = {}
         self._worker: Worker | None = None
 
     def call(self, method: str, *args: Any, **limit: float) -> Any:
         """What a method of the worker's `Checks` returns. Raises WorkerError, also where the file
         cannot be loaded."""
         if self._worker is None:
-            self._worker = Worker("check", preload=[self.asked.package], env=self.env)
-            where = {"log": str(self.log), **asdict(self.asked)}
+            self._worker = Worker("check", preload=[self.request.package], env=self.env)
+            request = {"log": str(self.log), **asdict(self.request)}
             try:
-                self._worker.make("checks", f"{__name__}:Checks", **where)
+                self._worker.make("checks", f"{__name__}:Checks", **request)
             except WorkerError:
                 self.close()
                 raise
@@ -383,40 +396,38 @@ class _Run:
         self._worker = None
 
     def launched(self, provider: str) -> bool:
-        """Whether a kernel is launched here, as far as that was asked for."""
-        known = self._found.get(provider, ())
-        return all(one.outcome.good for one in known if one.check == LAUNCHED)
+        """Whether a kernel is launched here, as far as that was checked."""
+        findings = self._findings.get(provider, ())
+        return all(finding.outcome.good for finding in findings if finding.check == LAUNCHED)
 
     def findings(self, provider: str, names: Sequence[str]) -> list[Finding]:
-        """Of a group of checks, behind what earlier groups found; beside a GPU of those that need
-        no GPU."""
-        if self.beside:
-            names = [one for one in names if one in (*accuracy.PLAIN, *INTERPRETED, LAUNCHED)]
-        before = self._found.setdefault(provider, [])
-        new = self._findings(provider, list(names), before) if names else []
-        before += new
-        return new
+        """Of a group of checks, after those of earlier groups; beside a GPU of those that need no
+        GPU."""
+        if self.interprets:
+            names = [n for n in names if n in (*accuracy.PLAIN, *INTERPRETED, LAUNCHED)]
+        earlier = self._findings.setdefault(provider, [])
+        findings = self._of_group(provider, list(names), earlier) if names else []
+        earlier += findings
+        return findings
 
-    def _findings(self, provider: str, names: list[str], before: list[Finding]) -> list[Finding]:
-        faults = accuracy.plain_faults(before)
-        bounded = all(one.outcome.good for one in before if one.check == accuracy.BOUNDS)
+    def _of_group(self, provider: str, names: list[str], earlier: list[Finding]) -> list[Finding]:
+        faults = accuracy.plain_faults(earlier)
+        bounded = all(f.outcome.good for f in earlier if f.check == accuracy.BOUNDS)
         ended: dict[str, str] = {}
         ranks: dict[str, Rank] = {}
         while True:
             self.log.write_text("")
             try:
-                asked = (provider, names, faults, bounded, ended)
-                plain = self.call("findings", *asked, timeout=GROUP)
-            except WorkerError as error:
-                text, details, rank = self._said(error), error.details, _rank(error)
-            else:
-                every = [Finding.of(one) for one in plain]
+                args = provider, names, faults, bounded, ended
+                findings = map(Finding.of, self.call("findings", *args, timeout=GROUP))
                 return [
-                    replace(one, special=ranks[one.case])
-                    if one.outcome is Outcome.CRASHED and one.case in ranks
-                    else one
-                    for one in every
+                    replace(finding, special=ranks[finding.case])
+                    if finding.outcome is Outcome.CRASHED and finding.case in ranks
+                    else finding
+                    for finding in findings
                 ]
+            except WorkerError as error:
+                text, details, rank = self._text(error), error.details, _rank(error)
             if rank is None:
                 return [Finding(name, Outcome.BLOCKED, "", text, details) for name in names]
             self.close()
@@ -430,62 +441,61 @@ class _Run:
                 return [crash, *blocked]
             ended[case], ranks[case] = text, rank
 
-    def judged_apart(self, provided: Provided, before: Sequence[Finding]) -> Finding:
+    def judged_apart(self, provided: Provided, earlier: Sequence[Finding]) -> Finding:
         """A candidate's values, compared here."""
         provider, missing = provided.name, provided.missing
-        plain = [one.outcome for one in before if one.check in accuracy.PLAIN]
+        plain = [finding.outcome for finding in earlier if finding.check in accuracy.PLAIN]
+        op_name = str(self.request.op if self.request.candidate else provided.op)
+        ops = discover(self.request.package, plugins=False)
+        if self.request.file is not None and (provided.with_reference or op_name not in ops):
+            reason = (
+                f"the candidate declares op {op_name!r}, so its process alone knows the "
+                "reference: use --candidate with an installed op"
+            )
+            return Finding(APART, Outcome.UNSUPPORTED, message=reason)
+        if not all(outcome.good for outcome in plain):
+            return Finding(APART, Outcome.BLOCKED, message="the plain cases fail already")
+        cases, case_name, tried = independent_judge.cases_of(ops[op_name]), "", 0
         try:
-            op_name = str(self.asked.op if self.asked.candidate else provided.op)
-            known = discover(self.asked.package, plugins=False)
-            if self.asked.file is not None and (provided.own or op_name not in known):
-                reason = (
-                    f"the candidate declares op {op_name!r}, so its process alone knows the "
-                    "reference: use --candidate with an installed op"
-                )
-                return Finding(APART, Outcome.UNSUPPORTED, message=reason)
-            if not all(one.good for one in plain):
-                return Finding(APART, Outcome.BLOCKED, message="the plain cases fail already")
-            cases = apart.cases_of(known[op_name])
-            stated: apart.Traits = self.call("traits", provider)
+            traits: independent_judge.Traits = self.call("traits", provider)
+            for case, declined in zip(cases, traits.declines, strict=True):
+                if declined is None and not missing:
+                    tried += 1
+                    case_name = str(case).replace(f"{case.op.name}-eager", provider, 1)
+                    if text := self._wrong_apart(provider, case, traits):
+                        return Finding(APART, Outcome.FAILED, case_name, text)
         except WorkerError as error:
-            return Finding(APART, Outcome.CRASHED, message=self._said(error), special=_rank(error))
-        tried = 0
-        for case, declined in zip(cases, stated.declines, strict=True):
-            if declined is None and not missing:
-                tried += 1
-                if finding := self._apart(provider, case, stated):
-                    return finding
+            self.close()
+            crash = Finding(APART, Outcome.CRASHED, case_name, self._text(error), error.details)
+            return replace(crash, special=_rank(error))
         if not tried:  # what passed elsewhere was run, whatever it says now
             outcome = Outcome.FAILED if Outcome.PASSED in plain else Outcome.UNSUPPORTED
             return Finding(APART, outcome, message=missing or "it covers none of the cases")
         text = f"{tried} of {len(cases)} cases, inputs from a secret seed"
         return Finding(APART, Outcome.PASSED, message=text)
 
-    def _apart(self, provider: str, case: OpCase, stated: apart.Traits) -> Finding | None:
-        """What is wrong in a case; None where nothing is."""
-        name = str(case).replace(f"{case.op.name}-eager", provider, 1)
-        with tempfile.TemporaryDirectory(prefix="apart-") as folder:
+    def _wrong_apart(self, provider: str, case: OpCase, traits: independent_judge.Traits) -> str:
+        """What is wrong in a case; empty where nothing is. Raises WorkerError."""
+        with tempfile.TemporaryDirectory(prefix="judged-") as folder:
 
-            def ask(inputs: Inputs) -> Mapping[str, apart.Stored]:
-                results: dict[str, apart.Stored] = self.call("answer", provider, inputs, folder)
+            def ask(inputs: Inputs) -> Mapping[str, independent_judge.Stored]:
+                results: dict[str, independent_judge.Stored]
+                results = self.call("answer", provider, inputs, folder)
                 return results
 
             try:
-                wrong = apart.compared(case, stated, ask, Path(folder))
-            except WorkerError as error:
-                self.close()
-                crash = Finding(APART, Outcome.CRASHED, name, self._said(error), error.details)
-                return replace(crash, special=_rank(error))
-            except UNREADABLE as error:
-                wrong = f"what it gave cannot be read: {type(error).__name__}: {error}"
-        return Finding(APART, Outcome.FAILED, name, wrong) if wrong else None
+                return independent_judge.compared(case, traits, ask, Path(folder))
+            except WorkerError:
+                raise
+            except Exception as error:  # the answer may be any
+                return f"its results cannot be read: {type(error).__name__}: {error}"
 
-    def _said(self, error: WorkerError) -> str:
+    def _text(self, error: WorkerError) -> str:
         """How a process ended, with the author's line."""
-        file = self.asked.file
+        file = self.request.file
         place = "" if file is None else place_in(error.details, str(Path(file).resolve()))
-        if _timed_out(error):
-            return f"{place}no end after {self.asked.seconds} s"
+        if re.search(r"^Timeout \(", error.details, re.MULTILINE):
+            return f"{place}no end after {self.request.seconds} s"
         number = _signal(error)
         return f"{place}{error}{f' ({signal.Signals(number).name})' if number else ''}"
 
@@ -507,9 +517,5 @@ def _signal(error: WorkerError) -> int:
     return int(ended[1]) if ended else 0
 
 
-def _timed_out(error: WorkerError) -> bool:
-    return re.search(r"^Timeout \(", error.details, re.MULTILINE) is not None
-
-
-def _unknown(option: str, name: str | None, known: Iterable[str]) -> str:
-    return f"{option} {name!r:.80} does not exist: use one of {', '.join(known)}"
+def _unknown(option: str, name: str, names: Iterable[str]) -> str:
+    return f"{option} {name!r:.80} does not exist: use one of {', '.join(names)}"

@@ -10,18 +10,15 @@ from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import sampled, shapes_of
 from tinyllama.harness.check.finding import Candidate
 
-MOST_ELEMENTS = 2**21  # of the inputs of such a case
 DRAWN = 4096  # integers, of which the least and the largest are taken
-SECONDS = 10.0  # of this thread's processor time for one size: others may use the machine, too
-UNLIKE = 0.1  # of the norm of an entry: the least by which it is not that of the reference
 TRIES = 8  # following sizes that are tried where an op or a provider does not take one
 
 
 def general(candidate: Candidate) -> OpCase:
     """The case that an op declares first, if a wrong result shows there; it should be general."""
-    first = candidate.op.cases[0]
-    plain = [case for case in candidate.plain() if case.dtype is candidate.dtypes[0]]
-    case = next((case for case in plain if case.case is first), None)
+    first, dtype = candidate.op.cases[0], candidate.dtypes[0]
+    cases = (case for case in candidate.plain_cases() if case.case is first and case.dtype is dtype)
+    case = next(cases, None)
     return case if case is not None and candidate.tells(case) else candidate.telling()
 
 

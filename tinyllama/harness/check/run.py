@@ -90,10 +90,11 @@ def run(
         yield from (Finding(name, Outcome.UNSUPPORTED, message=reason) for name in only)
         return
     if set(only) & set(accuracy.ALL):
-        found = list(accuracy.check(candidate, only))
-        plain = accuracy.plain_faults(found)
-        bounded = bounded and all(one.outcome.good for one in found if one.check == accuracy.BOUNDS)
-        yield from (_of_reference(one, candidate) for one in found)
+        findings = list(accuracy.check(candidate, only))
+        plain = accuracy.plain_faults(findings)
+        in_bounds = (f.outcome.good for f in findings if f.check == accuracy.BOUNDS)
+        bounded = bounded and all(in_bounds)
+        yield from (_of_reference(finding, candidate) for finding in findings)
     if not set(only) <= set(accuracy.ALL):  # later, since a first call may be wrong
         candidate = candidate.with_kernels()
     for name in (*_OTHERS, *_COMPARING):

@@ -34,12 +34,12 @@ def _wrong_in_graph(candidate: Candidate, case: OpCase) -> Problem:
     try:
         wrong = _wrong_compiled(candidate, provider, case, inputs)
     except torch._dynamo.exc.TorchDynamoException as error:
-        said = str(error).strip().partition("\n")[0]
-        return case, f"it breaks the graph, or cannot be traced: {said}", Rank.WARNING
+        text = str(error).strip().partition("\n")[0]
+        return case, f"it breaks the graph, or cannot be traced: {text}", Rank.WARNING
     if wrong:  # uncompiled, too, or as of the reference
-        alike = _wrong(candidate, provider, provider.call, case, inputs)
-        alike += _wrong_compiled(candidate, candidate.op["eager"], case, inputs)
-        excused = {comparison.name for comparison in alike}
+        excuses = _wrong(candidate, provider, provider.call, case, inputs)
+        excuses += _wrong_compiled(candidate, candidate.op["eager"], case, inputs)
+        excused = {comparison.name for comparison in excuses}
         wrong = [comparison for comparison in wrong if comparison.name not in excused]
     if not wrong:
         return None
@@ -111,25 +111,25 @@ class _Called(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func.namespace not in TORCHS and func not in self.calls:
-            self.calls[func] = tree_map(_kept, (args, kwargs or {}))
+            self.calls[func] = tree_map(_copied, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _kept(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     return copied(value.detach()) if isinstance(value, torch.Tensor) else value
 
 
 def _custom_ops(candidate: Candidate) -> Problem:
     """What `torch.library.opcheck` says of the custom ops that calls make: whether what they
     declare to the compiler is what they give, and change. It may hold for one dtype or size."""
-    for case in candidate.plain():
+    for case in candidate.plain_cases():
         for op, (args, named) in _custom_op_calls(candidate, candidate.inputs(case)).items():
             tests = ("test_schema", "test_faketensor")
             options: Any = {"test_utils": tests, "raise_exception": False}
             answers = torch.library.opcheck(op, args, named, **options)
-            for test, said in answers.items():
-                if said != "SUCCESS":
-                    return case, f"opcheck of {op}: {test}: {said}".partition("\n")[0]
+            for test, answer in answers.items():
+                if answer != "SUCCESS":
+                    return case, f"opcheck of {op}: {test}: {answer}".partition("\n")[0]
     return None
 
 
@@ -137,8 +137,7 @@ def _custom_op_calls(candidate: Candidate, inputs: Inputs) -> dict[Any, tuple[An
     """The custom ops of a call, each with arguments: what the compiler sees of a derived provider,
     or those that the call makes."""
     if candidate.provider.derived is None:
-        called = _Called()
-        with called:
+        with _Called() as called:
             candidate.results(inputs)
         return called.calls
     args = {name: copied(value) for name, value in inputs.args.items()}

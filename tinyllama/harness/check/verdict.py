@@ -1,4 +1,4 @@
-"""What findings amount to: which one ends ``tinyllama check`` with 1, and which of two is told."""
+"""What findings amount to: which one ends ``tinyllama check`` with 1, and which of two counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ LEAST = {"unsafe": 2, "refused": 3, "warning": 4}  # number of ranks that fail, 
 
 @dataclass(frozen=True)
 class Provided:
-    """A provider that is checked. own: whether the file that declares it declares its reference
-    too; plain: the names of its plain cases, the smallest first; op: the op's name; missing: why it
+    """A provider that is checked. with_reference: whether the file that declares it declares its
+    reference too; plain_cases: their names, the smallest first; op: the op's name; missing: why it
     cannot run on the device."""
 
     name: str
-    own: bool
-    plain: tuple[str, ...]
+    with_reference: bool
+    plain_cases: tuple[str, ...]
     op: str = ""
     missing: str | None = None
 
@@ -34,18 +34,18 @@ def fails(finding: Finding, provided: Provided, least: str = "unsafe") -> bool:
     """
     if finding.rank in list(Rank)[: LEAST[least]]:
         return True
-    declared = finding.check in AS_DECLARED and finding.case in ("", *provided.plain)
+    declared = finding.check in AS_DECLARED and finding.case in ("", *provided.plain_cases)
     return finding.rank is Rank.REFUSED and declared
 
 
 def undecided(findings: Sequence[Finding], provided: Provided) -> bool:
     """Whether no check could be made, or outputs or gradients were compared in no case: not even in
     the smallest, which is tried first."""
-    smallest = ("", *provided.plain[:1])
-    return all(one.outcome is Outcome.UNSUPPORTED for one in findings) or any(
-        one.outcome is Outcome.BLOCKED and one.case in smallest
-        for one in findings
-        if one.check in ("outputs", "gradients")
+    smallest = ("", *provided.plain_cases[:1])
+    return all(finding.outcome is Outcome.UNSUPPORTED for finding in findings) or any(
+        finding.outcome is Outcome.BLOCKED and finding.case in smallest
+        for finding in findings
+        if finding.check in ("outputs", "gradients")
     )
 
 

@@ -75,8 +75,10 @@ def answer(
     op: Op, provider: Provider, inputs: Any, device: torch.device, folder: Path
 ) -> dict[str, Stored]:
     """The results of a provider for the inputs of a folder, whose files they become."""
-    given = _mapped(inputs, lambda one: load(one, folder, device))
-    results = evaluate(op, provider.call, given, provider.overwrites, dtypes=provider.output_dtypes)
+    loaded = _mapped(inputs, lambda stored: load(stored, folder, device))
+    results = evaluate(
+        op, provider.call, loaded, provider.overwrites, dtypes=provider.output_dtypes
+    )
     return {
         name: store(value.clone(memory_format=torch.contiguous_format), folder, place)
         for place, (name, value) in enumerate(sorted(results.items()), 1000)
@@ -87,7 +89,7 @@ def answer(
 
 
 def compared(
-    case: OpCase, stated: Traits, ask: Callable[[Inputs], Mapping[str, Stored]], folder: Path
+    case: OpCase, traits: Traits, ask: Callable[[Inputs], Mapping[str, Stored]], folder: Path
 ) -> str:
     """What is wrong with a candidate's results of a case; empty where nothing is.
 
@@ -95,27 +97,26 @@ def compared(
     """
     inputs = case.inputs(seed=secrets.randbelow(2**62))
     places = iter(range(1000))
-    given = _mapped(inputs, lambda one: store(one, folder, next(places)))
+    stored_inputs = _mapped(inputs, lambda tensor: store(tensor, folder, next(places)))
     expected = evaluate(case.op, case.provider.call, inputs)
     results = {}
-    for place, (name, stored) in enumerate(sorted(ask(given).items()), 1000):
+    for place, (name, stored) in enumerate(sorted(ask(stored_inputs).items()), 1000):
         if name not in expected:
             return f"{name} is not asked for"
-        like, dtype = expected[name], stated.output_dtypes.get(name, str(expected[name].dtype))
-        given_as = stored.dtype, tuple(stored.size)
-        if given_as != (dtype, tuple(like.shape)):
-            return f"{name} is {given_as}, not {(dtype, tuple(like.shape))}"
-        dense = like.contiguous().stride()
-        whole = Stored(place, dtype, tuple(like.shape), dense, 0)
-        results[name] = load(whole, folder, torch.device("cpu"))
-    slack = stated.slack.get(SHORT[case.dtype], 1.0)
+        dtype = traits.output_dtypes.get(name, str(expected[name].dtype))
+        shape, strides = tuple(expected[name].shape), expected[name].contiguous().stride()
+        if (actual := (stored.dtype, tuple(stored.size))) != (dtype, shape):
+            return f"{name} is {actual}, not {(dtype, shape)}"
+        dense = Stored(place, dtype, shape, strides, 0)
+        results[name] = load(dense, folder, torch.device("cpu"))
+    slack = traits.slack.get(SHORT[case.dtype], 1.0)
     if not 0 < slack <= MOST_SLACK:
         return f"a slack of {slack}: state at most {MOST_SLACK:.0f}"
     try:
-        found = case.judge(results, inputs, slack=SLACK * slack)
+        comparisons = case.judge(results, inputs, slack=SLACK * slack)
     except ContractError as error:
         return str(error)
-    return "; ".join(str(one) for one in found if not one.passed)
+    return "; ".join(str(comparison) for comparison in comparisons if not comparison.passed)
 
 
 # -- tensors as files -----------------------------------------------------------------------------
@@ -133,8 +134,8 @@ def store(value: torch.Tensor, folder: Path, number: int) -> Stored:
 def load(stored: Stored, folder: Path, device: torch.device) -> torch.Tensor:
     """Raises ValueError or RuntimeError for a file that does not hold that tensor."""
     raw = torch.from_numpy(np.fromfile(folder / str(stored.file), dtype=np.uint8)).to(device)
-    made = torch.empty(0, dtype=DTYPES[stored.dtype], device=device)
-    return made.set_(raw.untyped_storage(), stored.offset, stored.size, stored.stride)
+    empty = torch.empty(0, dtype=DTYPES[stored.dtype], device=device)
+    return empty.set_(raw.untyped_storage(), stored.offset, stored.size, stored.stride)
 
 
 def _mapped(inputs: Inputs, change: Callable[[Any], Any]) -> Inputs:
@@ -142,9 +143,9 @@ def _mapped(inputs: Inputs, change: Callable[[Any], Any]) -> Inputs:
 
     def apply(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: apply(one) for name, one in value.items()}
+            return {name: apply(entry) for name, entry in value.items()}
         if isinstance(value, list):
-            return [apply(one) for one in value]
+            return [apply(entry) for entry in value]
         return change(value) if isinstance(value, (torch.Tensor, Stored)) else value
 
     names = ("args", "upstream", "fresh")
