@@ -9,7 +9,6 @@ finite one where the declared one has no least value, and 0 where that may be dr
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,16 +40,13 @@ EXPONENTS = (
     90,
     120,
 )  # of two, over the ranges of the dtypes
+EXPONENTS_ALONE = (6, 15, 33, 63)  # of an input that is changed with others, too
 SHIFTS = (4, 10, 15)  # powers of two that are added or subtracted
 SUMS_OVERFLOW = 0.25  # the power of a dtype's largest number from which sums of products overflow
 SMALL = 1e-2  # a number below it may be one that a norm is compared with
 HUGE = 1e4  # of what a mask leaves out: beyond what a kernel may use in place of an infinity
 WIDEST = 16  # of evenly spaced values, of either sign
 
-# Of these changes, each of several inputs alone has one, too.
-ALONE = re.compile(
-    r"^times (64|32768|8.58|1.2)|e-(10|19)$|plus .*1024|negative|^(0|\S*inf|nan) in "
-)
 PLACES = ("an element", "a row", "half of two rows", "half of each row", "all elements")
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -71,7 +67,8 @@ def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Pain
     """The inputs of a case with changed values, the same ones in the same order each time.
 
     only: "places" of rows that take several blocks: what depends on where a number stands; "range"
-    of another dtype: what depends on how large numbers are.
+    of another dtype: what depends on how large numbers are. Of several inputs each alone has fewer
+    changes ("alone") than all of them together.
     """
     inputs, op = candidate.inputs(case), candidate.op
     floating = {
@@ -84,6 +81,10 @@ def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Pain
     numbers = _numbers(candidate, inputs)
     changes = {
         name: dict(_changes(value, domains[name], numbers, only))
+        for name, value in floating.items()
+    }
+    alone = {
+        name: dict(_changes(value, domains[name], numbers, "alone"))
         for name, value in floating.items()
     }
 
@@ -104,8 +105,9 @@ def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Pain
         in_all = (text for text in changes[free[0]] if all(text in changes[name] for name in free))
         yield from (changed(text, free) for text in in_all)
     for name in floating:
-        alone = len(free) < 2 or name not in free
-        yield from (changed(text, [name]) for text in changes[name] if alone or ALONE.search(text))
+        of_all = len(free) > 1 and name in free and not only
+        for text in alone[name] if of_all else changes[name]:
+            yield changed(text, [name])
     if only == "range":
         return
     yield from _of_integers(candidate, case, inputs)
@@ -193,13 +195,14 @@ def _changes(
         yield "0 in a row", partial(put, number=0.0, place="a row")
         return
     if only != "places":
-        for exponent, sign in itertools.product(EXPONENTS, (1, -1)):
+        exponents = EXPONENTS_ALONE if only == "alone" else EXPONENTS
+        for exponent, sign in itertools.product(exponents, (1, -1)):
             scale = 2.0 ** (sign * exponent)
             if limits.tiny <= scale <= limits.max:
                 yield f"times {scale:g}", partial(_scaled, by=scale)
             if limits.max**SUMS_OVERFLOW < scale <= limits.max:
                 yield f"positive, times {scale:g}", partial(_positive, by=scale)
-        for exponent, sign in itertools.product(SHIFTS, (1, -1)):
+        for exponent, sign in itertools.product(SHIFTS[only == "alone" :], (1, -1)):
             yield f"plus {sign * 2**exponent}", partial(_shifted, by=sign * 2.0**exponent)
     if only == "range":
         return
@@ -209,7 +212,7 @@ def _changes(
     infinities = (math.inf, -math.inf, math.nan) if domain == "any" else ()
     for number, place in itertools.product((0.0, *infinities), PLACES if x.dim() else PLACES[-1:]):
         everywhere, single = place == PLACES[-1], place == PLACES[0]
-        if not (everywhere and number) and not (only and single):
+        if not (everywhere and number) and not (only == "places" and single):
             yield f"{number:g} in {place}", partial(put, number=number, place=place)
     for number in numbers if not only else ():
         if 0 < number < SMALL:  # as an epsilon of a norm
