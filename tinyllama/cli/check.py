@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         findings = {one: [*known, *_left(names, known, stopped)] for one, known in findings.items()}
         print(f"stopped by {stopped}: exit status {status}", file=sys.stderr)
     for provided, known in findings.items():
-        _summarize(provided, known, args.verbose)
+        _summarize(provided, known, args.verbose, declared=args.declaration is None)
     if args.json:
         data = {one.name: [each.as_dict() for each in known] for one, known in findings.items()}
         write_json(args.json, data)
@@ -279,8 +279,11 @@ def _show(provided: "Provided", finding: "Finding") -> None:
     _print(f"    {finding.message}")
 
 
-def _summarize(provided: "Provided", findings: Sequence["Finding"], verbose: bool) -> None:
-    """Print the table of a provider, what was not tried, and the faults by rank."""
+def _summarize(
+    provided: "Provided", findings: Sequence["Finding"], verbose: bool, declared: bool
+) -> None:
+    """Print the table of a provider, what was not tried, and the faults by rank. declared: the
+    user's file declares the op, and not the command line."""
     from tinyllama.harness.check.run import Outcome, Rank
 
     name = provided.name
@@ -300,7 +303,7 @@ def _summarize(provided: "Provided", findings: Sequence["Finding"], verbose: boo
     if verbose:
         for text in (*_reasons("not possible here", unsupported), *_notes(passed)):
             _print(text, style="dim")
-        if provided.own:
+        if provided.own and declared:
             _print(f"{name}: self-declared, its reference is of the same file", style="dim")
     named = {
         rank.value: [one for one in faults if one.rank is rank and not one.cause] for rank in Rank
