@@ -15,21 +15,19 @@ A provider that autograd cannot differentiate (a kernel) is a class:
         ) -> Named:                             # -> gradients by input name
             return {"x": dx, "weight": dweight}
 
-``grads`` holds one upstream gradient per output, None where that output was not used;
-``kept`` the inputs or outputs named in ``keep``; ``needs`` the names whose gradient is
-wanted. ``reads={"x": contiguous}`` says by which function an input gets a layout that the
-kernels read: both passes get its result, and where it is a copy, the copy is what is kept, so
-that an input is copied once. (A compiled call keeps its inputs, and copies in both passes.)
+``grads`` holds one upstream gradient per output, None where that output was not used; ``kept`` the
+inputs or outputs named in ``keep``; ``needs`` the names whose gradient is wanted.
+``reads={"x": contiguous}`` says by which function an input gets a layout that the kernels read;
+where that copies, the copy is kept for the backward pass. (A compiled call copies in both passes.)
 
-``replays=True`` says that what forward and backward allocate and launch follows from the
-layouts of their tensors and from the parameters alone, and that every kernel is launched through
+``replays=True`` says that what forward and backward allocate and launch follows from the layouts of
+their tensors and from the parameters alone, and that every kernel is launched through
 `tinyllama.harness.kernels.jit`. On a GPU they are then run three times for each signature, and
 repeated after that by a plan (`tinyllama.harness.kernels.plans`).
 
-In eager mode the autograd function is called directly (a custom op's dispatch
-costs microseconds a call); under torch.compile the custom op is called, which the compiler sees
-as one opaque node with declared shapes. A second derivative raises an error, because a gradient
-that is silently detached would be wrong and nobody would notice.
+In eager mode the autograd function is called directly, since a custom op's dispatch costs
+microseconds a call; under torch.compile the custom op, as one opaque node with declared shapes. A
+second derivative raises an error: a gradient that is silently detached would be wrong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +40,7 @@ import torch
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.calls import Calls, plain
 from tinyllama.harness.declare.checked import BySignature, Check, named
-from tinyllama.harness.declare.custom_op import CompiledPasses, cast_by_autocast
-from tinyllama.harness.declare.passes import several
+from tinyllama.harness.declare.custom_op import Passes, cast_by_autocast, several
 from tinyllama.harness.declare.specs import DeclarationError, Signature
 
 __all__ = ["Derived", "Grads", "Named", "Needs", "SomeGrads", "derive", "several"]
@@ -56,7 +53,7 @@ Needs = set[str]
 
 
 @dataclass(frozen=True)
-class Derived(CompiledPasses):
+class Derived(Passes):
     """A provider given as forward and backward, and the function of autograd that it becomes."""
 
     known: "BySignature[Calls]" = field(default_factory=BySignature, repr=False)
@@ -114,10 +111,9 @@ class Derived(CompiledPasses):
                 # A graph of this would not reach the inputs: some second derivatives would be
                 # missing silently, so all raise an error.
                 if torch.is_grad_enabled():
-                    raise RuntimeError(
-                        f"{derived.op.name}-{derived.name} has no second derivative: "
-                        "leave create_graph out, or use the provider 'eager'"
-                    )
+                    fix = "leave create_graph out, or use the provider 'eager'"
+                    text = f"{derived.op.name}-{derived.name} has no second derivative: {fix}"
+                    raise RuntimeError(text)
                 if all(grad is None for grad in grads):  # whoever used the outputs gave none
                     return (None,) * len(ctx.needs_input_grad)
                 return ctx.calls.backward(ctx.needs_input_grad, (*grads, *ctx.saved_tensors))
@@ -134,13 +130,10 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
     keep = tuple(traits.pop("keep", ()))
     reads, replays = traits.pop("reads", {}), traits.pop("replays", False)
     if unknown := sorted(set(reads) - set(op.inputs)):
-        raise DeclarationError(
-            f"op {op.name!r}: {name!r} reads unknown inputs {unknown}: use {', '.join(op.inputs)}"
-        )
+        text = f"reads unknown inputs {unknown}: use {', '.join(op.inputs)}"
+        raise DeclarationError(f"op {op.name!r}: {name!r} {text}")
     if any(tensor.optional for tensor in op.inputs.values()):
-        raise DeclarationError(
-            f"op {op.name!r}: {name!r} is a class, whose inputs are never None: register a "
-            "function that applies an autograd.Function of your own"
-        )
+        text = "is a class, whose inputs are never None: register a function that applies an "
+        raise DeclarationError(f"op {op.name!r}: {name!r} {text}autograd.Function of your own")
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
     return Derived(op, name, spread(forward), backward, keep, saved, reads, replays)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.checked import BySignature
-from tinyllama.harness.declare.passes import Passes
+from tinyllama.harness.declare.custom_op import Passes
 from tinyllama.harness.kernels.layout import memory_of
 from tinyllama.harness.kernels.plans import Repeated
 

@@ -16,7 +16,7 @@ from tinyllama.harness.declare.values import Values
 
 Entry = Callable[[torch.Tensor], torch.Tensor]
 Results = list[torch.Tensor]
-Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # what was found, and what is right
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # a result, and what is right
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,9 @@ class Registry(Mapping[str, Op]):
     def add(self, op: Op, origin: str) -> None:
         """Register a declaration that is complete; raise DeclarationError when it is not."""
         if op.name in self._ops:
-            raise DeclarationError(
-                f"op {op.name!r} from {origin} is declared in {self._origin[op.name]} already: "
-                "rename one, or register a provider on the first"
-            )
+            text = f"is declared in {self._origin[op.name]} already"
+            fix = "rename one, or register a provider on the first"
+            raise DeclarationError(f"op {op.name!r} from {origin} {text}: {fix}")
         if "eager" not in op.providers:
             raise DeclarationError(f"op {op.name!r} from {origin} has no reference: add one")
         self._ops[op.name] = op
@@ -56,10 +55,8 @@ class Registry(Mapping[str, Op]):
     def add_module(self, module: ModuleType) -> None:
         """Register each op that a module declares (ops it imported belong to other files)."""
         if getattr(module.__spec__, "_initializing", False):
-            raise DeclarationError(
-                f"{module.__name__} is still being imported, and its ops would be missed: "
-                f"import the package that discovers them first"
-            )
+            text = "is still being imported: import the package that discovers its ops first"
+            raise DeclarationError(f"{module.__name__} {text}")
         # Two names of one object declare one op.
         for value in {id(value): value for value in vars(module).values()}.values():
             if isinstance(value, Op) and value.module == module.__name__:
@@ -71,14 +68,12 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
 
     A plugin names a module, or an op in it, in the entry point group ``tinyllama.ops``: all ops of
     that module are found, and importing it may also register providers on ops that exist. Kernels
-        under ``triton.jit`` are adopted, as in `load_file`, except those of a module that was
-        imported before.
+    under ``triton.jit`` are adopted, as in `load_file`, except those of a module that was imported
+    before.
     """
     registry = Registry()
-    root = importlib.import_module(package)
-    for folder in root.__path__:
-        _refuse_loose_data(Path(folder))
-    names = sorted(module.name for module in pkgutil.iter_modules(root.__path__, f"{package}."))
+    folders = importlib.import_module(package).__path__
+    names = sorted(module.name for module in pkgutil.iter_modules(folders, f"{package}."))
     if plugins:
         names += [point.module for point in entry_points(group=ENTRY_POINTS)]
     for name in names:
@@ -88,22 +83,10 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
     return registry
 
 
-def _refuse_loose_data(folder: Path) -> None:
-    """Raise DeclarationError for data that belongs to no op in particular."""
-    for entry in sorted(folder.iterdir()):
-        hidden = entry.name.startswith((".", "__"))
-        inside = entry.is_dir() and (entry / "__init__.py").is_file()
-        if not (hidden or inside or entry.suffix == ".py"):
-            raise DeclarationError(
-                f"{entry} belongs to no op: move it into the op's folder, which is declared in "
-                "its __init__.py"
-            )
-
-
 @contextlib.contextmanager
 def providers_restored(ops: Iterable[Op]) -> Iterator[None]:
     """In this context, providers may be registered on these ops; at the end they are restored."""
-    before = _providers(ops)
+    before = [(op, dict(op.providers)) for op in ops]
     try:
         yield
     finally:
@@ -130,7 +113,7 @@ def load_file(path: str | Path, registry: Registry) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ValueError(f"{str(path)!r} is not a Python file: name one that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    before = _providers(registry.values())
+    before = [(op, dict(op.providers)) for op in registry.values()]
     sys.modules[name] = module
     try:
         with adopted():
@@ -156,7 +139,7 @@ def import_name(file: Path) -> tuple[Path, str]:
 def load_about(declaration: str | Path, file: str | Path, registry: Registry) -> ModuleType:
     """As `load_file` for a declaration that imports ``file`` by its name.
 
-    Raises ValueError where another module has that name.
+    Raises UsageError where another module has that name.
     """
     folder, name = import_name(Path(file))
     sys.path.insert(0, str(folder))
@@ -167,14 +150,7 @@ def load_about(declaration: str | Path, file: str | Path, registry: Registry) ->
     return module
 
 
-_Providers = list[tuple[Op, dict[str, Provider]]]
-
-
-def _providers(ops: Iterable[Op]) -> _Providers:
-    return [(op, dict(op.providers)) for op in ops]
-
-
-def _restore(before: _Providers) -> None:
+def _restore(before: list[tuple[Op, dict[str, Provider]]]) -> None:
     for op, providers in before:
         op.providers.clear()
         op.providers.update(providers)
