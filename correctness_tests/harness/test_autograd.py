@@ -155,20 +155,6 @@ def test_compiled_and_eager_agree() -> None:
 
 
 @pytest.mark.long
-def test_a_provider_has_the_compilers_limit_to_itself() -> None:
-    """The compiler counts how often one code object was compiled, and raises past a limit."""
-    op = twice("compiled_apart")
-    call = derived(lambda x: 2 * x, lambda grads, kept, saved, needs: {"x": 2 * grads[0]})
-    for name in ("one", "other"):
-        op.provider(name)(call)
-    torch.compiler.reset()
-    with torch._dynamo.config.patch(recompile_limit=1):
-        for name in ("one", "other"):
-            compiled = torch.compile(op[name].call, fullgraph=True, backend="eager")
-            assert torch.equal(compiled(torch.ones(3, 8)), torch.full((3, 8), 2.0))
-
-
-@pytest.mark.long
 def test_an_output_of_a_dtype_that_the_compiler_was_not_told_is_an_error() -> None:
     op = twice("untold")
     op.provider("wide")(derived(lambda x: x.double(), lambda grads, kept, saved, needs: {}))

@@ -21,12 +21,12 @@ from tinyllama.harness.check.evaluate import make_inputs
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.registry import import_name
-from tinyllama.harness.declare.shapes import InputShape, parse_shapes
 from tinyllama.harness.declare.specs import FLOATS, Case, DeclarationError, shape_of, size_of
 from tinyllama.harness.kernels.foreign import foreign
 from tinyllama.harness.kernels.precision import DTYPE_OF
 from tinyllama.harness.kernels.tuned import adopted
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.testing.shapes import InputShape, parse_shapes
 
 # Sizes of the last dimension, of the one before, and so on: no power of two, powers of two, and
 # more than a block. Those of a case differ, which tells the axes of an output.
@@ -103,7 +103,7 @@ class Draft:
     """The declaration of ``function`` of ``file``, with another function as its reference.
 
     like: ``torch.nn.functional.gelu``, or ``FILE:FUNCTION``. shape: of the inputs, see
-    `tinyllama.harness.declare.shapes`. params: ``NAME=LITERAL``. dtypes: short names; none: all
+    `tinyllama.testing.shapes`. params: ``NAME=LITERAL``. dtypes: short names; none: all
     that the reference takes. gradients: whether those of floating-point inputs are compared.
     device: where the reference is called.
 

@@ -30,6 +30,8 @@ microseconds a call; under torch.compile the custom op, as one opaque node with 
 second derivative raises an error: a gradient that is silently detached would be wrong.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,10 +40,11 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.arguments import spread
-from tinyllama.harness.declare.calls import Calls, plain
 from tinyllama.harness.declare.checked import BySignature, Check, named
 from tinyllama.harness.declare.custom_op import Passes, cast_by_autocast, several
 from tinyllama.harness.declare.specs import DeclarationError, Signature
+from tinyllama.harness.kernels.layout import memory_of
+from tinyllama.harness.kernels.plans import Repeated
 
 __all__ = ["Derived", "Grads", "Named", "Needs", "SomeGrads", "derive", "several"]
 
@@ -50,6 +53,82 @@ Grads = Sequence[torch.Tensor]
 SomeGrads = Sequence[torch.Tensor | None]
 Named = Mapping[str, torch.Tensor]
 Needs = set[str]
+MOST_LAYOUTS = 64  # of gradients and saved tensors, in backward passes of one signature
+
+
+def _plain(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors whose memory has their values: one that stands for the negative of its memory, as the
+    imaginary part of a conjugate does, is copied. Kernels read memory."""
+    if any(isinstance(x, torch.Tensor) and x.is_neg() for x in tensors):
+        return tuple(x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in tensors)
+    return tensors
+
+
+def _no_view(result: torch.Tensor, inputs: tuple[Any, ...]) -> torch.Tensor:
+    """A result that callers may change in place: torch refuses that for a view that the forward
+    pass of an autograd function returns. One of an input stays what it is."""
+    if not result._is_view():
+        return result
+    memories = {memory_of(x) for x in inputs if isinstance(x, torch.Tensor)}
+    if memory_of(result) in memories:
+        return result
+    return torch.ops.aten._unsafe_view(result, result.shape)
+
+
+class _Pass:
+    """A forward or backward pass of one signature: as it is written, or repeated by a plan
+    (`tinyllama.harness.kernels.plans`)."""
+
+    def __init__(self, run: Callable[..., Any], replays: bool) -> None:
+        repeated = functools.partial(setattr, self, "run")
+        self.run: Callable[..., Any] = Repeated(run, repeated) if replays else run
+
+
+class Calls:
+    """What is known of calls of one signature: their parameters, and how their passes are run."""
+
+    def __init__(self, derived: Passes, params: dict[str, Any]) -> None:
+        self._derived, self._params = derived, tuple(params.values())
+        self._right = False  # whether inputs come in the layouts that the kernels read
+        self._empty: tuple[torch.Tensor, ...] = ()  # what is saved without elements
+        self.forward = _Pass(self._run_forward, derived.replays)
+        self._backward: dict[tuple[bool, ...], BySignature[_Pass]] = {}
+
+    def as_read(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs in the layouts that the kernels read, found once where calls are repeated."""
+        if self._right:
+            return inputs
+        read = self._derived.as_read(inputs)
+        self._right = self._derived.replays and all(map(operator.is_, inputs, read))
+        return read
+
+    def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        returned = self._derived.run_forward(*inputs, *self._params)
+        results = tuple(_no_view(result, inputs) for result in returned)
+        n = len(results) - self._derived.without_elements
+        self._empty = results[n:]
+        return results[:n]
+
+    def backward(self, needs: tuple[bool, ...], tensors: tuple[torch.Tensor | None, ...]) -> Any:
+        """Gradients of the inputs, and None. tensors: upstream gradients, then what was saved."""
+        if not self._derived.replays:
+            return self._run_backward(needs, *_plain(tensors))
+        passes = self._backward.get(needs)
+        if passes is None:
+            passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
+        backward = passes.last(tensors, {})
+        if backward is None:
+            tensors = _plain(tensors)
+            backward = passes.find(tensors, {})
+        if backward is None:
+            backward = _Pass(functools.partial(self._run_backward, needs), replays=True)
+            passes.put(tensors, {}, backward)
+        return backward.run(*tensors)
+
+    def _run_backward(self, needs: tuple[bool, ...], *tensors: torch.Tensor | None) -> Any:
+        n_grads = len(self._derived.op.outputs)
+        grads, saved = tensors[:n_grads], (*tensors[n_grads:], *self._empty)
+        return (*self._derived.run_backward(grads, saved, self._params, needs), None)
 
 
 @dataclass(frozen=True)
@@ -79,7 +158,7 @@ class Derived(Passes):
             calls = known.last(args, params)
             if calls is not None:
                 return bare(*args, calls)
-            args = plain(args)
+            args = _plain(args)
             calls = known.find(args, params)
             if calls is None:
                 check(args, params)

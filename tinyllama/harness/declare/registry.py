@@ -1,7 +1,6 @@
 """Finding ops: every module of a package, entry points, and files named by a user.
 
-All three use `Registry.add`, which refuses duplicates: two ops of one
-name would make it unclear which one a verdict is about.
+All three use `Registry.add`, which refuses duplicates: a verdict is about one op of a name.
 """
 
 import contextlib
@@ -10,7 +9,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -23,34 +22,21 @@ from tinyllama.harness.machine.errors import UsageError
 ENTRY_POINTS = "tinyllama.ops"
 
 
-class Registry(Mapping[str, Op]):
+class Registry(dict[str, Op]):
     """Ops by name, in the order in which they were found."""
 
-    def __init__(self) -> None:
-        self._ops: dict[str, Op] = {}
-        self._origin: dict[str, str] = {}
+    def __missing__(self, name: str) -> Op:
+        raise KeyError(f"no op {name!r}: use one of {', '.join(self)}")
 
-    def __getitem__(self, name: str) -> Op:
-        if name not in self._ops:
-            raise KeyError(f"no op {name!r}: use one of {', '.join(self._ops)}")
-        return self._ops[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ops)
-
-    def __len__(self) -> int:
-        return len(self._ops)
-
-    def add(self, op: Op, origin: str) -> None:
+    def add(self, op: Op) -> None:
         """Register a declaration that is complete; raise DeclarationError when it is not."""
-        if op.name in self._ops:
-            text = f"is declared in {self._origin[op.name]} already"
+        if op.name in self:
+            text = f"is declared in {self[op.name].module} already"
             fix = "rename one, or register a provider on the first"
-            raise DeclarationError(f"op {op.name!r} from {origin} {text}: {fix}")
+            raise DeclarationError(f"op {op.name!r} from {op.module} {text}: {fix}")
         if "eager" not in op.providers:
-            raise DeclarationError(f"op {op.name!r} from {origin} has no reference: add one")
-        self._ops[op.name] = op
-        self._origin[op.name] = origin
+            raise DeclarationError(f"op {op.name!r} from {op.module} has no reference: add one")
+        self[op.name] = op
 
     def add_module(self, module: ModuleType) -> None:
         """Register each op that a module declares (ops it imported belong to other files)."""
@@ -60,7 +46,7 @@ class Registry(Mapping[str, Op]):
         # Two names of one object declare one op.
         for value in {id(value): value for value in vars(module).values()}.values():
             if isinstance(value, Op) and value.module == module.__name__:
-                self.add(value, module.__name__)
+                self.add(value)
 
 
 def discover(package: str, *, plugins: bool = True) -> Registry:
@@ -104,14 +90,14 @@ def load_file(path: str | Path, registry: Registry) -> ModuleType:
     needs it for a while only uses `providers_restored`.
     """
     path = Path(path).resolve()
-    if not path.is_file():
-        raise ValueError(f"no file {str(path)!r}: name a Python file with an op declaration")
+    if not path.is_file() or path.suffix != ".py":
+        raise ValueError(f"no file {str(path)!r} of Python: name one with an op declaration")
     name = f"tinyllama_ops_file_{path.stem}"
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
         name += f"_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # of another folder
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{str(path)!r} is not a Python file: name one that ends in .py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = [(op, dict(op.providers)) for op in registry.values()]
     sys.modules[name] = module
