@@ -139,7 +139,8 @@ class Draft:
                 raise UsageError(f"--param {name}: neither {function} nor {like} takes {name!r}")
         self.params = [x for x in self.literals if all(user.takes(x) for user in functions)]
         self.sizes = self._sizes()
-        self.outputs = {"output": f'"{" ".join(next(iter(self.inputs.values())).axes)}"'}
+        first = next(iter(self.inputs.values()))
+        self.outputs = {"output": f'Tensor("{" ".join(first.axes)}")'}  # until it is known
         try:
             self._find_outputs(droppable=not dtypes)
         except NotExpressibleError as error:
@@ -165,32 +166,33 @@ class Draft:
 
     def _reference(self) -> Function:
         """The reference, imported: it may ask for a GPU, and have kernels."""
-        home, _, name = self.like.replace(":", ".:").rpartition(".")
-        if name.startswith(":"):
-            name = name[1:]
-            _defined(Path(home), name)
-            folder = str(import_name(Path(home))[0])
-            sys.path.insert(0, folder)
-            if folder != str(import_name(self.file)[0]):
-                self.imports += ["import sys", f"sys.path.append({folder!r})"]
-            self.imports.append(_import(Path(home), name, f"like_{name}"))
-        elif home:
-            self.imports.append(f"from {home} import {name} as like_{name}")
-        self.loaded: dict[str, Any] = {}
+        called, statement = self.like, ""
+        home, _, name = self.like.rpartition(".")
+        if ":" in self.like:
+            file, _, name = self.like.rpartition(":")
+            _defined(Path(file), name)
+            folder, home = import_name(Path(file))
+            sys.path.insert(0, str(folder))
+            if folder != import_name(self.file)[0]:
+                self.imports += ["import sys", f"sys.path.append({str(folder)!r})"]
+        if not self.like.startswith("torch."):
+            called = f"like_{name}"
+            statement = f"from {home} import {name} as {called}"
+            self.imports.append(statement)
+        self.loaded: dict[str, Any] = {"torch": torch}
         try:
             with adopted(), foreign() if self.device == "cpu" else contextlib.nullcontext():
-                exec(self.imports[-1], self.loaded)
-            function = self.loaded[f"like_{name}"]
+                exec(statement, self.loaded)
+                function = eval(called, self.loaded)
             parameters = inspect.signature(function).parameters.values()
         except ValueError:  # it is written in C++
-            return Function(f"like_{name}", None)
+            return Function(called, None)
         except Exception as error:
             text = f"--like {self.like!r} cannot be called ({type(error).__name__}: {error})"
             fix = "use a dotted name such as torch.nn.functional.gelu, or FILE:FUNCTION"
             raise UsageError(f"{text}: {fix}") from error
         open_ended = any("*" in str(parameter) for parameter in parameters)
-        names = None if open_ended else [parameter.name for parameter in parameters]
-        return Function(f"like_{name}", names)
+        return Function(called, None if open_ended else [x.name for x in parameters])
 
     def _sizes(self) -> list[dict[str, int]]:
         """The sizes of each case, by dimension."""
@@ -233,11 +235,10 @@ class Draft:
             name = f"{name}_" if name in (*self.inputs, *self.params) else name
             axes = self._axes([tensors[place].shape for tensors in in_case], name)
             dtypes = {dtype: tensors[place].dtype for dtype, tensors in in_dtype.items()}
-            self.outputs[name] = f'"{axes}"'
-            if any(dtype is not usual for usual, dtype in dtypes.items()):
-                self.outputs[name] = f'Tensor("{axes}", dtype={result.dtype})'
-                if len(set(dtypes.values())) > 1:
-                    raise NotExpressibleError(f"the dtype of {name} follows no rule: {dtypes}")
+            fixed = any(dtype is not usual for usual, dtype in dtypes.items())
+            if fixed and len(set(dtypes.values())) > 1:
+                raise NotExpressibleError(f"the dtype of {name} follows no rule: {dtypes}")
+            self.outputs[name] = f'Tensor("{axes}"{f", dtype={result.dtype}" if fixed else ""})'
 
     def _declared(self) -> Op:
         """The op of the text, without the candidate."""

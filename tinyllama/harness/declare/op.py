@@ -167,19 +167,15 @@ class Op(Declaration):
         return function
 
     def rows_apart(self, function: RowsApart) -> RowsApart:
-        """Register a function that launches kernels on rows that lie 2^30 elements apart.
-
-        It takes ``put`` (see `tinyllama.harness.declare.offsets.Put`) and returns the results,
-        which must be, bit for bit, those of dense tensors.
-        """
+        """Register a function that launches kernels on rows that lie 2^30 elements apart: it takes a
+        `tinyllama.harness.declare.offsets.Put`. Its results must be, bit for bit, those of dense
+        tensors."""
         self.rows[function.__name__] = function
         return function
 
     def many_programs(self, function: ManyPrograms) -> ManyPrograms:
-        """Register a function that launches kernels on tensors of 2^31 elements, of which the
-        first and the last programs run; it takes and calls an
-        `tinyllama.harness.declare.offsets.Ends`.
-        """
+        """Register a function that launches kernels on tensors of 2^31 elements, of which the first
+        and the last programs run: it calls a `tinyllama.harness.declare.offsets.Ends`."""
         self.programs[function.__name__] = function
         return function
 
@@ -198,11 +194,8 @@ class Op(Declaration):
         return self.providers[provider]
 
     def __call__(self, *args: Any, provider: str = "eager", **params: Any) -> Any:
-        """Run a provider on checked inputs.
-
-        Raises ValueError when a shape, a dtype, a device or a parameter contradicts the
-        declaration.
-        """
+        """Run a provider on checked inputs. Raises ValueError when a shape, a dtype, a device or a
+        parameter contradicts the declaration."""
         chosen = self[provider]
         if not chosen.checks:
             self.check(args, params)

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.specs import DeclarationError
 from tinyllama.harness.kernels.tuned import adopted
 from tinyllama.harness.machine.errors import UsageError
@@ -79,6 +79,12 @@ def providers_restored(ops: Iterable[Op]) -> Iterator[None]:
         _restore(before)
 
 
+def _restore(before: Iterable[tuple[Op, dict[str, Provider]]]) -> None:
+    for op, providers in before:
+        op.providers.clear()
+        op.providers.update(providers)
+
+
 def load_file(path: str | Path, registry: Registry) -> ModuleType:
     """Import a user's file and register what it declares.
 
@@ -134,9 +140,3 @@ def load_about(declaration: str | Path, file: str | Path, registry: Registry) ->
     if imported is None or Path(imported).resolve() != Path(file).resolve():
         raise UsageError(f"{str(file)!r}: another module is named {name!r}: rename the file")
     return module
-
-
-def _restore(before: list[tuple[Op, dict[str, Provider]]]) -> None:
-    for op, providers in before:
-        op.providers.clear()
-        op.providers.update(providers)
