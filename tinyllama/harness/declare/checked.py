@@ -24,8 +24,9 @@ _BY_REPR = {bool, int, float, str, type(None), torch.dtype}  # `repr` tells all 
 
 
 def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """All of a call but values and addresses: layouts, parameters, precision and determinism. None where an argument is neither a tensor nor None, or a tensor of a class
-    of its own, which may hold its memory elsewhere, and where `repr` need not tell a parameter."""
+    """All of a call but values and addresses: layouts, parameters, precision, determinism. None for
+    what is neither a tensor nor None, for a tensor of a class of its own, which may hold its memory
+    elsewhere, and where `repr` need not tell a parameter."""
     parts: list[Any] = [_PRECISION(), _DETERMINISTIC()]
     for x in args:
         if type(x) in _PLAIN:

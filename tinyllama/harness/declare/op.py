@@ -167,8 +167,8 @@ class Op(Declaration):
         return function
 
     def rows_apart(self, function: RowsApart) -> RowsApart:
-        """Register a function that launches kernels on rows that lie 2^30 elements apart: it takes a
-        `tinyllama.harness.declare.offsets.Put`. Its results must be, bit for bit, those of dense
+        """Register a function that launches kernels on rows that lie 2^30 elements apart: it calls
+        a `tinyllama.harness.declare.offsets.Put`. Its results must be, bit for bit, those of dense
         tensors."""
         self.rows[function.__name__] = function
         return function

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import DeclarationError
 from tinyllama.harness.kernels.tuned import adopted
 from tinyllama.harness.machine.errors import UsageError
