@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from correctness_tests.support.commands import ROOT, python
 from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
 from tinyllama.harness.check.cases import OpCase, op_cases
 from tinyllama.harness.check.evaluate import make_inputs
@@ -173,19 +172,6 @@ from tinyllama.ops.rms_norm import rms_norm
 def theirs(x, weight, eps=1e-5):
     return x * weight
 """
-
-
-@pytest.mark.long
-@pytest.mark.slow("it collects the suite in a process of its own")
-def test_ops_of_a_file_join_the_suite(tmp_path: Path) -> None:
-    """Their references and providers are tested; a provider on an op of the tree is, too."""
-    (tmp_path / "double.py").write_text(FILE + PROVIDER.replace(", dtypes=()", ""))
-    tests = [f"correctness_tests/ops/{name}.py" for name in ("test_ops", "test_references")]
-    options = ("--collect-only", "-q", "--ops", str(tmp_path / "double.py"))
-    found = python("-m", "pytest", *(str(ROOT / test) for test in tests), *options)
-    assert "test_is_as_accurate_as_eager[double-added-B2D3-fp32" in found.stdout
-    assert "test_is_as_accurate_as_eager[rms_norm-theirs-" in found.stdout
-    assert "test_every_reference_is_checked[double]" in found.stdout
 
 
 @pytest.mark.parametrize(

@@ -184,15 +184,15 @@ class Draft:
             with adopted(), foreign() if self.device == "cpu" else contextlib.nullcontext():
                 exec(statement, self.loaded)
                 function = eval(called, self.loaded)
-            parameters = inspect.signature(function).parameters.values()
-        except ValueError:  # it is written in C++
-            return Function(called, None)
         except Exception as error:
-            text = f"--like {self.like!r} cannot be called ({type(error).__name__}: {error})"
+            text = f"--like {self.like!r} cannot be imported ({type(error).__name__}: {error})"
             fix = "use a dotted name such as torch.nn.functional.gelu, or FILE:FUNCTION"
             raise UsageError(f"{text}: {fix}") from error
-        open_ended = any("*" in str(parameter) for parameter in parameters)
-        return Function(called, None if open_ended else [x.name for x in parameters])
+        parameters = None
+        with contextlib.suppress(TypeError, ValueError):  # it is written in C++
+            parameters = list(inspect.signature(function).parameters.values())
+        open_ended = parameters is None or any("*" in str(x) for x in parameters)
+        return Function(called, None if open_ended else [x.name for x in parameters or ()])
 
     def _sizes(self) -> list[dict[str, int]]:
         """The sizes of each case, by dimension."""
