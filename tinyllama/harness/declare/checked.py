@@ -126,10 +126,10 @@ class BySignature(Generic[Value]):
     def find(self, args: Sequence[Any], params: Mapping[str, Any]) -> Value | None:
         """As `get`, where the call is not like the last one."""
         key = signature(args, params)
-        if key is None or key not in self._values:
+        if key is None or (entry := self._values.get(key)) is None:  # it is hashed once
             return None
-        self._last = self._values[key]
-        return self._last[1]
+        self._last = entry
+        return entry[1]
 
     def put(self, args: Sequence[Any], params: Mapping[str, Any], value: Value) -> None:
         """Keep a value, unless the call has no signature."""
