@@ -79,8 +79,10 @@ def test_a_function_is_checked_and_the_verdict_is_the_exit_status(file: str) -> 
     options = {"cwd": str(ROOT)}
     path = str(Path(file).resolve())
     right = ["--like", "torch.softmax", "--shape", "N D", "--param", "dim=-1"]
-    done = python("-m", "tinyllama", "check", f"{path}:softmax", *right, *asked, **options)
+    words = [*right, *asked, "--verbose"]
+    done = python("-m", "tinyllama", "check", f"{path}:softmax", *words, **options)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "self-declared" not in done.stdout
     found = str(Path(file).resolve().with_name("found.json"))
     wrong = [*right, *asked, "--json", found]
     done = python("-m", "tinyllama", "check", f"{path}:unshifted", *wrong, **options)

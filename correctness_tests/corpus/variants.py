@@ -165,7 +165,7 @@ class Loaded:
                 {id(p) for op in OPS.values() for p in op.providers.values()},
             )
             for op in OPS.values():
-                registry.add(op, op.module)
+                registry.add(op)
             if self.device.type == "cpu":
                 stack.enter_context(gpus_hidden())
             stack.enter_context(foreign())

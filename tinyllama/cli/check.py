@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
             of_provider += _not_tried(names, of_provider, stopped)
         print(f"stopped by {stopped}: exit status {status}", file=sys.stderr)
     for provided, of_provider in findings.items():
-        _summarize(provided, of_provider, args.verbose)
+        _summarize(provided, of_provider, args.verbose, declared=args.declaration is None)
     if args.json:
         data = {
             provided.name: [finding.as_dict() for finding in of_provider]
@@ -275,8 +275,11 @@ def _show(provided: "Provided", finding: "Finding") -> None:
     _print(f"    {finding.message}")
 
 
-def _summarize(provided: "Provided", findings: Sequence["Finding"], verbose: bool) -> None:
-    """Print the table of a provider, what was not tried, and the faults by rank."""
+def _summarize(
+    provided: "Provided", findings: Sequence["Finding"], verbose: bool, declared: bool
+) -> None:
+    """Print the table of a provider, what was not tried, and the faults by rank. declared: the
+    user's file declares the op, and not the command line."""
     from tinyllama.harness.check.run import Outcome, Rank
 
     name = provided.name
@@ -298,7 +301,7 @@ def _summarize(provided: "Provided", findings: Sequence["Finding"], verbose: boo
     if verbose:
         for text in (*_reasons("not possible here", unsupported), *_notes(passed)):
             _print(text, style="dim")
-        if provided.with_reference:
+        if provided.with_reference and declared:
             _print(f"{name}: self-declared, its reference is of the same file", style="dim")
     checks = {rank: [finding.check for finding in faults if finding.rank is rank] for rank in Rank}
     parts = [f"{rank.value}: {', '.join(names)}" for rank, names in checks.items() if names]

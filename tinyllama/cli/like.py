@@ -5,7 +5,7 @@ The declaration is written to a temporary file, which is then checked as a user'
 
 import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +61,22 @@ def with_declaration(run: Command) -> Command:
             if colon and not args.file.exists():
                 text = _command(file, function)
                 raise UsageError(f"{args.file}: a function needs a reference: {text}")
-            if needed := _given(args):
-                raise UsageError(f"{needed} belongs to --like: add --like REFERENCE")
+            for name in ("shape", "param", "dtype", "no_grad", "show_declaration"):
+                if getattr(args, name):
+                    option = name.replace("_", "-")
+                    raise UsageError(f"--{option} belongs to --like: add --like REFERENCE")
             return run(args)
         if not (colon and args.shape) or args.op or args.candidate:
             raise UsageError("--like takes FILE:FUNCTION and --shape SHAPES, without an --op")
-        if not Path(file).is_file():
-            raise UsageError(f"no file {file!r}: name FILE:FUNCTION")
         draft = _drafted(args, file, function)
+        if draft["problem"] or args.show_declaration:
+            print(draft["text"], end="")
         if draft["problem"]:
-            print(draft["text"])
             raise UsageError(
                 f"no declaration follows from --like: {draft['problem']}. Complete the one above, "
                 f"save it beside {file}, and check that file"
             )
         if args.show_declaration:
-            print(draft["text"], end="")
             return 0
         with tempfile.TemporaryDirectory(prefix="declaration-") as folder:
             args.file, args.declaration = Path(file), Path(folder) / "declaration.py"
@@ -93,39 +93,33 @@ def with_declaration(run: Command) -> Command:
 
 def proposal(file: Path) -> str:
     """The command that checks a file without a declaration, for each function that it has."""
-    from tinyllama.harness.declare.source import parameters_of, public_functions
+    from tinyllama.cli.declared import functions_of, parameters_of
 
-    functions = public_functions(file)
-    if not functions:
-        return "it has no function either: see docs/declare.md"
     commands = [
-        _command(file, name, parameters_of(node, required=True) or ["x"])
-        for name, node in functions.items()
+        _command(file, name, parameters_of(node, required=True) or [])
+        for name, node in functions_of(file)
+        if name[0] != "_"
     ]
+    if not commands:
+        return "it has no function either: see docs/declare.md"
     return f"declare one (docs/declare.md), or run {'; or '.join(commands)}"
 
 
-def _command(file: str | Path, function: str, inputs: list[str] | None = None) -> str:
+def _command(file: str | Path, function: str, inputs: Sequence[str] = ()) -> str:
     """A command line; REFERENCE and axes are to be filled in where they cannot be known."""
     import torch
 
     homes = {"torch": torch, "torch.nn.functional": torch.nn.functional}
     known = [f"{home}.{function}" for home, module in homes.items() if hasattr(module, function)]
-    shape = ", ".join(f"{name}: N D" for name in inputs) if inputs and inputs[1:] else "N D"
-    like = known[0] if known else "REFERENCE"
+    shape = ", ".join(f"{name}: N D" for name in inputs) if inputs[1:] else "N D"
+    like = (*known, "REFERENCE")[0]
     return f"tinyllama check {file}:{function} --like {like} --shape '{shape}'"
-
-
-def _given(args: argparse.Namespace) -> str:
-    """An option of this file that is there without --like."""
-    names = ("shape", "param", "dtype", "no_grad", "show_declaration")
-    return next((f"--{n.replace('_', '-')}" for n in names if getattr(args, n)), "")
 
 
 def _drafted(args: argparse.Namespace, file: str, function: str) -> dict[str, Any]:
     """The declaration as `Draft.plain` gives it. A reference that is not torch's is code of a user:
     it is imported by a process of its own."""
-    from tinyllama.harness.declare.template import Draft
+    from tinyllama.cli.declared import Draft
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import Worker, WorkerError
 
@@ -143,7 +137,7 @@ def _drafted(args: argparse.Namespace, file: str, function: str) -> dict[str, An
         return Draft(**asked).plain()
     with Worker("like") as worker:
         try:
-            worker.make("draft", "tinyllama.harness.declare.template:Draft", **asked)
+            worker.make("draft", "tinyllama.cli.declared:Draft", **asked)
             draft: dict[str, Any] = worker.call("draft", "plain")
         except WorkerError as error:
             text = str(error).partition(": ")[2] if error.raised(UsageError) else str(error)

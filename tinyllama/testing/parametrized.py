@@ -9,12 +9,12 @@ import torch
 
 from tinyllama.harness.check.evaluate import sampled
 from tinyllama.harness.check.layouts import LAYOUTS, laid_out
-from tinyllama.harness.declare.shapes import InputShape, parse_shapes
 from tinyllama.harness.declare.specs import FLOATS, size_of
 from tinyllama.harness.declare.values import integers, normal
 from tinyllama.harness.kernels.precision import SHORT
 from tinyllama.harness.machine.device import default_device
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.testing.shapes import InputShape, parse_shapes
 
 # Where blocks of powers of two begin and end: the smallest, powers, three more, and 3 * 2^k.
 LENGTHS = (1, 67, 2, 259, 48, 3, 128, 131, 384, 8, 1027, 1024)
@@ -71,7 +71,7 @@ def kernel_cases(shapes: str, *, dtypes: Sequence[torch.dtype] = FLOATS) -> Call
     The test takes a `KernelCase` as ``case``. Its dozen sizes are next to where blocks of powers of
     two end, each in one of the dtypes; one size is tried in each memory layout too.
 
-    shapes: see `tinyllama.harness.declare.shapes`; of one input, its axes are enough: ``"N D"``.
+    shapes: see `tinyllama.testing.shapes`; of one input, its axes are enough: ``"N D"``.
 
     Raises UsageError for shapes that cannot be read, and for no dtypes.
     """

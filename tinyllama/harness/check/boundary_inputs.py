@@ -24,29 +24,14 @@ from tinyllama.harness.check.resizing import draws_for
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.specs import STANDARD
 
-EXPONENTS = (
-    1,
-    2,
-    4,
-    6,
-    10,
-    12,
-    13,
-    15,
-    24,
-    33,
-    50,
-    63,
-    90,
-    120,
-)  # of two, over the ranges of the dtypes
+# Of two, over the ranges of the dtypes.
+EXPONENTS = (1, 2, 4, 6, 10, 12, 13, 15, 24, 33, 50, 63, 90, 120)
 EXPONENTS_ALONE = (6, 15, 33, 63)  # of an input that is changed with others, too
 SHIFTS = (4, 10, 15)  # powers of two that are added or subtracted
 SUMS_OVERFLOW = 0.25  # the power of a dtype's largest number from which sums of products overflow
 SMALL = 1e-2  # a number below it may be one that a norm is compared with
 HUGE = 1e4  # of what a mask leaves out: beyond what a kernel may use in place of an infinity
 WIDEST = 16  # of evenly spaced values, of either sign
-
 PLACES = ("an element", "a row", "half of two rows", "half of each row", "all elements")
 Change = Callable[[torch.Tensor], torch.Tensor]
 

@@ -15,23 +15,23 @@ A provider that autograd cannot differentiate (a kernel) is a class:
         ) -> Named:                             # -> gradients by input name
             return {"x": dx, "weight": dweight}
 
-``grads`` holds one upstream gradient per output, None where that output was not used;
-``kept`` the inputs or outputs named in ``keep``; ``needs`` the names whose gradient is
-wanted. ``reads={"x": contiguous}`` says by which function an input gets a layout that the
-kernels read: both passes get its result, and where it is a copy, the copy is what is kept, so
-that an input is copied once. (A compiled call keeps its inputs, and copies in both passes.)
+``grads`` holds one upstream gradient per output, None where that output was not used; ``kept`` the
+inputs or outputs named in ``keep``; ``needs`` the names whose gradient is wanted.
+``reads={"x": contiguous}`` says by which function an input gets a layout that the kernels read;
+where that copies, the copy is kept for the backward pass. (A compiled call copies in both passes.)
 
-``replays=True`` says that what forward and backward allocate and launch follows from the
-layouts of their tensors and from the parameters alone, and that every kernel is launched through
+``replays=True`` says that what forward and backward allocate and launch follows from the layouts of
+their tensors and from the parameters alone, and that every kernel is launched through
 `tinyllama.harness.kernels.jit`. On a GPU they are then run three times for each signature, and
 repeated after that by a plan (`tinyllama.harness.kernels.plans`).
 
-In eager mode the autograd function is called directly (a custom op's dispatch
-costs microseconds a call); under torch.compile the custom op is called, which the compiler sees
-as one opaque node with declared shapes. A second derivative raises an error, because a gradient
-that is silently detached would be wrong and nobody would notice.
+In eager mode the autograd function is called directly, since a custom op's dispatch costs
+microseconds a call; under torch.compile the custom op, as one opaque node with declared shapes. A
+second derivative raises an error: a gradient that is silently detached would be wrong.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,11 +40,11 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.arguments import spread
-from tinyllama.harness.declare.calls import Calls, plain
 from tinyllama.harness.declare.checked import BySignature, Check, named
-from tinyllama.harness.declare.custom_op import CompiledPasses, cast_by_autocast
-from tinyllama.harness.declare.passes import several
+from tinyllama.harness.declare.custom_op import Passes, cast_by_autocast, several
 from tinyllama.harness.declare.specs import DeclarationError, Signature
+from tinyllama.harness.kernels.layout import memory_of
+from tinyllama.harness.kernels.plans import Repeated
 
 __all__ = ["Derived", "Grads", "Named", "Needs", "SomeGrads", "derive", "several"]
 
@@ -53,10 +53,86 @@ Grads = Sequence[torch.Tensor]
 SomeGrads = Sequence[torch.Tensor | None]
 Named = Mapping[str, torch.Tensor]
 Needs = set[str]
+MOST_LAYOUTS = 64  # of gradients and saved tensors, in backward passes of one signature
+
+
+def _plain(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors whose memory has their values: one that stands for the negative of its memory, as the
+    imaginary part of a conjugate does, is copied. Kernels read memory."""
+    if any(isinstance(x, torch.Tensor) and x.is_neg() for x in tensors):
+        return tuple(x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in tensors)
+    return tensors
+
+
+def _no_view(result: torch.Tensor, inputs: tuple[Any, ...]) -> torch.Tensor:
+    """A result that callers may change in place: torch refuses that for a view that the forward
+    pass of an autograd function returns. One of an input stays what it is."""
+    if not result._is_view():
+        return result
+    memories = {memory_of(x) for x in inputs if isinstance(x, torch.Tensor)}
+    if memory_of(result) in memories:
+        return result
+    return torch.ops.aten._unsafe_view(result, result.shape)
+
+
+class _Pass:
+    """A forward or backward pass of one signature: as it is written, or repeated by a plan
+    (`tinyllama.harness.kernels.plans`)."""
+
+    def __init__(self, run: Callable[..., Any], replays: bool) -> None:
+        repeated = functools.partial(setattr, self, "run")
+        self.run: Callable[..., Any] = Repeated(run, repeated) if replays else run
+
+
+class Calls:
+    """What is known of calls of one signature: their parameters, and how their passes are run."""
+
+    def __init__(self, derived: Passes, params: dict[str, Any]) -> None:
+        self._derived, self._params = derived, tuple(params.values())
+        self._right = False  # whether inputs come in the layouts that the kernels read
+        self._empty: tuple[torch.Tensor, ...] = ()  # what is saved without elements
+        self.forward = _Pass(self._run_forward, derived.replays)
+        self._backward: dict[tuple[bool, ...], BySignature[_Pass]] = {}
+
+    def as_read(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs in the layouts that the kernels read, found once where calls are repeated."""
+        if self._right:
+            return inputs
+        read = self._derived.as_read(inputs)
+        self._right = self._derived.replays and all(map(operator.is_, inputs, read))
+        return read
+
+    def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        returned = self._derived.run_forward(*inputs, *self._params)
+        results = tuple(_no_view(result, inputs) for result in returned)
+        n = len(results) - self._derived.without_elements
+        self._empty = results[n:]
+        return results[:n]
+
+    def backward(self, needs: tuple[bool, ...], tensors: tuple[torch.Tensor | None, ...]) -> Any:
+        """Gradients of the inputs, and None. tensors: upstream gradients, then what was saved."""
+        if not self._derived.replays:
+            return self._run_backward(needs, *_plain(tensors))
+        passes = self._backward.get(needs)
+        if passes is None:
+            passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
+        backward = passes.last(tensors, {})
+        if backward is None:
+            tensors = _plain(tensors)
+            backward = passes.find(tensors, {})
+        if backward is None:
+            backward = _Pass(functools.partial(self._run_backward, needs), replays=True)
+            passes.put(tensors, {}, backward)
+        return backward.run(*tensors)
+
+    def _run_backward(self, needs: tuple[bool, ...], *tensors: torch.Tensor | None) -> Any:
+        n_grads = len(self._derived.op.outputs)
+        grads, saved = tensors[:n_grads], (*tensors[n_grads:], *self._empty)
+        return (*self._derived.run_backward(grads, saved, self._params, needs), None)
 
 
 @dataclass(frozen=True)
-class Derived(CompiledPasses):
+class Derived(Passes):
     """A provider given as forward and backward, and the function of autograd that it becomes."""
 
     known: "BySignature[Calls]" = field(default_factory=BySignature, repr=False)
@@ -82,7 +158,7 @@ class Derived(CompiledPasses):
             calls = known.last(args, params)
             if calls is not None:
                 return bare(*args, calls)
-            args = plain(args)
+            args = _plain(args)
             calls = known.find(args, params)
             if calls is None:
                 check(args, params)
@@ -114,10 +190,9 @@ class Derived(CompiledPasses):
                 # A graph of this would not reach the inputs: some second derivatives would be
                 # missing silently, so all raise an error.
                 if torch.is_grad_enabled():
-                    raise RuntimeError(
-                        f"{derived.op.name}-{derived.name} has no second derivative: "
-                        "leave create_graph out, or use the provider 'eager'"
-                    )
+                    fix = "leave create_graph out, or use the provider 'eager'"
+                    text = f"{derived.op.name}-{derived.name} has no second derivative: {fix}"
+                    raise RuntimeError(text)
                 if all(grad is None for grad in grads):  # whoever used the outputs gave none
                     return (None,) * len(ctx.needs_input_grad)
                 return ctx.calls.backward(ctx.needs_input_grad, (*grads, *ctx.saved_tensors))
@@ -134,13 +209,10 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
     keep = tuple(traits.pop("keep", ()))
     reads, replays = traits.pop("reads", {}), traits.pop("replays", False)
     if unknown := sorted(set(reads) - set(op.inputs)):
-        raise DeclarationError(
-            f"op {op.name!r}: {name!r} reads unknown inputs {unknown}: use {', '.join(op.inputs)}"
-        )
+        text = f"reads unknown inputs {unknown}: use {', '.join(op.inputs)}"
+        raise DeclarationError(f"op {op.name!r}: {name!r} {text}")
     if any(tensor.optional for tensor in op.inputs.values()):
-        raise DeclarationError(
-            f"op {op.name!r}: {name!r} is a class, whose inputs are never None: register a "
-            "function that applies an autograd.Function of your own"
-        )
+        text = "is a class, whose inputs are never None: register a function that applies an "
+        raise DeclarationError(f"op {op.name!r}: {name!r} {text}autograd.Function of your own")
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
     return Derived(op, name, spread(forward), backward, keep, saved, reads, replays)

@@ -5,7 +5,7 @@ What a check says depends only on what `signature` returns, so that it is made o
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,28 +14,28 @@ from tinyllama.harness.kernels.precision import autocast_kind
 
 MOST_ACCEPTED = 4096  # signatures of calls that a provider remembers
 Check = Callable[[Sequence[Any], Mapping[str, Any]], None]
-
-
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Without the Python functions of torch around them, where it has them.
+_PRECISION = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
+_DETERMINISTIC = getattr(
+    torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
+)
 _BY_REPR = {bool, int, float, str, type(None), torch.dtype}  # `repr` tells all of them
 
 
 def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """All of a call but values and addresses: the layouts of its tensors and whether they require
-    gradients, its parameters, the precision that is asked for, and whether deterministic algorithms
-    are. None where an argument is neither a tensor nor None, or a tensor of a class of its own,
-    which may hold its memory elsewhere, and where `repr` need not tell all of a parameter."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    parts: list[Any] = [torch.get_float32_matmul_precision(), deterministic]
-    first = None
+    """All of a call but values and addresses: layouts, parameters, precision, determinism. None for
+    what is neither a tensor nor None, for a tensor of a class of its own, which may hold its memory
+    elsewhere, and where `repr` need not tell a parameter."""
+    parts: list[Any] = [_PRECISION(), _DETERMINISTIC()]
     for x in args:
         if type(x) in _PLAIN:
             parts += (x.shape, x.stride(), x.dtype, x.device, x.requires_grad)
-            first = x if first is None else first
         elif x is None:
             parts.append(None)
         else:
             return None
+    first = next((x for x in args if x is not None), None)
     if first is not None and torch.is_autocast_enabled(kind := autocast_kind(first)):
         parts.append(torch.get_autocast_dtype(kind))
     if params:  # 1, 1.0 and True are equal, and so are 0.0 and -0.0
@@ -69,11 +69,6 @@ def _torchs_guards() -> Any:
 
 
 GUARDS = _torchs_guards()
-# Without the Python functions of torch around them, where it has them.
-_PRECISION = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
-_DETERMINISTIC = getattr(
-    torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
-)
 
 
 class _EarlierCall:
@@ -131,8 +126,7 @@ class BySignature(Generic[Value]):
     def find(self, args: Sequence[Any], params: Mapping[str, Any]) -> Value | None:
         """As `get`, where the call is not like the last one."""
         key = signature(args, params)
-        entry = self._values.get(key) if key is not None else None
-        if entry is None:
+        if key is None or (entry := self._values.get(key)) is None:  # it is hashed once
             return None
         self._last = entry
         return entry[1]
@@ -147,10 +141,6 @@ class BySignature(Generic[Value]):
         comparable = GUARDS is not None and args and all(type(x) in _PLAIN for x in args)
         call = _EarlierCall(args, params) if comparable else None
         self._values[key] = self._last = call, value
-
-    def values(self) -> list[Value]:
-        """All that are kept."""
-        return [value for _, value in self._values.values()]
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -180,28 +170,3 @@ def named(function: Any, name: str) -> Any:
     and each provider is to have its own."""
     function.__code__ = function.__code__.replace(co_name=name)
     return function
-
-
-def on_one_device(op: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise ValueError for tensors (by name) of several devices. Scalars may stay on the host, as
-    for torch's own operators."""
-    sized = [(name, tensor.device) for name, tensor in tensors if tensor.dim()]
-    for name, device in sized:
-        if device != sized[0][1]:
-            raise ValueError(
-                f"{op}: {sized[0][0]} is on {sized[0][1]} and {name} on {device}: move them to one "
-                "device"
-            )
-
-
-def of_dtypes(
-    provider: str, tensors: Iterable[tuple[str, torch.Tensor]], dtypes: Sequence[torch.dtype]
-) -> None:
-    """Raise ValueError for a tensor of a dtype that the kernels of a provider do not know."""
-    for name, tensor in tensors:
-        if tensor.dtype not in dtypes:
-            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise ValueError(
-                f"{provider}: {name} has dtype {tensor.dtype}: use one of {names}, or the provider "
-                "'eager'"
-            )

@@ -1,16 +1,16 @@
-"""A provider's passes as a custom op, which torch.compile sees as one node with declared shapes."""
+"""A provider's own forward and backward, and the custom op that torch.compile sees as one node with
+declared shapes."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from tinyllama.harness.declare.passes import Passes, several
-from tinyllama.harness.declare.specs import add_derived, shape_of
+from tinyllama.harness.declare.specs import Signature, shape_of, sizes_in
 from tinyllama.harness.kernels.layout import memory_of
 from tinyllama.harness.kernels.precision import compute_dtype
 
@@ -24,9 +24,75 @@ def shapes_are_fixed() -> bool:
 
 
 @dataclass(frozen=True)
-class CompiledPasses(Passes):
-    """A provider's passes and their custom op: a real version, which converts and copies what the
-    compiler may not see, and a fake one, which has the declared shapes alone."""
+class Passes:
+    """The passes of a provider that is a class, called with arguments by their places, and their
+    custom op: a real version, which converts and copies what the compiler may not see, and a fake
+    one, which has the declared shapes alone. `tinyllama.harness.declare.autograd` says what each
+    part means."""
+
+    op: Signature
+    name: str
+    forward: Callable[..., Any]
+    backward: Callable[..., Mapping[str, torch.Tensor | None]]
+    keep: tuple[str, ...]
+    saved: dict[str, Any]
+    reads: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
+    replays: bool = False
+
+    def as_read(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments with inputs in the layouts that the kernels read."""
+        if not self.reads:
+            return args
+        read = list(args)
+        for place, name in enumerate(self.op.inputs):
+            if name in self.reads:
+                read[place] = self.reads[name](read[place])
+        return tuple(read)
+
+    def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        inputs, params = self.split(args)
+        results = several(self.forward(*inputs, **params))
+        expected = len(self.op.outputs) + len(self.saved)
+        if len(results) != expected:
+            text = f"returned {len(results)} tensors, declared are {expected} (outputs, then saved)"
+            raise TypeError(f"{self.op.name}-{self.name}: forward {text}")
+        return results
+
+    def run_backward(self, grads: Any, saved: Any, params: Any, needs_grad: Any) -> tuple[Any, ...]:
+        needs = {name for name, wanted in zip(self.op.inputs, needs_grad, strict=False) if wanted}
+        kept = dict(zip(self.keep, saved, strict=False))
+        rest = dict(zip(self.saved, saved[len(self.keep) :], strict=True))
+        named = dict(zip(self.op.params, params, strict=True))
+        gradients = self.backward(grads, kept, rest, needs, **named)
+        if lost := sorted(name for name in needs if gradients.get(name) is None):
+            text = f"backward returned no gradient for {lost}"
+            raise RuntimeError(f"{self.op.name}-{self.name}: {text}")
+        return tuple(map(gradients.get, self.op.inputs))
+
+    def split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        n = len(self.op.inputs)
+        return args[:n], dict(zip(self.op.params, args[n:], strict=True))
+
+    def kept(self, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> list[torch.Tensor]:
+        """The tensors of ``keep``, among the inputs, and the outputs that come after them."""
+        named = inputs + results
+        return [named[place] for place in self._kept_places]
+
+    @cached_property
+    def without_elements(self) -> int:
+        """How many saved tensors, the last ones, are read for their shape alone: of calls of one
+        signature they are alike, so that a repeated one keeps none."""
+        axes = [saved.axes for saved in self.saved.values()]
+        having = [i for i, of in enumerate(axes, 1) if "0" not in of]
+        return len(axes) - max(having, default=0) if self.replays else 0
+
+    @cached_property
+    def _kept_places(self) -> list[int]:
+        """Where the kept tensors are among inputs and outputs."""
+        names = (*self.op.inputs, *self.op.outputs)
+        return [names.index(name) for name in self.keep]
+
+    # -- for the compiler
 
     @cached_property
     def custom_op(self) -> Callable[..., Any]:
@@ -53,21 +119,7 @@ class CompiledPasses(Passes):
             schema=f"({grads}{kept}{params}) -> ({', '.join(['Tensor'] * len(wanted))})",
         )
 
-        def fake_backward(*args: Any) -> Any:
-            by_name = self.given(args)
-            params = args[len(args) - len(self.op.params) :]
-            sizes = self.sizes(by_name, dict(zip(self.op.params, params, strict=True)))
-            axes = [self.op.inputs[name].axes for name in wanted]
-            dtypes = self.gradient_dtypes(by_name)
-            first = next(iter(by_name.values()))
-            return _bare(
-                [
-                    first.new_empty(shape_of(named, sizes), dtype=dtype)
-                    for named, dtype in zip(axes, dtypes, strict=True)
-                ]
-            )
-
-        backward.register_fake(fake_backward)
+        backward.register_fake(lambda *args: _bare(self.fake_backward(*args)))
 
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             ctx.params = inputs[len(self.op.inputs) :]
@@ -85,32 +137,41 @@ class CompiledPasses(Passes):
         forward.register_autograd(autograd_backward, setup_context=setup_context)
         return forward
 
-    def split_backward(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
-        n_grads, n_saved = len(self.op.outputs), len(self.keep) + len(self.saved)
-        needs_grad = [tensor.grad for tensor in self.op.inputs.values()]
-        given = args[n_grads : n_grads + n_saved]
-        # A compiled call keeps its inputs as they came.
-        kept = [
-            self.reads[name](tensor) if name in self.reads else tensor
-            for name, tensor in zip(self.keep, given, strict=False)
+    def fake_backward(self, *args: Any) -> list[torch.Tensor]:
+        """Empty gradients of the declared shapes."""
+        tensors = self._tensors(args)
+        params = args[len(args) - len(self.op.params) :]
+        sizes = self.sizes(tensors, dict(zip(self.op.params, params, strict=True)))
+        first = next(iter(tensors.values()))
+        return [
+            first.new_empty(shape_of(self.op.inputs[name].axes, sizes), dtype=dtype)
+            for name, dtype in self._gradient_dtypes(tensors).items()
         ]
-        saved = (*kept, *given[len(kept) :])
-        gradients = self.run_backward(args[:n_grads], saved, args[n_grads + n_saved :], needs_grad)
-        by_name = dict(zip(self.op.inputs, gradients, strict=False))
-        dtypes = self.gradient_dtypes(self.given(args))
-        named = zip(self.op.differentiable, dtypes, strict=True)
-        return [by_name[name].to(dtype) for name, dtype in named]
 
-    def given(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
+    def split_backward(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
+        n_grads, names = len(self.op.outputs), [*self.keep, *self.saved]
+        needs_grad = [tensor.grad for tensor in self.op.inputs.values()]
+        tensors, params = args[n_grads:][: len(names)], args[n_grads + len(names) :]
+        # A compiled call keeps its inputs as they came.
+        saved = tuple(
+            self.reads[name](tensor) if name in self.reads else tensor
+            for name, tensor in zip(names, tensors, strict=True)
+        )
+        gradients = self.run_backward(args[:n_grads], saved, params, needs_grad)
+        by_name = dict(zip(self.op.inputs, gradients, strict=False))
+        dtypes = self._gradient_dtypes(self._tensors(args))
+        return [by_name[name].to(dtype) for name, dtype in dtypes.items()]
+
+    def _tensors(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The tensors that a custom op's backward pass gets, by name."""
         names = [*self.op.outputs, *self.keep, *self.saved]
         return {name: x for name, x in zip(names, args, strict=False) if x is not None}
 
-    def gradient_dtypes(self, given: Mapping[str, torch.Tensor]) -> list[torch.dtype]:
+    def _gradient_dtypes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
         """The dtypes of compiled gradients: those of the inputs that are kept, else that of the
         first gradient; autograd converts them."""
-        first = next(iter(given.values()))
-        return [given.get(name, first).dtype for name in self.op.differentiable]
+        first = next(iter(tensors.values()))
+        return {name: tensors.get(name, first).dtype for name in self.op.differentiable}
 
     def output_dtypes(self, args: Sequence[Any]) -> list[torch.dtype]:
         """The dtypes of compiled outputs: the reference's, if the dtypes of the inputs differ."""
@@ -130,39 +191,33 @@ class CompiledPasses(Passes):
             results = self.run_forward(*self.as_read(args))
         finally:
             _COMPILED.reset(before)
-        for name, result, dtype in zip(
-            self.op.outputs, results, self.output_dtypes(args), strict=False
-        ):
+        dtypes = self.output_dtypes(args)
+        for name, result, dtype in zip(self.op.outputs, results, dtypes, strict=False):
             if result.dtype != dtype:
-                raise ValueError(
-                    f"{self.op.name}-{self.name}: {name} has dtype {result.dtype}, the compiler "
-                    f"was told {dtype}: give a compiled call inputs of one dtype"
-                )
+                text = f"{name} has dtype {result.dtype}, the compiler was told {dtype}"
+                fix = "give a compiled call inputs of one dtype"
+                raise ValueError(f"{self.op.name}-{self.name}: {text}: {fix}")
         return results
 
     def fake_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
         """Empty tensors of the declared shapes; what the compiler traces."""
         inputs, params = self.split(args)
         sizes = self.sizes(dict(zip(self.op.inputs, inputs, strict=True)), params)
-        first = inputs[0]
-        saved = [declared.dtype_beside(first) for declared in self.saved.values()]
-        declared = [*self.op.outputs_for(params).values(), *self.saved.values()]
+        saved = [tensor.dtype_beside(inputs[0]) for tensor in self.saved.values()]
+        tensors = [*self.op.outputs_for(params).values(), *self.saved.values()]
         return tuple(
-            first.new_empty(shape_of(one.axes, sizes), dtype=dtype)
-            for one, dtype in zip(declared, [*self.output_dtypes(args), *saved], strict=True)
+            inputs[0].new_empty(shape_of(tensor.axes, sizes), dtype=dtype)
+            for tensor, dtype in zip(tensors, [*self.output_dtypes(args), *saved], strict=True)
         )
 
     def sizes(self, tensors: dict[str, torch.Tensor], params: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes of the dimensions that these named tensors have, as of `Signature.sizes_of`."""
         declared = {**self.op.inputs, **self.op.outputs_for(params), **self.saved}
-        axes = [
+        return sizes_in(
             axis_and_size
             for name, tensor in tensors.items()
             for axis_and_size in self.op.sizes_of(declared[name], tensor.shape) or ()
-        ]
-        sizes = {axis: size for axis, size in axes if axis.isidentifier()}
-        add_derived(sizes, [(axis, size) for axis, size in axes if not axis.isidentifier()])
-        return sizes
+        )
 
 
 def cast_by_autocast(args: Sequence[Any]) -> list[Any]:
@@ -198,3 +253,8 @@ def _schema_type(value: Any) -> str:
     """Of a parameter with this default; one of None is an integer that may be left out."""
     kinds = {bool: "bool", int: "int", float: "float", str: "str", type(None): "int?"}
     return kinds[type(value)]
+
+
+def several(results: Any) -> tuple[torch.Tensor, ...]:
+    """The results of an operator as a tuple, one alone too."""
+    return results if isinstance(results, tuple) else (results,)

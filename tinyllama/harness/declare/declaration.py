@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +19,9 @@ from tinyllama.harness.declare.specs import (
     DeclarationError,
     Signature,
     Tensor,
-    add_derived,
     names_in,
     size_of,
+    sizes_in,
 )
 from tinyllama.harness.declare.values import Values
 
@@ -52,9 +53,8 @@ class Declaration(Signature):
     small_kernels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.outputs = {
-            name: Tensor(out) if isinstance(out, str) else out for name, out in self.outputs.items()
-        }
+        outputs = self.outputs.items()
+        self.outputs = {name: Tensor(x) if isinstance(x, str) else x for name, x in outputs}
         _check(self)
 
 
@@ -65,43 +65,35 @@ def require(condition: bool, op: str, message: str) -> None:
 
 def _check(op: Declaration) -> None:
     """Raise DeclarationError for a declaration that contradicts itself."""
-    require(bool(NAME.match(op.name)), op.name, "name an op in lower_case")
-    require(bool(op.cases), op.name, "declare at least one case")
-    require(
-        bool(op.outputs) != bool(op.mutated),
-        op.name,
-        "declare outputs, or inputs with mutated=True, and not both",
-    )
-    require(not set(op.inputs) & set(op.params), op.name, "an input and a parameter share a name")
-    for name, tensor in op.inputs.items():
-        if wrong := _wrong_input(tensor, first=name == next(iter(op.inputs))):
-            raise DeclarationError(f"op {op.name!r}: input {name!r} {wrong}")
-    for name, tensor in {**op.inputs, **op.outputs}.items():
-        require(tensor.dtype_of is None, op.name, f"{name!r}: dtype_of is for what is saved")
-        integral = not tensor.floating and name in op.outputs
-        text = f"{name!r}: off_by is for integral outputs"
-        require(integral or not tensor.off_by, op.name, text)
-    leads = len(op.leading)
+    name, leads = op.name, len(op.leading)
+    require(bool(NAME.match(name)), name, "name an op in lower_case")
+    require(bool(op.cases), name, "declare at least one case")
+    text = "declare outputs, or inputs with mutated=True, and not both"
+    require(bool(op.outputs) != bool(op.mutated), name, text)
+    require(not set(op.inputs) & set(op.params), name, "an input and a parameter share a name")
+    for place, (of, tensor) in enumerate(op.inputs.items()):
+        if wrong := _wrong_input(tensor, first=not place):
+            raise DeclarationError(f"op {name!r}: input {of!r} {wrong}")
+    for of, tensor in {**op.inputs, **op.outputs}.items():
+        require(tensor.dtype_of is None, name, f"{of!r}: dtype_of is for what is saved")
     first = next(iter(op.inputs.values()))
     text = f"leading {op.leading}: they are not the first of its first input"
-    require(first.axes[:leads] == op.leading, op.name, text)
+    require(first.axes[:leads] == op.leading, name, text)
     _check_dimensions(op)
     _check_cases(op)
     for layout, bar in op.layouts.items():
         right = layout in TIMED_LAYOUTS and isinstance(bar, (int, float)) and 1 < bar < math.inf
         text = f"layouts of {layout!r}: {bar!r}: give {' or '.join(TIMED_LAYOUTS)} a number above 1"
-        require(right, op.name, text)
+        require(right, name, text)
 
 
 def _wrong_input(tensor: Tensor, first: bool) -> str:
     """What is wrong with an input by itself, in words; else "". first: it is the op's first."""
-    if tensor.grad and not tensor.floating:
-        return "is integral, it has no grad"
+    if tensor.grad and (tensor.mutated or not tensor.floating):
+        return "is integral or mutated, it has no grad"
     if tensor.values is STANDARD and not tensor.floating:
         kinds = "integers(high) of tinyllama.harness.values (2 for booleans)"
         return f"is {tensor.dtype}: give it values=, such as {kinds}"
-    if tensor.mutated and tensor.grad:
-        return "is mutated: grad=False"
     if tensor.optional and (first or tensor.mutated or tensor.many):
         return "is optional: neither the first input nor one that is mutated or a list may be"
     if tensor.many and not all(axis.isidentifier() for axis in tensor.axes):
@@ -111,11 +103,9 @@ def _wrong_input(tensor: Tensor, first: bool) -> str:
 
 def _check_dimensions(op: Declaration) -> None:
     """Each dimension of an output, and of a computed axis, is told by the inputs of a call."""
-    always = [tensor for tensor in op.inputs.values() if not tensor.optional]
-    dimensions = {axis for tensor in always for axis in tensor.axes if axis.isidentifier()}
-    sizes: dict[str, Any] = dict.fromkeys(dimensions, 1)
-    computed = {axis for tensor in always for axis in tensor.axes if not axis.isidentifier()}
-    add_derived(sizes, [(axis, size_of(axis, _Ones())) for axis in sorted(computed)])
+    always = [axis for tensor in op.inputs.values() if not tensor.optional for axis in tensor.axes]
+    ones = Counter(set().union(*map(names_in, always)))
+    sizes = sizes_in((axis, size_of(axis, ones)) for axis in always)
     for name, tensor in op.inputs.items():
         missing = set[str]().union(*map(names_in, tensor.axes)) - set(sizes)
         free = missing - set(tensor.axes) if tensor.optional else missing
@@ -128,28 +118,19 @@ def _check_dimensions(op: Declaration) -> None:
             require(not missing, op.name, text)
 
 
-class _Ones(dict[str, int]):
-    """Sizes of which each is 1."""
-
-    def __missing__(self, name: str) -> int:
-        return 1
-
-
 def _check_cases(op: Declaration) -> None:
     """Each case has the op's dimensions, and names no input or parameter that it lacks."""
     axes = [axis for tensor in op.inputs.values() for axis in tensor.axes]
     needed = set[str]().union(*map(names_in, axes))
     optional = {name for name, tensor in op.inputs.items() if tensor.optional}
-    for case in op.timed:
-        several = any(isinstance(case.dims.get(name), tuple) for name in op.leading)
-        text = f"timed case {case}: give each leading dimension one size"
-        require(not several, op.name, text)
     for case in [*op.cases, *op.timed]:
+        lists = {name for name in op.leading if isinstance(case.dims.get(name), tuple)}
         faults = {
             "lacks dimensions": needed - set(case.dims),
             "sets unknown parameters": set(case.params) - set(op.params),
             "sets values of unknown": set(case.values) - set(op.inputs),
             "is without what is not optional:": set(case.without) - optional,
+            "is timed: give one size to": lists if case in op.timed else (),
         }
         for what, wrong in faults.items():
             require(not wrong, op.name, f"case {case} {what} {sorted(wrong)}")

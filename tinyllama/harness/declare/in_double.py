@@ -1,5 +1,6 @@
 """A reference that casts to float32, computed in float64 where it is the oracle."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,23 +13,21 @@ _NARROWER = (torch.float32, torch.bfloat16, torch.float16)
 _FILLED = ("zeros", "ones", "full", "empty")  # tensors that are made without another one
 
 
-class DoubleKept(DispatchMode):
+class _DoubleKept(DispatchMode):
     """While active, what would be cast from float64 to a narrower float, or made beside it in one,
-    is float64. casts: how often that was so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.casts = 0
+    is float64."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        doubles = (x.dtype is torch.float64 for x in args if isinstance(x, torch.Tensor))
-        if named.get("dtype") in _NARROWER and (any(doubles) or func._schema.name[6:] in _FILLED):
+        if named.get("dtype") in _NARROWER and (_double(args) or func._schema.name[6:] in _FILLED):
             named["dtype"] = torch.float64
-            self.casts += 1
         return func(*args, **named)
+
+
+def _double(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(x, torch.Tensor) and x.dtype is torch.float64 for x in args)
 
 
 def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,10 +41,7 @@ def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **params: Any) -> Any:
-        doubles = (x.dtype is torch.float64 for x in args if isinstance(x, torch.Tensor))
-        if not any(doubles):
-            return function(*args, **params)
-        with DoubleKept():
+        with _DoubleKept() if _double(args) else contextlib.nullcontext():
             return function(*args, **params)
 
     return call

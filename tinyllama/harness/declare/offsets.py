@@ -2,8 +2,7 @@
 
 `Large` is a case of more elements than 32 bits count; it needs a large GPU. `Op.rows_apart` and
 `Op.many_programs` register functions that reach as far on a CPU, where untouched memory costs
-nothing; the functions below give them inputs. An op in a folder keeps them in its ``offsets.py``,
-which is imported only where they are asked for.
+nothing. An op in a folder keeps them in its ``offsets.py``, which is imported where they are used.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from tinyllama.harness.declare.values import Values
 
 Entry = Callable[[torch.Tensor], torch.Tensor]
 Results = list[torch.Tensor]
-Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # what was found, and what is right
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # a result, and what is right
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,8 @@ class Ends(Protocol):
         self, call: Callable[..., Results], programs: int, *far: torch.Tensor, both: bool = False
     ) -> Pairs:
         """The first and the last entries of what ``call`` gives for tensors of many entries, and
-        what it gives for those entries alone. programs: how many to run at each end. both: no
-        others run for those entries alone either, where the grid does not grow with the entries,
-        and the results are of its ends."""
+        what it gives for those entries alone. programs: how many to run at each end. both: for
+        those entries alone too, where the grid does not grow with the entries."""
 
 
 RowsApart = Callable[[Put], Results]

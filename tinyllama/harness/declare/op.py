@@ -16,7 +16,7 @@ import torch
 
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import derive
-from tinyllama.harness.declare.checked import checked, of_dtypes, on_one_device
+from tinyllama.harness.declare.checked import checked
 from tinyllama.harness.declare.declaration import (
     NAME,
     Declaration,
@@ -26,14 +26,7 @@ from tinyllama.harness.declare.declaration import (
 )
 from tinyllama.harness.declare.offsets import ManyPrograms, RowsApart
 from tinyllama.harness.declare.provider import Provider, RandomDims, StepChoices
-from tinyllama.harness.declare.specs import (
-    Case,
-    Tensor,
-    Terms,
-    add_derived,
-    names_in,
-    size_of,
-)
+from tinyllama.harness.declare.specs import Case, Tensor, Terms, names_in, size_of, sizes_in
 
 Magnitudes = Callable[..., Mapping[str, torch.Tensor]]
 
@@ -67,6 +60,9 @@ class Op(Declaration):
         (`tinyllama.harness.records.verdict`).
     slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, if not the
         default (`tinyllama.harness.gate.subject`).
+    asks: by provider, a function that asks the chip's table what a training step asks before it
+        calls that provider; ``tune --show`` prints it. Arguments: the first input, on the meta
+        device, and the dtype of products.
     small_kernels: kernels, by the function's name, that see no tensor of more than 2^31 elements
         however large the inputs are, and why; or an argument of one, ``kernel.argument``.
 
@@ -100,12 +96,8 @@ class Op(Declaration):
         with ``forward`` and ``backward`` (see `tinyllama.harness.declare.autograd`). It may take
         many inputs as one NamedTuple (see `tinyllama.harness.declare.arguments`)."""
         require(bool(NAME.match(name)), self.name, f"provider name {name!r}: use lower_case")
-        require(
-            name not in self.providers,
-            self.name,
-            f"provider {name!r} is registered twice: pick another name",
-        )
-
+        text = f"provider {name!r} is registered twice: pick another name"
+        require(name not in self.providers, self.name, text)
         module = _calling_module()
 
         def register(implementation: Any) -> Any:
@@ -122,7 +114,7 @@ class Op(Declaration):
             check = functools.partial(self.check, provider=name)
             checks = not self.mutated and bool(derived or "triton" in traits.get("requires", ()))
             if derived is not None:
-                call = derived.caller(check) if checks else derived.caller()
+                call = derived.caller(*[check] * checks)
             elif checks:
                 call = checked(check, call)
             self.providers[name] = Provider(
@@ -174,31 +166,16 @@ class Op(Declaration):
         self.dims_of = function
         return function
 
-    def step_choices(self, provider: str) -> Callable[[StepChoices], StepChoices]:
-        """Register a function that asks the chip's table what a training step asks before it calls
-        this provider; ``tune --show`` prints it. Arguments: the first input, on the meta device,
-        and the dtype of products."""
-
-        def register(function: StepChoices) -> StepChoices:
-            self.asks[provider] = function
-            return function
-
-        return register
-
     def rows_apart(self, function: RowsApart) -> RowsApart:
-        """Register a function that launches kernels on rows that lie 2^30 elements apart.
-
-        It takes ``put`` (see `tinyllama.harness.declare.offsets.Put`) and returns the results,
-        which must be, bit for bit, those of dense tensors.
-        """
+        """Register a function that launches kernels on rows that lie 2^30 elements apart: it calls
+        a `tinyllama.harness.declare.offsets.Put`. Its results must be, bit for bit, those of dense
+        tensors."""
         self.rows[function.__name__] = function
         return function
 
     def many_programs(self, function: ManyPrograms) -> ManyPrograms:
-        """Register a function that launches kernels on tensors of 2^31 elements, of which the
-        first and the last programs run; it takes and calls an
-        `tinyllama.harness.declare.offsets.Ends`.
-        """
+        """Register a function that launches kernels on tensors of 2^31 elements, of which the first
+        and the last programs run: it calls a `tinyllama.harness.declare.offsets.Ends`."""
         self.programs[function.__name__] = function
         return function
 
@@ -212,17 +189,13 @@ class Op(Declaration):
 
     def __getitem__(self, provider: str) -> Provider:
         if provider not in self.providers:
-            raise ValueError(
-                f"{self.name} has no provider {provider!r}: use one of {', '.join(self.providers)}"
-            )
+            names = ", ".join(self.providers)
+            raise ValueError(f"{self.name} has no provider {provider!r}: use one of {names}")
         return self.providers[provider]
 
     def __call__(self, *args: Any, provider: str = "eager", **params: Any) -> Any:
-        """Run a provider on checked inputs.
-
-        Raises ValueError when a shape, a dtype, a device or a parameter contradicts the
-        declaration.
-        """
+        """Run a provider on checked inputs. Raises ValueError when a shape, a dtype, a device or a
+        parameter contradicts the declaration."""
         chosen = self[provider]
         if not chosen.checks:
             self.check(args, params)
@@ -242,10 +215,17 @@ class Op(Declaration):
             for tensor in (value if declared.many else [value])
             if tensor is not None
         ]
-        on_one_device(self.name, tensors)
-        if provider is not None:
-            usual = [(name, x) for name, x in tensors if self.inputs[name].dtype is None]
-            of_dtypes(f"{self.name}-{provider}", usual, self.providers[provider].dtypes)
+        sized = [(name, x.device) for name, x in tensors if x.dim()]  # a scalar may be on the host
+        for name, device in sized:
+            if device != sized[0][1]:
+                text = f"{sized[0][0]} is on {sized[0][1]} and {name} on {device}"
+                raise ValueError(f"{self.name}: {text}: move them to one device")
+        dtypes = None if provider is None else self.providers[provider].dtypes
+        for name, x in tensors:
+            if dtypes is not None and self.inputs[name].dtype is None and x.dtype not in dtypes:
+                names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+                text = f"{name} has dtype {x.dtype}: use one of {names}, or the provider 'eager'"
+                raise ValueError(f"{self.name}-{provider}: {text}")
 
     def misfit(self, dims: Mapping[str, Any], params: Mapping[str, Any]) -> str | None:
         """What `fits` says is wrong with these sizes and parameters, or what it raises."""
@@ -257,16 +237,11 @@ class Op(Declaration):
     def check_arguments(self, args: Sequence[Any], params: Mapping[str, Any]) -> dict[str, Any]:
         """Match arguments against the declaration and return the sizes of the dimensions."""
         if len(args) != len(self.inputs):
-            raise ValueError(
-                f"{self.name} takes {len(self.inputs)} tensors ({', '.join(self.inputs)}), "
-                f"got {len(args)}{self._instead}"
-            )
-        for name in params:
-            if name not in self.params:
-                names = ", ".join(self.params) or "none"
-                raise ValueError(
-                    f"{self.name} has no parameter {name!r}: use {names}{self._instead}"
-                )
+            text = f"takes {len(self.inputs)} tensors ({', '.join(self.inputs)}), got {len(args)}"
+            raise ValueError(f"{self.name} {text}{self._instead}")
+        for name in params.keys() - self.params.keys():
+            text = f"has no parameter {name!r}: use {', '.join(self.params) or 'none'}"
+            raise ValueError(f"{self.name} {text}{self._instead}")
         dims: dict[str, Any] = {}
         computed: list[tuple[str, str, int]] = []  # input, axis, size
         for (name, declared), value in zip(self.inputs.items(), args, strict=True):
@@ -279,18 +254,16 @@ class Op(Declaration):
                         continue
                     key = f"{axis}[{entry}]" if declared.many else axis
                     if dims.setdefault(key, size) != size:
-                        raise ValueError(
-                            f"{self.name}: {name} has {axis} = {size}, other inputs have {axis} = "
-                            f"{dims[key]}"
-                        )
-        add_derived(dims, [(axis, size) for _, axis, size in computed])
+                        text = f"has {axis} = {size}, other inputs have {axis} = {dims[key]}"
+                        raise ValueError(f"{self.name}: {name} {text}")
+        pairs = [*dims.items(), *((axis, size) for _, axis, size in computed)]
+        dims |= sizes_in((axis, size) for axis, size in pairs if "[" not in axis)
         for name, axis, size in computed:
             if names_in(axis) - dims.keys() or size_of(axis, dims) != size:
                 bound = sorted(names_in(axis) & dims.keys())
                 others = "".join(f" and {other} = {dims[other]}" for other in bound)
-                raise ValueError(
-                    f"{self.name}: {name} has {axis} = {size}{others}: they do not fit"
-                )
+                text = f"{name} has {axis} = {size}{others}: they do not fit"
+                raise ValueError(f"{self.name}: {text}")
         return dims
 
     @property
@@ -313,9 +286,8 @@ def _sizes(op: Op, name: str, declared: Tensor, tensor: Any) -> list[tuple[str, 
         raise ValueError(f"{op.name}: {name} must be a tensor, got {got}")
     sizes = op.sizes_of(declared, tensor.shape)
     if sizes is None:
-        raise ValueError(
-            f"{op.name}: {name} has shape {tuple(tensor.shape)}, expected ({declared.shape})"
-        )
+        text = f"{name} has shape {tuple(tensor.shape)}, expected ({declared.shape})"
+        raise ValueError(f"{op.name}: {text}")
     if declared.dtype is not None and tensor.dtype not in (declared.dtype, torch.float64):
         raise ValueError(f"{op.name}: {name} has dtype {tensor.dtype}, expected {declared.dtype}")
     return sizes
@@ -323,8 +295,7 @@ def _sizes(op: Op, name: str, declared: Tensor, tensor: Any) -> list[tuple[str, 
 
 def _without_optional(op: Op) -> list[Case]:
     """The first case without each optional input, and without all; those that none declares."""
-    optional = [name for name, tensor in op.inputs.items() if tensor.optional]
-    absent: list[tuple[str, ...]] = [(name,) for name in optional]
-    absent += [tuple(optional)] if len(optional) > 1 else []
+    optional = [(name,) for name, tensor in op.inputs.items() if tensor.optional]
+    absent = [*optional, *([sum(optional, ())] if len(optional) > 1 else [])]
     declared = [case.without for case in op.cases]
     return [op.cases[0].lacking(*names) for names in absent if names not in declared]

@@ -31,15 +31,13 @@ class Provider:
     requires: capabilities of `tinyllama.harness.machine.device` without which it cannot run.
     supports: None when a case's dims are supported, else the reason why they are not; a leading
         dimension of several axes is given as their product.
-    overwrites: inputs that its backward changes, and outputs whose upstream gradient it changes,
-        by design. A peer may do so; our providers never do.
+    overwrites: inputs that its backward changes, and outputs whose upstream gradient it changes.
     frozen: inputs for which it computes no gradient.
     contiguous: it accepts only contiguous inputs, and raises an error for others.
     output_dtypes: by output, its dtype if that is not the one that the op declares.
     waits: its calls cannot be enqueued ahead of the device: they read a value back from it, or
         launch more kernels than its queue holds (about 1,000).
-    counts_on_host: its calls read a step count that is kept on the host, so a graph would freeze
-        it, and device time cannot be isolated.
+    counts_on_host: its calls read a step count that is kept on the host: a graph would freeze it.
     slowdowns: as `Op.slowdowns`, for a provider that needs others.
     large: its cases of more than 2^31 elements; one that launches kernels of its own has one.
     borrows: why all kernels that it launches are another op's; those are tested with that op.

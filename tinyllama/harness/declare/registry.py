@@ -1,7 +1,6 @@
 """Finding ops: every module of a package, entry points, and files named by a user.
 
-All three use `Registry.add`, which refuses duplicates: two ops of one
-name would make it unclear which one a verdict is about.
+All three use `Registry.add`, which refuses duplicates: a verdict is about one op of a name.
 """
 
 import contextlib
@@ -10,7 +9,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -23,47 +22,31 @@ from tinyllama.harness.machine.errors import UsageError
 ENTRY_POINTS = "tinyllama.ops"
 
 
-class Registry(Mapping[str, Op]):
+class Registry(dict[str, Op]):
     """Ops by name, in the order in which they were found."""
 
-    def __init__(self) -> None:
-        self._ops: dict[str, Op] = {}
-        self._origin: dict[str, str] = {}
+    def __missing__(self, name: str) -> Op:
+        raise KeyError(f"no op {name!r}: use one of {', '.join(self)}")
 
-    def __getitem__(self, name: str) -> Op:
-        if name not in self._ops:
-            raise KeyError(f"no op {name!r}: use one of {', '.join(self._ops)}")
-        return self._ops[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ops)
-
-    def __len__(self) -> int:
-        return len(self._ops)
-
-    def add(self, op: Op, origin: str) -> None:
+    def add(self, op: Op) -> None:
         """Register a declaration that is complete; raise DeclarationError when it is not."""
-        if op.name in self._ops:
-            raise DeclarationError(
-                f"op {op.name!r} from {origin} is declared in {self._origin[op.name]} already: "
-                "rename one, or register a provider on the first"
-            )
+        if op.name in self:
+            text = f"is declared in {self[op.name].module} already"
+            fix = "rename one, or register a provider on the first"
+            raise DeclarationError(f"op {op.name!r} from {op.module} {text}: {fix}")
         if "eager" not in op.providers:
-            raise DeclarationError(f"op {op.name!r} from {origin} has no reference: add one")
-        self._ops[op.name] = op
-        self._origin[op.name] = origin
+            raise DeclarationError(f"op {op.name!r} from {op.module} has no reference: add one")
+        self[op.name] = op
 
     def add_module(self, module: ModuleType) -> None:
         """Register each op that a module declares (ops it imported belong to other files)."""
         if getattr(module.__spec__, "_initializing", False):
-            raise DeclarationError(
-                f"{module.__name__} is still being imported, and its ops would be missed: "
-                f"import the package that discovers them first"
-            )
+            text = "is still being imported: import the package that discovers its ops first"
+            raise DeclarationError(f"{module.__name__} {text}")
         # Two names of one object declare one op.
         for value in {id(value): value for value in vars(module).values()}.values():
             if isinstance(value, Op) and value.module == module.__name__:
-                self.add(value, module.__name__)
+                self.add(value)
 
 
 def discover(package: str, *, plugins: bool = True) -> Registry:
@@ -71,14 +54,12 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
 
     A plugin names a module, or an op in it, in the entry point group ``tinyllama.ops``: all ops of
     that module are found, and importing it may also register providers on ops that exist. Kernels
-        under ``triton.jit`` are adopted, as in `load_file`, except those of a module that was
-        imported before.
+    under ``triton.jit`` are adopted, as in `load_file`, except those of a module that was imported
+    before.
     """
     registry = Registry()
-    root = importlib.import_module(package)
-    for folder in root.__path__:
-        _refuse_loose_data(Path(folder))
-    names = sorted(module.name for module in pkgutil.iter_modules(root.__path__, f"{package}."))
+    folders = importlib.import_module(package).__path__
+    names = sorted(module.name for module in pkgutil.iter_modules(folders, f"{package}."))
     if plugins:
         names += [point.module for point in entry_points(group=ENTRY_POINTS)]
     for name in names:
@@ -88,26 +69,20 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
     return registry
 
 
-def _refuse_loose_data(folder: Path) -> None:
-    """Raise DeclarationError for data that belongs to no op in particular."""
-    for entry in sorted(folder.iterdir()):
-        hidden = entry.name.startswith((".", "__"))
-        inside = entry.is_dir() and (entry / "__init__.py").is_file()
-        if not (hidden or inside or entry.suffix == ".py"):
-            raise DeclarationError(
-                f"{entry} belongs to no op: move it into the op's folder, which is declared in "
-                "its __init__.py"
-            )
-
-
 @contextlib.contextmanager
 def providers_restored(ops: Iterable[Op]) -> Iterator[None]:
     """In this context, providers may be registered on these ops; at the end they are restored."""
-    before = _providers(ops)
+    before = [(op, dict(op.providers)) for op in ops]
     try:
         yield
     finally:
         _restore(before)
+
+
+def _restore(before: Iterable[tuple[Op, dict[str, Provider]]]) -> None:
+    for op, providers in before:
+        op.providers.clear()
+        op.providers.update(providers)
 
 
 def load_file(path: str | Path, registry: Registry) -> ModuleType:
@@ -121,16 +96,16 @@ def load_file(path: str | Path, registry: Registry) -> ModuleType:
     needs it for a while only uses `providers_restored`.
     """
     path = Path(path).resolve()
-    if not path.is_file():
-        raise ValueError(f"no file {str(path)!r}: name a Python file with an op declaration")
+    if not path.is_file() or path.suffix != ".py":
+        raise ValueError(f"no file {str(path)!r} of Python: name one with an op declaration")
     name = f"tinyllama_ops_file_{path.stem}"
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
         name += f"_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # of another folder
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{str(path)!r} is not a Python file: name one that ends in .py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    before = _providers(registry.values())
+    before = [(op, dict(op.providers)) for op in registry.values()]
     sys.modules[name] = module
     try:
         with adopted():
@@ -156,7 +131,7 @@ def import_name(file: Path) -> tuple[Path, str]:
 def load_about(declaration: str | Path, file: str | Path, registry: Registry) -> ModuleType:
     """As `load_file` for a declaration that imports ``file`` by its name.
 
-    Raises ValueError where another module has that name.
+    Raises UsageError where another module has that name.
     """
     folder, name = import_name(Path(file))
     sys.path.insert(0, str(folder))
@@ -165,16 +140,3 @@ def load_about(declaration: str | Path, file: str | Path, registry: Registry) ->
     if imported is None or Path(imported).resolve() != Path(file).resolve():
         raise UsageError(f"{str(file)!r}: another module is named {name!r}: rename the file")
     return module
-
-
-_Providers = list[tuple[Op, dict[str, Provider]]]
-
-
-def _providers(ops: Iterable[Op]) -> _Providers:
-    return [(op, dict(op.providers)) for op in ops]
-
-
-def _restore(before: _Providers) -> None:
-    for op, providers in before:
-        op.providers.clear()
-        op.providers.update(providers)

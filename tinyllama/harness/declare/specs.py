@@ -24,11 +24,8 @@ STANDARD = normal()
 
 
 class Terms(NamedTuple):
-    """How terms that may cancel are rounded (see `tinyllama.harness.declare.op.Op.magnitude`).
-
-    dtype: in which they are held; None is that of the result. shared: whether all elements of a
-    result may share one rounded factor.
-    """
+    """How terms that may cancel are rounded: ``rounded_to`` and ``shared`` of
+    `tinyllama.harness.declare.op.Op.magnitude`."""
 
     dtype: torch.dtype | None = None
     shared: bool = False
@@ -77,9 +74,7 @@ class Tensor:
 
     def dtype_beside(self, first: torch.Tensor) -> torch.dtype:
         """Its dtype in a call whose first input is ``first``."""
-        if self.dtype_of is not None:
-            return self.dtype_of(first)
-        return self.dtype or first.dtype
+        return self.dtype_of(first) if self.dtype_of else self.dtype or first.dtype
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -90,7 +85,7 @@ class Tensor:
         return self.values if isinstance(self.values, Values) else self.values(dims)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(init=False)
 class Case:
     """One shape of an op: ``Case(N=3, D=100, why="a width that no power of two divides")``.
 
@@ -116,32 +111,25 @@ class Case:
         values: Mapping[str, Values] | None = None,
         **dims: int | tuple[int, ...],
     ) -> None:
-        set_field = object.__setattr__
-        set_field(self, "dims", dims)
-        set_field(self, "why", why)
-        set_field(self, "params", dict(params or {}))
-        set_field(self, "values", dict(values or {}))
-        set_field(self, "without", ())
+        self.dims, self.why, self.without = dims, why, ()
+        self.params, self.values = dict(params or {}), dict(values or {})
 
     def resized(self, **dims: int | tuple[int, ...]) -> "Case":
         """The same case with other sizes of some dimensions."""
-        return self._changed(dims={**self.dims, **dims})
+        case = copy.copy(self)
+        case.dims = {**self.dims, **dims}
+        return case
 
     def lacking(self, *names: str) -> "Case":
         """The same case without these optional inputs: ``Case(N=3).lacking("bias")``."""
-        return self._changed(without=names)
-
-    def _changed(self, **fields: Any) -> "Case":
         case = copy.copy(self)
-        for name, value in fields.items():
-            object.__setattr__(case, name, value)
+        case.without = names
         return case
 
     def __str__(self) -> str:
-        def size(value: int | tuple[int, ...]) -> str:
-            return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-        sizes = "".join(f"{name}{size(value)}" for name, value in self.dims.items())
+        sizes = "".join(
+            f"{name}{'x'.join(map(str, flat([size])))}" for name, size in self.dims.items()
+        )
         params = [f"{name}={value}" for name, value in self.params.items()]
         return ",".join([sizes, *params, *(f"no_{name}" for name in self.without)])
 
@@ -208,10 +196,7 @@ def flat(sizes: Iterable[Any]) -> tuple[int, ...]:
 
 def shape_of(axes: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
     """The shape of declared axes, of which a leading dimension may be several."""
-    lengths = (
-        sizes[axis] if isinstance(sizes.get(axis), tuple) else size_of(axis, sizes) for axis in axes
-    )
-    return list(flat(lengths))
+    return list(flat(sizes[axis] if axis in sizes else size_of(axis, sizes) for axis in axes))
 
 
 def names_in(axis: str) -> set[str]:
@@ -219,27 +204,23 @@ def names_in(axis: str) -> set[str]:
     return {name for name in re.split(r"[+*/]", axis) if not name.isdecimal()}
 
 
-def add_derived(sizes: dict[str, Any], axes: Sequence[tuple[str, int]]) -> None:
-    """Add the dimensions that only computed axes tell: R where an axis ``2*R`` has 6 elements.
-
-    axes: computed axes, with their sizes. Each may need a dimension that another one tells.
-    """
-    for _ in axes:
-        for axis, size in axes:
+def sizes_in(axes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The sizes of the dimensions of axes, of which each is there with its size; also of those that
+    only computed axes tell: R where an axis ``2*R`` has 6 elements."""
+    axes = list(axes)
+    sizes = {axis: size for axis, size in axes if axis.isidentifier()}
+    computed = [(axis, size) for axis, size in axes if not axis.isidentifier()]
+    for _ in computed:  # each may need a dimension that another one tells
+        for axis, size in computed:
             unknown = names_in(axis) - sizes.keys()
-            if len(unknown) == 1:
-                sizes.update(_solved(axis, unknown.pop(), size, sizes))
-
-
-def _solved(axis: str, name: str, size: int, sizes: Mapping[str, Any]) -> dict[str, int]:
-    """The size of the dimension ``name`` with which an axis has this size; {} where there is none,
-    or there may be several, as with a quotient."""
-    if "/" in axis:
-        return {}
-    least, next_size = (size_of(axis, {**sizes, name: length}) for length in (0, 1))
-    length = (size - least) // (next_size - least) if next_size > least else -1
-    fits = length >= 0 and size_of(axis, {**sizes, name: length}) == size
-    return {name: length} if fits else {}
+            if len(unknown) != 1 or "/" in axis:  # a quotient may have several sizes
+                continue
+            (name,) = unknown
+            least, following = (size_of(axis, {**sizes, name: length}) for length in (0, 1))
+            length = (size - least) // (following - least) if following > least else -1
+            if length >= 0 and size_of(axis, {**sizes, name: length}) == size:
+                sizes[name] = length
+    return sizes
 
 
 def size_of(axis: str, sizes: Mapping[str, Any]) -> int:

@@ -78,8 +78,7 @@ def ranked(high: int) -> Values:
     Zipf's law. Uniform integers hide what a few frequent ones cost."""
 
     def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        device = generator.device
-        weights = 1 / torch.arange(1, high + 1, dtype=torch.float64, device=device)
+        weights = 1 / torch.arange(1, high + 1, dtype=torch.float64, device=generator.device)
         drawn = torch.multinomial(weights, math.prod(shape), True, generator=generator)
         return drawn.reshape(shape)
 

@@ -161,11 +161,13 @@ class Fused:
         return passes.backward(grads, kept, saved, cls.way)
 
 
-@stack.step_choices("fused")
 def choices(x_BTD: torch.Tensor, dtype: torch.dtype) -> None:
     """Whether the blocks are a stack at all, and when they are updated."""
     pays(x_BTD, dtype)
     pays_beside(x_BTD, dtype)
+
+
+stack.asks["fused"] = choices
 
 
 def provider_of(plan: str) -> str:

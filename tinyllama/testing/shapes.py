@@ -20,7 +20,6 @@ DTYPES = {
     "int64": "torch.int64",
 }
 _AXIS = re.compile(r"[A-Za-z_0-9]+([+*/][A-Za-z_0-9]+)*\Z")
-_INTEGERS = re.compile(r"(int\d*)<(\w+)\Z")
 _EXAMPLE = "use one such as 'x: N D, w: D, target: N int<V, mask: N D bool, bias: D?'"
 
 
@@ -38,18 +37,6 @@ class InputShape:
     def floating(self) -> bool:
         return "int" not in self.dtype and "bool" not in self.dtype
 
-    def source(self, grad: bool) -> str:
-        """The input as a `Tensor` in Python; grad: with a gradient, where it is floating-point."""
-        words = [f'"{" ".join(self.axes)}"']
-        words += [f"dtype={self.dtype}"] if self.dtype else []
-        if self.below.isidentifier():
-            words.append(f'values=lambda sizes: integers(sizes["{self.below}"])')
-        elif not self.floating:
-            words.append(f"values=integers({self.below or 2})")
-        words += ["grad=True"] if grad and self.floating else []
-        words += ["optional=True"] if self.optional else []
-        return f"Tensor({', '.join(words)})"
-
     @property
     def dimensions(self) -> list[str]:
         """The names of the dimensions of its axes and of its bound, in order."""
@@ -65,34 +52,24 @@ def parse_shapes(text: str) -> dict[str, InputShape]:
     inputs: dict[str, InputShape] = {}
     for part in text.split(","):
         name, colon, axes = (word.strip() for word in part.rpartition(":"))
-        if colon and not name.isidentifier():
-            raise UsageError(f"--shape: {part.strip()!r} has no name before its colon: {_EXAMPLE}")
-        if not colon and "," in text:
-            raise UsageError(f"--shape: {part.strip()!r} has no name, among several: {_EXAMPLE}")
-        if name in inputs:
-            raise UsageError(f"--shape: {name!r} is there twice: give each input one name")
-        inputs[name] = _parsed(axes, part.strip())
-    if not any(entry.dimensions for entry in inputs.values()):
+        if name in inputs or not (name.isidentifier() if colon else "," not in text):
+            text = "needs a name of its own before a colon"
+            raise UsageError(f"--shape: {part.strip()!r} {text}: {_EXAMPLE}")
+        inputs[name] = _parsed(axes)
+    if not any(shape.dimensions for shape in inputs.values()):
         raise UsageError(f"--shape {text!r}: name at least one axis, whose size varies: {_EXAMPLE}")
     return inputs
 
 
-def _parsed(text: str, part: str) -> InputShape:
-    optional = text.endswith("?")
+def _parsed(text: str) -> InputShape:
     words = text.removesuffix("?").split()
     dtype = below = ""
-    if words and (bound := _INTEGERS.match(words[-1])):
-        dtype, below = bound.groups()
-        words.pop()
-    elif words and words[-1] in DTYPES:
-        dtype = words.pop()
-    if dtype.startswith("int") and not below:
-        raise UsageError(f"--shape: {part!r} has no bound: write {dtype}<V, an index below V")
-    if dtype not in ("", *DTYPES):
-        known = ", ".join(name for name in DTYPES if name.startswith("int"))
-        raise UsageError(f"--shape: {part!r} has the dtype {dtype!r}: use one of {known}")
+    if words and words[-1].split("<")[0] in DTYPES:
+        dtype, _, below = words.pop().partition("<")
+    if dtype.startswith("int") != below.isalnum():
+        raise UsageError(f"--shape: {text!r}: write an index below V as int<V, a mask as bool")
     for word in words:
         if not _AXIS.match(word):
-            text = "is neither an axis (N, 64, 2*R) nor a dtype"
-            raise UsageError(f"--shape: {word!r} of {part!r} {text} ({', '.join(DTYPES)})")
-    return InputShape(tuple(words), DTYPES.get(dtype, ""), below, optional)
+            fix = f"is neither an axis (N, 64, 2*R) nor a dtype ({', '.join(DTYPES)})"
+            raise UsageError(f"--shape: {word!r} of {text!r} {fix}")
+    return InputShape(tuple(words), DTYPES.get(dtype, ""), below, text.endswith("?"))

@@ -1,0 +1,379 @@
+"""The declaration of a function that is to be like another one, written as a Python file.
+
+The user's file is read, not imported. The reference is imported, and called on small tensors of
+several sizes, from which the outputs follow.
+"""
+
+import ast
+import contextlib
+import inspect
+import itertools
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinyllama.harness.check.evaluate import make_inputs
+from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.registry import import_name
+from tinyllama.harness.declare.specs import FLOATS, Case, DeclarationError, shape_of, size_of
+from tinyllama.harness.kernels.foreign import foreign
+from tinyllama.harness.kernels.precision import DTYPE_OF
+from tinyllama.harness.kernels.tuned import adopted
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.testing.shapes import InputShape, parse_shapes
+
+# Sizes of the last dimension, of the one before, and so on: no power of two, powers of two, and
+# more than a block. Those of a case differ, which tells the axes of an output.
+GENERAL = (50, 19, 3, 2, 5, 4, 7, 6)
+ALIGNED = (64, 32, 4, 2, 8, 16, 3, 5)
+LARGE = (260, 130, 70, 67, 5, 4, 7, 6)
+ALONE = 2500  # the large size of a single dimension
+MOST_ELEMENTS = 2**18  # of a tensor in the large case: more takes long to interpret
+
+TEMPLATE = '''"""{function} of {file} is to be like {like}."""
+
+import torch
+
+{imports}
+from tinyllama.harness import Case, Op, Tensor, in_double
+from tinyllama.harness.values import integers
+
+op = Op(
+    "{name}",
+    inputs={{
+{inputs}
+    }},
+    outputs={{{outputs}}},
+    params={{{params}}},
+    cases=[
+{cases}
+    ],
+    dtypes=({dtypes}),
+)
+
+
+@op.reference
+@in_double
+{reference}
+
+
+@op.provider("candidate"{traits})
+{candidate}
+'''
+
+
+class NotExpressibleError(Exception):
+    """Why no declaration follows from the reference."""
+
+
+class Function:
+    """A function as the declaration calls it.
+
+    name: in the declaration. parameters: their names in order; None where they are not known.
+    by_name: whether it takes parameters by name, which ``Class.apply`` does not.
+    """
+
+    def __init__(self, name: str, parameters: list[str] | None, by_name: bool = True) -> None:
+        self.name, self.parameters, self.by_name = name, parameters, by_name
+
+    def takes(self, name: str) -> bool:
+        return self.parameters is None or name in self.parameters
+
+    def defined_as(self, name: str, inputs: Sequence[str], params: Mapping[str, str]) -> str:
+        """A function of this name that calls it. params: what is passed for each parameter. From
+        the first input that has another place on, inputs go by name: ``weight`` does where a
+        function takes a shape before it."""
+        values = {parameter: text for parameter, text in params.items() if self.takes(parameter)}
+        places = self.parameters or []
+        moved = (i for i, x in enumerate(inputs) if x in places and places.index(x) != i)
+        first = next(moved, len(inputs)) if self.by_name else len(inputs)
+        words = [*inputs[:first], *(f"{x}={x}" for x in inputs[first:])]
+        words += [f"{k}={v}" if self.by_name else v for k, v in values.items()]
+        arguments = ", ".join([*inputs, *(p for p, text in params.items() if p == text)])
+        return f"def {name}({arguments}):\n    return {self.name}({', '.join(words)})"
+
+
+class Draft:
+    """The declaration of ``function`` of ``file``, with another function as its reference.
+
+    like: ``torch.nn.functional.gelu``, or ``FILE:FUNCTION``. shape: of the inputs, see
+    `tinyllama.testing.shapes`. params: ``NAME=LITERAL``. dtypes: short names; none: all
+    that the reference takes. gradients: whether those of floating-point inputs are compared.
+    device: where the reference is called.
+
+    Raises UsageError for a value that cannot be used.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        function: str,
+        *,
+        like: str,
+        shape: str,
+        params: Sequence[str] = (),
+        dtypes: Sequence[str] = (),
+        gradients: bool = True,
+        device: str = "cpu",
+    ) -> None:
+        self.file, self.function, self.like, self.device = Path(file), function, like, device
+        self.dtypes = [DTYPE_OF[name] for name in dtypes] or list(FLOATS)
+        self.gradients, self.notes, self.problem = gradients, list[str](), ""
+        node = _defined(self.file, function)
+        parameters = parameters_of(node)
+        is_function = isinstance(node, ast.FunctionDef)
+        self.candidate = Function(f"my_{function}", parameters, by_name=is_function)
+        self.inputs = self._in_order(parse_shapes(shape), parameters)
+        self.imports = [_import(self.file, function, self.candidate.name)]
+        self.reference = self._reference()
+        self.literals = dict(map(_literal, params))
+        functions = (self.candidate, self.reference)
+        for name in self.literals:
+            if not any(user.takes(name) for user in functions):
+                raise UsageError(f"--param {name}: neither {function} nor {like} takes {name!r}")
+        self.params = [x for x in self.literals if all(user.takes(x) for user in functions)]
+        self.sizes = self._sizes()
+        first = next(iter(self.inputs.values()))
+        self.outputs = {"output": f'Tensor("{" ".join(first.axes)}")'}  # until it is known
+        try:
+            self._find_outputs(droppable=not dtypes)
+        except NotExpressibleError as error:
+            self.problem = str(error)
+
+    def plain(self) -> dict[str, Any]:
+        """The text, why it is incomplete ("" where it can be checked), and what is to be noted."""
+        return {"text": self._text(), "problem": self.problem, "notes": self.notes}
+
+    # -- what the command line names ------------------------------------------------------------
+
+    def _in_order(
+        self, shapes: dict[str, InputShape], parameters: list[str] | None
+    ) -> dict[str, InputShape]:
+        """The inputs in the order of the candidate's parameters, which have their names."""
+        if "" in shapes:
+            return {parameters[0] if parameters else "x": shapes[""]}
+        names = parameters or list(shapes)
+        for name in shapes.keys() - set(names):
+            text = f"{self.function} has no argument {name!r}: use {', '.join(names)}"
+            raise UsageError(f"--shape: {text}")
+        return {name: shapes[name] for name in names if name in shapes}
+
+    def _reference(self) -> Function:
+        """The reference, imported: it may ask for a GPU, and have kernels."""
+        called, statement = self.like, ""
+        home, _, name = self.like.rpartition(".")
+        if ":" in self.like:
+            file, _, name = self.like.rpartition(":")
+            _defined(Path(file), name)
+            folder, home = import_name(Path(file))
+            sys.path.insert(0, str(folder))
+            if folder != import_name(self.file)[0]:
+                self.imports += ["import sys", f"sys.path.append({str(folder)!r})"]
+        if not self.like.startswith("torch."):
+            called = f"like_{name}"
+            statement = f"from {home} import {name} as {called}"
+            self.imports.append(statement)
+        self.loaded: dict[str, Any] = {"torch": torch}
+        try:
+            with adopted(), foreign() if self.device == "cpu" else contextlib.nullcontext():
+                exec(statement, self.loaded)
+                function = eval(called, self.loaded)
+        except Exception as error:
+            text = f"--like {self.like!r} cannot be imported ({type(error).__name__}: {error})"
+            fix = "use a dotted name such as torch.nn.functional.gelu, or FILE:FUNCTION"
+            raise UsageError(f"{text}: {fix}") from error
+        parameters = None
+        with contextlib.suppress(TypeError, ValueError):  # it is written in C++
+            parameters = list(inspect.signature(function).parameters.values())
+        open_ended = parameters is None or any("*" in str(x) for x in parameters)
+        return Function(called, None if open_ended else [x.name for x in parameters or ()])
+
+    def _sizes(self) -> list[dict[str, int]]:
+        """The sizes of each case, by dimension."""
+        shapes = self.inputs.values()
+        names = list(dict.fromkeys(name for shape in shapes for name in shape.dimensions))[::-1]
+        if len(names) > len(GENERAL):
+            raise UsageError(f"--shape has {len(names)} dimensions: use at most {len(GENERAL)}")
+        cases = [dict(zip(names, sizes, strict=False)) for sizes in (GENERAL, ALIGNED, GENERAL)]
+        for name, size in zip(names, LARGE if names[1:] else [ALONE], strict=False):
+            longer = {**cases[-1], name: size}
+            if all(math.prod(shape_of(x.axes, longer)) <= MOST_ELEMENTS for x in shapes):
+                cases[-1] = longer
+        return [dict(reversed(sizes.items())) for sizes in cases]
+
+    # -- what the reference says ----------------------------------------------------------------
+
+    def _find_outputs(self, droppable: bool) -> None:
+        """Call the reference in each dtype and size. Raises NotExpressibleError."""
+        general, *others = self._declared().cases
+        first = self.dtypes[0]
+        in_dtype = {first: self._results(general, first)}
+        for dtype in self.dtypes[1:]:
+            try:
+                in_dtype[dtype] = self._results(general, dtype)
+            except NotExpressibleError as error:
+                if not droppable:
+                    raise
+                self.notes.append(f"not in {str(dtype).removeprefix('torch.')}: {error}")
+        self.dtypes = [*in_dtype]
+        self._results(general, torch.float64)  # as the oracle
+        results = in_dtype[first]
+        floating = [result for result in results if result.is_floating_point()]
+        if self.gradients and not (floating and all(x.requires_grad for x in floating)):
+            self.gradients = False
+            self.notes.append(f"no gradients: the results of {self.like} have none")
+        in_case = [results, *(self._results(case, first) for case in others)][: len(self.sizes)]
+        self.outputs = {}
+        for place, result in enumerate(results):
+            name = "output" if len(results) == 1 else f"output_{place + 1}"
+            name = f"{name}_" if name in (*self.inputs, *self.params) else name
+            axes = self._axes([tensors[place].shape for tensors in in_case], name)
+            dtypes = {dtype: tensors[place].dtype for dtype, tensors in in_dtype.items()}
+            fixed = any(dtype is not usual for usual, dtype in dtypes.items())
+            if fixed and len(set(dtypes.values())) > 1:
+                raise NotExpressibleError(f"the dtype of {name} follows no rule: {dtypes}")
+            self.outputs[name] = f'Tensor("{axes}"{f", dtype={result.dtype}" if fixed else ""})'
+
+    def _declared(self) -> Op:
+        """The op of the text, without the candidate."""
+        text = self._text().partition("\n\n@op.provider")[0]
+        names: dict[str, Any] = {**self.loaded, "__name__": "declaration"}
+        try:
+            exec(text.replace(self.imports[0], ""), names)
+        except DeclarationError as error:
+            raise UsageError(f"--shape: {error}") from error
+        op: Op = names["op"]
+        return op
+
+    def _results(self, case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """What the reference returns for the inputs of a case."""
+        op = self._declared()
+        inputs = make_inputs(op, case, dtype, self.device)
+        for name in op.differentiable:
+            if inputs.args[name] is not None:
+                inputs.args[name].requires_grad_()
+        try:
+            results = several(op["eager"].call(*inputs.args.values(), **inputs.params))
+        except Exception as error:
+            message = next(iter(str(error).strip().splitlines()), "no message")
+            text = f"{self.like} raised {type(error).__name__}: {message}"
+            raise NotExpressibleError(f"{text} (in {dtype}, case {case})") from error
+        if not results or not all(isinstance(result, torch.Tensor) for result in results):
+            kinds = ", ".join(type(result).__name__ for result in results) or "nothing"
+            raise NotExpressibleError(f"{self.like} returned {kinds}, not tensors")
+        return results
+
+    def _axes(self, shapes: Sequence[torch.Size], output: str) -> str:
+        """The axes that have these sizes in the cases. Raises NotExpressibleError."""
+        if len({len(shape) for shape in shapes}) > 1:
+            raise NotExpressibleError(f"{output} has no fixed number of axes: {shapes}")
+        names = list(self.sizes[0])
+        pairs = ["".join(pair) for pair in itertools.product(names, "*/+", [*names, *"2345678"])]
+        axes = []
+        for lengths in zip(*shapes, strict=True):
+            for axis in [*names, str(lengths[0]), *pairs]:
+                if [size_of(axis, sizes) for sizes in self.sizes] == list(lengths):
+                    axes.append(axis)
+                    break
+            else:
+                text = f"an axis of {output} is no sum or product of the dimensions"
+                raise NotExpressibleError(f"{text}: {lengths} for {self.sizes}")
+        return " ".join(axes)
+
+    # -- the text -------------------------------------------------------------------------------
+
+    def _text(self) -> str:
+        """The declaration as a Python file."""
+        source = self.file.read_text(encoding="utf-8")
+        name = (
+            re.sub(r"\W+", "_", f"{self.file.stem}_{self.function}").lower().lstrip("_0123456789")
+        )
+        cases = [", ".join(f"{x}={size}" for x, size in sizes.items()) for sizes in self.sizes]
+        inputs = {x: _source(shape, self.gradients) for x, shape in self.inputs.items()}
+        passed = {x: x if x in self.params else text for x, text in self.literals.items()}
+        return TEMPLATE.format(
+            function=self.function,
+            file=self.file.name,
+            like=self.like,
+            imports="\n".join(self.imports),
+            name=name or "op",
+            inputs="\n".join(f'        "{x}": {text},' for x, text in inputs.items()),
+            outputs=", ".join(f'"{x}": {text}' for x, text in self.outputs.items()),
+            params=", ".join(f'"{x}": {self.literals[x]}' for x in self.params),
+            cases="\n".join(f"        Case({case})," for case in cases),
+            dtypes=", ".join(map(str, self.dtypes)) + ",",
+            reference=self.reference.defined_as("reference", [*inputs], passed),
+            traits=", double_backward=False" if "autograd.Function" in source else "",
+            candidate=self.candidate.defined_as("candidate", [*inputs], passed),
+        )
+
+
+def _source(shape: InputShape, gradients: bool) -> str:
+    """An input as a `Tensor` in Python."""
+    words = [f'"{" ".join(shape.axes)}"', *([f"dtype={shape.dtype}"] if shape.dtype else [])]
+    if shape.below.isidentifier():
+        words.append(f'values=lambda sizes: integers(sizes["{shape.below}"])')
+    elif not shape.floating:
+        words.append(f"values=integers({shape.below or 2})")
+    words += ["grad=True"] if gradients and shape.floating else []
+    words += ["optional=True"] if shape.optional else []
+    return f"Tensor({', '.join(words)})"
+
+
+def _literal(text: str) -> tuple[str, str]:
+    """The name and the literal of ``NAME=LITERAL``."""
+    name, _, value = (word.strip() for word in text.partition("="))
+    with contextlib.suppress(ValueError, SyntaxError):
+        ast.literal_eval(value)
+        if name.isidentifier():
+            return name, value
+    fix = "use NAME=LITERAL, such as dim=-1, eps=1e-5 or reduction='sum'"
+    raise UsageError(f"--param {text!r}: {fix}")
+
+
+# -- the functions of a file ----------------------------------------------------------------------
+
+
+def functions_of(file: Path) -> Iterator[tuple[str, Any]]:
+    """What a file defines at its top that Python calls: functions that are no kernels, and ``name =
+    Class.apply``; names and nodes. Raises UsageError for a file that is not Python."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UsageError(f"{str(file)!r} cannot be read as Python: {error}") from error
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            if not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+                yield node.name, node
+        elif isinstance(node, ast.Assign) and ast.unparse(node.value).endswith(".apply"):
+            yield from ((name.id, node) for name in node.targets if isinstance(name, ast.Name))
+
+
+def parameters_of(node: Any, *, required: bool = False) -> list[str] | None:
+    """The names of a function's parameters; None where they are not known. required: only those
+    without defaults."""
+    if not isinstance(node, ast.FunctionDef) or node.args.vararg or node.args.kwarg:
+        return None
+    places = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    if required:
+        return places[: len(places) - len(node.args.defaults)]
+    return places + [argument.arg for argument in node.args.kwonlyargs]
+
+
+def _defined(file: Path, name: str) -> Any:
+    """The node of a function. Raises UsageError where the file has none of this name."""
+    functions = dict(functions_of(file))
+    if name not in functions:
+        public = ", ".join(x for x in functions if x[0] != "_") or "none"
+        raise UsageError(f"{str(file)!r} has no function {name!r}: use {public}")
+    return functions[name]
+
+
+def _import(file: Path, name: str, alias: str) -> str:
+    return f"from {import_name(file)[1]} import {name} as {alias}"
