@@ -76,37 +76,3 @@ def gap(op: Op, provider: Provider, check: str, device: torch.device) -> str | N
     if check == "determinism" and device.type not in provider.deterministic:
         return f"declared not to be deterministic on {device.type}"
     return None
-
-
-def table() -> str:
-    """Markdown: a row for each check, on a machine without a GPU."""
-    lines = [
-        "| check | `make test` | the slow lane | why an op or a provider is left out |",
-        "|---|---|---|---|",
-    ]
-    for check in CHECKS:
-        quick, slow = LANES.get(check, (QUICK, "every case"))
-        if check in ELSEWHERE:
-            quick = f"{quick} ([{ELSEWHERE[check]}](../correctness_tests/{ELSEWHERE[check]}))"
-        gaps = _gaps(check)
-        if len(gaps) == 1 and len(*gaps.values()) == len(tree()):
-            quick, slow = "on a GPU only", "on a GPU only"
-        lines.append(f"| {check} | {quick} | {slow} | {'; '.join(gaps)} |")
-    return "\n".join(lines)
-
-
-def _gaps(check: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for op, provider in tree():
-        reason = gap(op, provider, check, torch.device("cpu"))
-        if check == accuracy.ABSENT and len(op.outputs) < 2:
-            reason = "it has no second output"
-        elif check == accuracy.WANTED and len(op.differentiable) < 2:
-            reason = "fewer than two of its inputs have gradients"
-        elif check in (accuracy.GRADIENTS, accuracy.UPSTREAMS) and not op.differentiable:
-            reason = "it has no gradients"
-        elif check == accuracy.EXTREMES and not op.extremes:
-            reason = "it declares no extreme values"
-        if reason is not None:
-            found.setdefault(reason, []).append(f"`{provider}`")
-    return found

@@ -16,7 +16,6 @@ from pathlib import Path
 import field.run
 from tinyllama.profiling import documents as from_documents
 from tools import (
-    check_table,
     claims_table,
     gate_tables,
     guide_table,
@@ -61,7 +60,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "certificate": gate_tables.certificate,
     "tried": gate_tables.tried,
     "validation": gate_tables.validation,
-    "own-checks": check_table.table,
     "claims-of-v4": claims_table.table,
     "field": field.run.tables,
     "documents": from_documents.table,

@@ -1,4 +1,4 @@
-"""What calls in a row may not change, keep or depend on, as docs/CHECKS.md says. The corpus has the
+"""What calls in a row may not change, keep or depend on, as docs/check.md says. The corpus has the
 faults; here each promise has one."""
 
 from collections.abc import Callable

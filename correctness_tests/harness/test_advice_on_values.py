@@ -1,4 +1,4 @@
-"""What CHECKS.md calls advice on values and precision is of no higher rank."""
+"""What check.md calls advice on values and precision is of no higher rank."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """The tree's own Triton providers pass the checks that users' files are held to.
 
 Accuracy and resources have suites of their own; what runs where, and why something does not, is the
-table in docs/CHECK.md. A check that could not be made must say the reason that the table has.
+table in docs/check.md. A check that could not be made must say the reason that the table has.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ LESS = {
     "swiglu-naive": {"F": 3},
     "stack-single": {"L": 1},
 }
-EVERY_CASE = [name for name in HERE if name not in ALONE]  # see docs/CHECK.md for why
+EVERY_CASE = [name for name in HERE if name not in ALONE]  # see docs/check.md for why
 CONFIGURED = ("out of bounds", "determinism")
 # Advice that is known: attention computes in the dtype of its inputs, which the projections choose.
 ADVISED = {("attention", "triton", "autocast"): "autocast is ignored"}

@@ -54,7 +54,7 @@ def selected(config: pytest.Config, team: Team) -> Selection:
     for module, file in named.items():
         if not declared_by(registry, [module]):
             raise pytest.UsageError(
-                f"{file} declares no op and no provider: see docs/CHECK.md; name tests before --ops"
+                f"{file} declares no op and no provider: see docs/check.md; name tests before --ops"
             )
     for module in modules:
         if not declared_by(registry, [module]):

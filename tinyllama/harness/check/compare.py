@@ -79,7 +79,7 @@ COUNTS = {"exact": "are wrong", "off by": "are off by no more than off_by"}
 
 CANCELS = (
     "an error of the size of other rows' rounding; if terms of a sum cancel in this row, declare "
-    "their magnitude (docs/CHECK.md: Terms that cancel)"
+    "their magnitude (docs/check.md: Terms that cancel)"
 )
 
 
