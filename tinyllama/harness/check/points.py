@@ -27,7 +27,7 @@ from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.check.layouts import SINGLE
 from tinyllama.harness.check.resizing import draws_for, general, resized
-from tinyllama.harness.check.work import Growth, work_of
+from tinyllama.harness.check.work import MOST_WORK, Growth, work_of
 from tinyllama.harness.declare.specs import Case
 from tinyllama.harness.declare.values import constant
 
@@ -50,8 +50,7 @@ LEADING = ((), (5,), (2, 3), (2, 1, 3))  # axes in place of those that may be an
 OTHER_CASES, OTHER_CASES_OF_VALUES = 3, 1
 # Where a parameter is zero: values that are tiny, or whose exponential is zero.
 BESIDE_ZERO = re.compile(r"times .*e-(1\d|20)\b|plus -?32768")
-MOST_WORK = 2**25  # elements that the reference writes
-MOST_WORK_OF_VALUES = 2**16
+MOST_WORK_OF_VALUES = 2**19
 MOST_ACCESSES = 300  # loads and stores of interpreted programs, of a case that is tried many times
 ELEMENT_SLACK = 8.0  # times the largest usual error of an element, in long rows of 16 bits
 EPSILON = 1e-2  # a parameter below it may be one, which is seen when it is far larger
@@ -61,8 +60,8 @@ LARGEST_WHOLE = 1025  # for a parameter that is a whole number
 @dataclass(frozen=True)
 class Point:
     """A case, with changed values or not. check: `SIZES` or `VALUES`; text: what is at a boundary,
-    in words; parameter: whether it is a parameter; of_elements: as `compare` takes it; axis: that
-    has another length."""
+    in words; parameter: whether it is a parameter; of_elements: as `compare` takes it; axes: that
+    have another length than in the general case."""
 
     check: str
     text: str
@@ -70,7 +69,7 @@ class Point:
     painted: Painted | None = None
     parameter: bool = False
     of_elements: float | None = None
-    axis: str = ""
+    axes: tuple[str, ...] = ()
 
 
 def size_points(candidate: Candidate) -> Iterator[Point]:
@@ -94,13 +93,13 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
         case = sized(base, **{axis: length})
         if case is None:
             continue
-        yield from point(case, axis=axis)
+        yield from point(case, axes=(axis,))
         for varied in _varied(candidate, case, length):
-            yield from point(varied, axis=axis)
+            yield from point(varied, axes=(axis,))
         for dtype in candidate.dtypes if length in OF_DTYPES else ():
             other = replace(case, dtype=dtype)
             if dtype is not base.dtype and not other.unsupported():
-                yield from point(other, axis=axis, of_elements=ELEMENT_SLACK)
+                yield from point(other, axes=(axis,), of_elements=ELEMENT_SLACK)
     several: list[tuple[Sequence[str], int]] = [
         (pair, BOTH) for pair in itertools.combinations(axes, 2)
     ]
@@ -109,7 +108,7 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
     if len(axes) > 2:
         several.append((axes, ALL))
     for group, length in several:
-        yield from point(sized(base, **dict.fromkeys(group, length)))
+        yield from point(sized(base, **dict.fromkeys(group, length)), axes=tuple(group))
     for other in [c for c in candidate.plain_cases() if _computed_otherwise(c, base)][:OTHER_CASES]:
         for axis, now in other.case.dims.items():
             for length in (VARIED_LENGTH, *turns) if isinstance(now, int) and now > 1 else ():
@@ -228,7 +227,7 @@ def value_points(candidate: Candidate) -> Iterator[Point]:
     def small(cases: Iterable[OpCase | None]) -> Iterator[OpCase]:
         for case in cases:
             cheap = case and _allowed(candidate, case, MOST_WORK_OF_VALUES)
-            if case and cheap and accesses(candidate, case) <= MOST_ACCESSES:
+            if case and cheap and accesses_of(candidate, case) <= MOST_ACCESSES:
                 yield case
 
     for text, case in with_settings(candidate, base):
@@ -260,19 +259,20 @@ def value_points(candidate: Candidate) -> Iterator[Point]:
 
 def _long(candidate: Candidate, base: OpCase, axis: str) -> OpCase | None:
     """The case with the longest axis of `LONG` that costs little."""
-    growth, longest = Growth(), None
+    usual, longest = accesses_of(candidate, base), None
+    growth = Growth(base.case.dims[axis], usual)
     for length in LONG:
         case = resized(candidate, base, axis, length)
         if not case or not _allowed(candidate, case, MOST_WORK_OF_VALUES):
             break
-        if growth.at(length) > MOST_ACCESSES:
+        if usual * growth.times(length) > MOST_ACCESSES:
             break
-        growth.add(length, accesses(candidate, case))
+        growth.add(length, accesses_of(candidate, case))
         longest = case
     return longest
 
 
-def accesses(candidate: Candidate, case: OpCase) -> int:
+def accesses_of(candidate: Candidate, case: OpCase) -> int:
     """The loads and stores of all interpreted programs of a call; 0 where none is interpreted."""
     guards = GuardedMemory()
     with contextlib.suppress(Exception):

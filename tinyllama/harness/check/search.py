@@ -1,13 +1,15 @@
 """The search: every point of a fixed list, until one is wrong."""
 
 import contextlib
+import math
 from collections.abc import Iterable
 
 import torch
 
 from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
 from tinyllama.harness.check.judge import ENDLESS, boundary_fault
-from tinyllama.harness.check.points import Point, size_points, value_points
+from tinyllama.harness.check.points import Point, accesses_of, size_points, value_points
+from tinyllama.harness.check.resizing import general
 from tinyllama.harness.check.work import Growth, work_of
 
 MOST_ACCESSES = 3000  # loads and stores of interpreted programs, of which a thousand take 0.2 s
@@ -33,18 +35,18 @@ def _search(candidate: Candidate, points: Iterable[Point], none: str) -> Finding
         raise Unsupported("the reference is what results are compared with")
     lesser: Finding | None = None
     tried, endless = 0, float("inf")
-    growth: dict[str, Growth] = {}
+    base = general(candidate)
+    usual = accesses_of(candidate, base)
+    growth = {axis: Growth(n, usual) for axis, n in base.case.dims.items() if isinstance(n, int)}
     for point in points:
-        work = work_of(candidate.op, point.case.case, point.case.dtype)
-        if work >= endless:
-            continue
-        along = growth.setdefault(point.axis, Growth())
-        if point.axis and along.at(length := point.case.case.dims[point.axis]) > MOST_ACCESSES:
+        work, dims = work_of(candidate.op, point.case.case, point.case.dtype), point.case.case.dims
+        times = math.prod(growth[axis].times(dims[axis]) for axis in point.axes)
+        if work >= endless or usual * times > MOST_ACCESSES:
             continue
         with torch.no_grad() if point.case.wanted == () else contextlib.nullcontext():
             finding, accesses = boundary_fault(candidate, point)
-        if point.axis and not point.case.varied:
-            along.add(length, accesses)
+        if len(point.axes) == 1 and not point.case.varied:
+            growth[point.axes[0]].add(dims[point.axes[0]], accesses)
         tried += 1
         if finding is None:
             continue

@@ -13,11 +13,17 @@ from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.specs import Case
 from tinyllama.harness.machine.modes import DispatchMode
 
+MOST_WORK = 2**25  # elements that the reference of a case may write
+OPERATION = 2**14  # elements that take as long as a call of torch
 _COUNTS: WeakKeyDictionary[Op, dict[tuple[str, torch.dtype], int]] = WeakKeyDictionary()
 
 
+class _Enough(Exception):  # noqa: N818 (an answer, not an error)
+    """More is written than any case may."""
+
+
 class _Written(DispatchMode):
-    """Counts the elements of all results."""
+    """Counts the elements of all results; each operation counts as one more at least."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +33,10 @@ class _Written(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.elements += OPERATION
         self.elements += sum(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+        if self.elements > MOST_WORK:
+            raise _Enough
         return result
 
 
@@ -56,6 +65,8 @@ def _counted(op: Op, case: Case, dtype: torch.dtype) -> int:
     try:
         with torch.no_grad(), written:
             op["eager"].call(*args, **{**op.params, **case.params})
+    except _Enough:
+        pass
     except Exception:  # it needs values
         written.elements = sum(
             math.prod(shape) for i in op.inputs.values() for shape in shapes_of(i, case.dims)
@@ -64,23 +75,25 @@ def _counted(op: Op, case: Case, dtype: torch.dtype) -> int:
 
 
 class Growth:
-    """Predicts the accesses of interpreted programs at a length from those at shorter ones."""
+    """Predicts the accesses of interpreted programs at a length from those at shorter ones.
 
-    def __init__(self) -> None:
-        self.counts: list[tuple[int, int]] = []
+    usual: those of the general case; the others are of longer ones.
+    """
+
+    def __init__(self, length: int, usual: int) -> None:
+        self.counts = [(length, usual)]
 
     def add(self, length: int, accesses: int) -> None:
-        self.counts.append((length, accesses))
+        if length > self.counts[-1][0]:
+            self.counts.append((length, accesses))
 
-    def at(self, length: int) -> float:
-        """The accesses to expect; 0 where none were counted."""
-        if not self.counts or not self.counts[-1][1]:
-            return 0
+    def times(self, length: int) -> float:
+        """So many times as many accesses as usual; 1 where none were counted."""
         last, accesses = self.counts[-1]
-        power = 0.0
+        if length <= self.counts[0][0] or not accesses:
+            return 1.0
+        power = 1.0
         for shorter, fewer in self.counts[:-1]:
             if fewer and 2 * shorter <= last:
-                power = math.log(accesses / fewer) / math.log(last / shorter)
-        if len(self.counts) == 1:
-            power = 1.0
-        return accesses * (length / last) ** max(0.0, power)
+                power = max(0.0, math.log(accesses / fewer) / math.log(last / shorter))
+        return accesses / max(1, self.counts[0][1]) * (length / last) ** power
