@@ -27,7 +27,8 @@ from tinyllama.harness.declare.specs import STANDARD
 # Of two. A product of three such large numbers is finite in float32, in any order of a sum; the
 # square of the least is hardly a normal number.
 EXPONENTS = (1, 2, 4, 6, 10, 12, 13, 15, 24, 33, -1, -2, -6, -10, -15, -24, -33, -50, -63)
-EXPONENTS_ALONE = (6, 15, 33, -33, -63)  # of an input that is changed with others, too
+ALONE = "", "alone"  # by whether a distribution is declared, which says how large numbers are
+EXPONENTS_ALONE = (6, 15, -33, -63)  # of an input that is changed with others, too
 SHIFTS = (4, 10, 15)  # powers of two that are added or subtracted
 SUMS_OVERFLOW = 0.25  # the power of a dtype's largest number from which sums of products overflow
 SMALL = 1e-2  # a number below it may be one that a norm is compared with
@@ -66,8 +67,8 @@ def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Pain
     domains = {name: _domain(candidate, case, name) for name in floating}
     numbers = _numbers(candidate, inputs)
     changes = {
-        name: dict(_changes(value, domains[name], numbers, only))
-        for name, value in floating.items()
+        name: dict(_changes(x, domains[name], numbers, only or ALONE[domains[name] == "finite"]))
+        for name, x in floating.items()
     }
     alone = {
         name: dict(_changes(value, domains[name], numbers, "alone"))

@@ -39,7 +39,8 @@ FEW_TIES = 2.0**-10  # of the elements: so many may be rounded to the other side
 ALIKE = 4.0  # times as far beyond a bound as another implementation is
 NUDGE = 1e-7  # of the largest element, by which inputs are moved to see whether a gradient jumps
 HUGE = 1e4
-JUMP = 0.1  # of a gradient and the usual one: the least that is a jump
+OTHER = 0.1  # of a gradient and the usual one: the least by which it is another one
+JUMP = 1e-3  # the least by which it jumps
 FEW = 3  # elements of an axis in which terms no longer cancel
 NOTHING = 2.0**-40  # of the usual size of a result: zero, up to roundings of float64
 CANCELLED = 2.0**-10  # of the usual size of a result: the most that roundings leave
@@ -427,7 +428,7 @@ def _is_convention(
     if gradient is None or (~gradient.isfinite() & right.isfinite()).any():
         return False
     steady = torch.ones_like(right, dtype=torch.bool)
-    least = JUMP * (right.abs() + right.abs().mean())
+    size = right.abs() + right.abs().mean()
     generator = torch.Generator(right.device).manual_seed(candidate.seed)
     for _ in range(2):
         steps = {
@@ -439,8 +440,8 @@ def _is_convention(
         for sign in (1, -1):
             args = {n: x + sign * steps[n] if n in steps else x for n, x in exact.args.items()}
             moved = evaluate(candidate.op, call, replace(exact, args=args))[name]
-            steady &= (moved - right).abs() <= least
-    return not (steady & ((gradient.double() - right).abs() > least)).any()
+            steady &= (moved - right).abs() <= JUMP * size
+    return not (steady & ((gradient.double() - right).abs() > OTHER * size)).any()
 
 
 def _aliased(candidate: Candidate, inputs: Inputs) -> str:

@@ -76,6 +76,8 @@ def _check(op: Declaration) -> None:
             raise DeclarationError(f"op {name!r}: input {of!r} {wrong}")
     for of, tensor in {**op.inputs, **op.outputs}.items():
         require(tensor.dtype_of is None, name, f"{of!r}: dtype_of is for what is saved")
+        integral = not tensor.floating and of in op.outputs
+        require(integral or not tensor.off_by, name, f"{of!r}: off_by is for integral outputs")
     first = next(iter(op.inputs.values()))
     text = f"leading {op.leading}: they are not the first of its first input"
     require(first.axes[:leads] == op.leading, name, text)
