@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
+
+pytest.importorskip("triton")
+
 import triton
 import triton.language as tl
-from torch.nn import functional as F
 
 from tinyllama.harness.declare.specs import FLOATS
 from tinyllama.harness.machine.errors import UsageError

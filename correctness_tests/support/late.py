@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tinyllama.harness.kernels import interpreter, interpreter_values
-from tinyllama.harness.kernels.launch import arguments_of, identity
 
 
 @contextlib.contextmanager
@@ -51,18 +50,17 @@ def rounded_on_the_way() -> Iterator[set[tuple[str, str]]]:
     found: set[tuple[str, str]] = set()
     run = interpreter.run
 
-    def twice(launched: Any, grid: Any, args: Any, kwargs: Any) -> None:
-        kernel, given = identity(launched), arguments_of(launched, args, kwargs)
-        given = {name: getattr(one, "base", one) for name, one in given.items()}
+    def twice(launched: Any, kernel: str, grid: Any, arguments: dict[str, Any]) -> None:
+        given = {name: getattr(one, "base", one) for name, one in arguments.items()}
         tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
         stores = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in tensors.values()}
         before = {at: one.clone() for at, one in stores.items()}
         with _rounded_late():
-            run(launched, grid, args, kwargs)
+            run(launched, kernel, grid, arguments)
         late = {name: _bits(x) for name, x in tensors.items()}
         for at, one in stores.items():
             one.copy_(before[at])
-        run(launched, grid, args, kwargs)
+        run(launched, kernel, grid, arguments)
         found.add((kernel, ""))
         found.update((kernel, n) for n, x in tensors.items() if not torch.equal(_bits(x), late[n]))
 

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tinyllama.harness.kernels import launch_cache, plans
 from tinyllama.harness.kernels.descriptors import is_descriptor
-from tinyllama.harness.kernels.launch import arguments_of, identity
 from tinyllama.ops import OPS
 
 STREAM, FUNCTION, METADATA = 5, 7, (4, 1, 0)
@@ -72,6 +71,7 @@ class Launcher:
             # One that a plan makes holds an address in place of a tensor.
             read[i] = replace(args[i], base=_at(args[i].base.data_ptr(), *of))
         from tinyllama.harness.kernels import interpreter
+        from tinyllama.harness.kernels.launch import arguments_of, identity
 
         kernel = self.kernel
         # The interpreter copies tensors; a launch calls no torch.

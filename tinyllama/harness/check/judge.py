@@ -92,6 +92,9 @@ def faults(candidate: Candidate, case: OpCase, *, compared: bool = True) -> Iter
                 first = replace(first, message=f"{first.message}; kernels: {kernels}")
         if not (beyond and first.check == TOUCHED):  # what was changed are the canaries around it
             yield first
+        if first.check == GRADIENTS and case.wanted is None:  # the outputs may be wrong, too
+            alone = faults(candidate, replace(case, wanted=()), compared=compared)
+            yield from (finding for finding in alone if finding.check == OUTPUTS)
         return
     if not compared:
         return
