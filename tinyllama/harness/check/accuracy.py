@@ -184,11 +184,6 @@ def plain_faults(findings: Iterable[Finding]) -> list[str]:
     return [f.check for f in findings if f.check in PLAIN and not f.outcome.good]
 
 
-def first_fault(candidate: Candidate) -> Finding | None:
-    """The first fault of the first case that has one; None when all cases are right."""
-    return next((f for case in candidate.covered() for f in faults(candidate, case)), None)
-
-
 def variation(case: OpCase) -> str:
     """The check that a varied case belongs to."""
     if case.extreme:

@@ -134,7 +134,6 @@ class Candidate:
     announce: is told each case that is about to be tried.
     ended: cases in which a process ended before, with what is known of that; they are not tried.
     unheld: is filled with the kernels whose accesses were not held to their tensors.
-    of_elements: so many times the largest usual error of an element is allowed; None: not asked.
     """
 
     op: Op
@@ -145,7 +144,6 @@ class Candidate:
     announce: Callable[[OpCase], None] = lambda case: None
     ended: Mapping[str, str] = field(default_factory=dict)
     unheld: dict[str, None] = field(default_factory=dict)
-    of_elements: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", self.provider.offered(self.op))
@@ -255,7 +253,6 @@ class Candidate:
             inputs,
             slack=self.slack[case.dtype],
             references=references,
-            of_elements=self.of_elements,
         )
         return [comparison for comparison in compared if not comparison.passed]
 
