@@ -21,7 +21,7 @@ def _rounded_late() -> Iterator[None]:
     init, dot = stock.TensorHandle.__init__, stock.InterpreterBuilder.create_dot
 
     def unrounded(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
-        if interpreter_values._is_bf16(dtype):
+        if interpreter_values.is_bf16(dtype):
             self.data, self.dtype = np.asarray(data, np.float32), dtype
             self.attr = {} if attr is None else attr
         else:
@@ -29,7 +29,7 @@ def _rounded_late() -> Iterator[None]:
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         for one in (a, b):
-            if interpreter_values._is_bf16(one.dtype):
+            if interpreter_values.is_bf16(one.dtype):
                 one.data = interpreter_values.to_values(interpreter_values.to_bits(one.data))
         return dot(self, a, b, *rest)
 
