@@ -298,17 +298,17 @@ class Triton:
         return q_out, k_out, heads
 
     @staticmethod
-    def backward(grads: SomeGrads, kept: Named, saved: Named, needs: Needs) -> Named:
-        given = next(grad for grad in grads if grad is not None)
-        B, T, _, K = given.shape
-        found: dict[str, torch.Tensor] = {}
+    def backward(grads: SomeGrads, inputs: Named, saved: Named, needs: Needs) -> Named:
+        any_grad = next(grad for grad in grads if grad is not None)
+        B, T, _, K = any_grad.shape
+        gradients: dict[str, torch.Tensor] = {}
         turned: dict[str, torch.Tensor] = {}
         for name, grad, heads in zip(("q", "k"), grads, saved["heads"].shape[:2], strict=True):
             if name in needs and grad is None:
-                found[name] = given.new_zeros((B, T, heads, K))
+                gradients[name] = any_grad.new_zeros((B, T, heads, K))
             elif name in needs and grad is not None:
                 turned[name] = grad
-                found[name] = grad.new_empty((B, T, heads, K))  # q and k may differ in dtype
-        tables, outputs = (kept["cos"], kept["sin"]), (found.get("q"), found.get("k"))
+                gradients[name] = grad.new_empty((B, T, heads, K))  # q and k may differ in dtype
+        tables, outputs = (inputs["cos"], inputs["sin"]), (gradients.get("q"), gradients.get("k"))
         rotate(turned.get("q"), turned.get("k"), *tables, *outputs, inverse=True)
-        return found
+        return gradients
