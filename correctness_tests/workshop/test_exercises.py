@@ -64,7 +64,7 @@ def test_a_starter_is_red_until_its_blanks_are_filled(name: str) -> None:
     [
         ("rms_norm", "n_elements + eps", "n_elements", "outputs"),
         ("swiglu", "1 + gate * rest", "1 + gate", "gradients"),
-        ("rope", "even * sin + odd * cos", "odd * cos - even * sin", "outputs"),
+        ("rope", "first * sin + second * cos", "second * cos - first * sin", "outputs"),
     ],
 )
 def test_a_wrong_answer_is_found(

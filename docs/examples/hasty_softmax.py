@@ -1,4 +1,4 @@
-"""A softmax that is right only where its upstream gradient is contiguous: README shows how that is found."""
+"""A softmax that is right only where its upstream gradient is contiguous: see README."""
 
 import torch
 import triton
