@@ -194,7 +194,7 @@ def scaled(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 def test_a_result_scaled_by_a_hundredth_fails_in_bfloat16() -> None:
     text = failure(scaled, torch.softmax, drawn(64, 259, dtype=torch.bfloat16), dim=-1)
-    assert "output: scale error 0.0" in text
+    assert "scale error 0.0" in text
     assert "> allowed 0.00" in text
     assert "softmax itself" in text
 
@@ -224,7 +224,8 @@ def test_a_lost_gradient_fails() -> None:
         return torch_softmax(x.detach(), dim)
 
     x = drawn(4, 67)
-    assert "grad x is missing" in failure(detached, torch.softmax, x, dim=-1)
+    text = failure(detached, torch.softmax, x, dim=-1)
+    assert "outputs ['output'] are detached from the inputs" in text
     assert_accurate(detached, torch.softmax, x, dim=-1, grad=False)
 
 
@@ -279,7 +280,7 @@ def test_inputs_and_their_gradients_are_untouched() -> None:
         tensor.grad = torch.ones_like(tensor)
     before = copy.deepcopy(inputs)
     assert_accurate(multiply, multiply, *inputs)
-    assert "it changed its input weight" in failure(writes, multiply, *inputs)
+    assert "forward changed its input weight" in failure(writes, multiply, *inputs)
     for tensor, old in zip(inputs, before, strict=True):
         assert torch.equal(tensor, old)
         assert tensor.grad is not None
