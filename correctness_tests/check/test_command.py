@@ -12,8 +12,8 @@ from correctness_tests.support.checked_files import ROPE, checked, of_rope
 from correctness_tests.support.commands import python, refused
 from correctness_tests.support.own_repository import OP
 from tinyllama.harness.check import remote
-from tinyllama.harness.check.requested import Request
 from tinyllama.harness.check.names import ALL, DEFAULT
+from tinyllama.harness.check.requested import Request
 from tinyllama.harness.check.run import CHECKS
 from tinyllama.ops import OPS
 

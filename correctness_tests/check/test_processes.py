@@ -8,8 +8,8 @@ pytest.importorskip("triton")
 
 from correctness_tests.corpus.variants import Loaded, Variant, findings, variants
 from tinyllama.harness.check import remote
-from tinyllama.harness.check.requested import Request
 from tinyllama.harness.check.names import LAUNCHED
+from tinyllama.harness.check.requested import Request
 from tinyllama.harness.check.run import Finding, Outcome, Rank
 from tinyllama.harness.check.verdict import merged
 

@@ -189,7 +189,7 @@ def test_changes_that_elements_share_are_few_draws(factors: int, alone: bool, sh
 
     eager = oracle.float()
     reference = Reference(eager, oracle, [oracle + change() for _ in range(8)])
-    typical = reference.moved.whole / oracle.norm()
+    typical = reference.moved.total / oracle.norm()
     off = oracle * (1 + 5 * typical)
     for terms, passed in ((Terms(), alone), (Terms(None, True), shared)):
         one = replace(reference, terms=terms)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.check.cases import op_cases
-from tinyllama.harness.check.evaluate import make_inputs
-from tinyllama.harness.check.reference import narrowed
+from tinyllama.harness.check.cases import OpCase, op_cases
+from tinyllama.harness.check.reference import narrow
 from tinyllama.harness.check.run import Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.values import normal
 from tinyllama.ops import OPS
@@ -99,17 +98,18 @@ def test_the_suite_of_a_repository_finds_it_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "narrow",
+    "rounds",
     [
         lambda x: x.float().exp().to(x.dtype),
         lambda x: x.exp().float().to(x.dtype),
         lambda x: torch.softmax(x.float(), -1).to(x.dtype) * x,
     ],
 )
-def test_a_reference_that_leaves_float64_is_told(narrow: Callable[[T], T]) -> None:
-    finding = found(doubled(narrow))["outputs"]
+def test_a_reference_that_leaves_float64_is_told(rounds: Callable[[T], T]) -> None:
+    finding = found(doubled(rounds))["outputs"]
     assert (finding.outcome, finding.rank) == (Outcome.FAILED, Rank.WARNING)
-    assert "y, grad x: the reference is the oracle in float64, but rounds" in finding.message
+    assert f"{__file__}:" in finding.message
+    assert "rounds float64 to float32, but the reference is the oracle" in finding.message
     assert "torch.promote_types(x.dtype, torch.float32)" in finding.message
 
 
@@ -119,9 +119,9 @@ def test_a_reference_that_leaves_float64_is_told(narrow: Callable[[T], T]) -> No
 )
 def test_steps_of_the_op_itself_are_no_rounding(steps: Callable[[T], T]) -> None:
     op = doubled(steps)
-    assert not narrowed(op, make_inputs(op, op.cases[0], torch.float64))
+    assert not narrow(OpCase(op, op["eager"], op.cases[0], torch.float32), 0)
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_references_of_the_tree_stay_in_float64(op: Op) -> None:
-    assert not narrowed(op, make_inputs(op, op.cases[0], torch.float64))
+    assert not narrow(OpCase(op, op["eager"], op.cases[0], op.dtypes[0]), 0)

@@ -4,47 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from tinyllama.harness.check.compare import near, norm_of_finite
 from tinyllama.harness.check.evaluate import Inputs, evaluate
+from tinyllama.harness.check.reference import StaysInDouble
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.kernels.bounds import author_line
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.modes import DispatchMode
 
 GIVE = "give oracle=, a function that computes the same in the dtype of its inputs"
 SAME = 1e-9  # of the size of results: runs in float64 that are no more apart are alike
-
-
-class StaysInDouble(DispatchMode):
-    """While active, notes the author's line that first rounds float64 to a narrower dtype."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rounded = ""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not self.rounded and not _makes_new_values(func):
-            before = {x.dtype for x in tree_leaves((args, kwargs)) if _is_float(x)}
-            narrow = [x.dtype for x in tree_leaves(result) if _is_float(x) and x.itemsize < 8]
-            if narrow and torch.float64 in before:
-                dtype = str(narrow[0]).removeprefix("torch.")
-                self.rounded = f"{author_line() or 'torch: '}rounds float64 to {dtype}"
-        return result
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _makes_new_values(func: Any) -> bool:
-    """Whether an op takes no more than the shape of its input: ``empty_like``, ``new_zeros``."""
-    name = str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else ""
-    return name.startswith("new_") or name.endswith("_like")
 
 
 def results_in_double(

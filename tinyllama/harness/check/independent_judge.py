@@ -37,9 +37,9 @@ def cases_of(op: Op) -> list[OpCase]:
     """Those that are judged: every shape in every dtype; on the first shape, extreme values and
     strides that no two tensors share."""
     eager, first = op["eager"], OpCase(op, op["eager"], op.cases[0], op.dtypes[0])
-    plain = [OpCase(op, eager, case, dtype) for dtype in op.dtypes for case in op.cases]
+    cases = [OpCase(op, eager, case, dtype) for dtype in op.dtypes for case in op.cases]
     extremes = [replace(first, extreme=name) for name in op.extremes]
-    return [*plain, *extremes, replace(first, layout="distinct")]
+    return [*cases, *extremes, replace(first, layout="distinct")]
 
 
 # -- in the candidate's process -------------------------------------------------------------------

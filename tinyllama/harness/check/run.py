@@ -46,7 +46,6 @@ Check = Callable[[Candidate], Problem | Finding | str]
 # These say something where plain results are wrong, too; all others compare with the reference.
 _OF_ANY_RESULTS: dict[str, Check] = {
     "races": programs.races,
-    "backward twice": histories.backward_twice,
     "second derivative": second_derivative.second_derivative,
     "determinism": histories.determinism,
     "resources": compiling.resources,
@@ -56,6 +55,7 @@ _CHECKS: dict[str, Check] = {
     **_OF_ANY_RESULTS,
     "scaled upstream": upstream_gradients.scaled_upstream,
     "fresh contents": histories.fresh_contents,
+    "backward twice": histories.backward_twice,
     "autocast": frameworks.autocast,
     "compiled": traced.compiled,
     "captured": frameworks.captured,
