@@ -41,7 +41,8 @@ PATCHES = {
         "a slack of 1000000000.0: state at most 100",
     ),
     "its answers": (
-        f"{APART_PATCHED}answer = (\n    lambda candidate, number, seed, file: independent_judge.save_file({{}}, file))\n",
+        f"{APART_PATCHED}answer = (\n"
+        "    lambda candidate, number, seed, file: independent_judge.save_file({}, file))\n",
         "y is missing",
     ),
     "an error": (f"{APART_PATCHED}answer = None\n", "TypeError"),
