@@ -1,4 +1,4 @@
-"""`tools.sanitize` says what it lacks, and its planted kernel has the faults that tools must see."""
+"""`tools.sanitize` says what it lacks, and plants the faults that its tools must see."""
 
 import subprocess
 import sys
