@@ -16,7 +16,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "field" / "cases.toml"
@@ -242,7 +242,8 @@ def main() -> int:
     }
     before = recorded()
     with ThreadPoolExecutor(max(1, args.jobs)) as pool:
-        for part, rows in (("cases", cases), ("kernels", kernels)):
+        parts: dict[str, Sequence[Case | Kernel]] = {"cases": cases, "kernels": kernels}
+        for part, rows in parts.items():
             by_name = {(row["library"], row["op"]): row for row in before[part] if args.ops}
             new = pool.map(row_of, (row for row in rows if row.op in chosen))
             by_name |= {(row["library"], row["op"]): row for row in filter(None, new)}

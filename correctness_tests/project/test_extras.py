@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {

@@ -30,16 +30,17 @@ def release_folder(library: str, release: str) -> Path:
 
 def test_the_record_holds_what_the_cases_declare() -> None:
     record = field.recorded()
-    for rows, kernels in ((record["cases"], CASES), (record["kernels"], KERNELS)):
-        for row, kernel in zip(rows, kernels, strict=True):
-            declared = json.loads(json.dumps(vars(kernel)))
-            assert {key: row[key] for key in declared} == declared, name(kernel)
-            assert kernel.surprises(row["found"]) == []
+    rows = record["cases"] + record["kernels"]
+    kernels: list[field.Case | field.Kernel] = [*CASES, *KERNELS]
+    for row, kernel in zip(rows, kernels, strict=True):
+        declared = json.loads(json.dumps(vars(kernel)))
+        assert {key: row[key] for key in declared} == declared, name(kernel)
+        assert kernel.surprises(row["found"]) == []
 
 
 def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_named() -> None:
     case = next(case for case in CASES if case.fixed and case.found_by)
-    faults = {release: {} for release in case.releases}
+    faults: dict[str, field.Faults] = {release: {} for release in case.releases}
     assert len(case.surprises(faults)) == len(case.found_by)
     faults = {**faults, case.buggy: dict.fromkeys(case.found_by, "")}
     assert case.surprises(faults) == []

@@ -16,10 +16,10 @@ from tinyllama.bench import ceilings, measure_ops
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.check.cases import op_cases
 from tinyllama.harness.machine import facts as machine
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.harness.measure import op_contender
 from tinyllama.harness.plugins.card import Card
-from tinyllama.suites import entry, plugin, timings
+from tinyllama.suites import entry, selection, timings
 
 pytest_plugins = ["pytester"]
 
@@ -110,7 +110,7 @@ def test_a_repository_without_ops_does_not_notice(repository: pytest.Pytester) -
     config = repository.parseconfig()
     loaded = {name for name, _ in config.pluginmanager.list_name_plugin()}
     assert entry.__name__ in loaded
-    assert not loaded & {*entry.PLUGINS, plugin.__name__}
+    assert not loaded & {*entry.PLUGINS, selection.__name__}
 
 
 @pytest.mark.long

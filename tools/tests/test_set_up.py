@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 from tools import set_up
 
 ROOT = Path(__file__).resolve().parents[2]
