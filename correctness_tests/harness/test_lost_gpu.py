@@ -95,8 +95,12 @@ def test_the_checks_behind_a_lost_gpu_have_another_process(tmp_path: Path) -> No
     path.write_text(CANDIDATE)
     only = "--only=outputs,input layouts,gradients,scaled upstream,determinism"
     assert main(["check", str(path), "--device=cpu", f"--json={out}", only]) == 1
-    result = {one["check"]: one for one in json.loads(out.read_text())["rope-loses"]}
-    wrong = {check: one["message"] for check, one in result.items() if one["outcome"] != "passed"}
+    result = {finding["check"]: finding for finding in json.loads(out.read_text())["rope-loses"]}
+    wrong = {
+        check: finding["message"]
+        for check, finding in result.items()
+        if finding["outcome"] != "passed"
+    }
     assert list(wrong) == ["input layouts"]
     assert "no call on the GPU works any more: CUDA error: misaligned" in wrong["input layouts"]
     assert "strided" in result["input layouts"]["case"]

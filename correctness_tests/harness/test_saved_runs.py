@@ -55,8 +55,8 @@ def test_thresholds_hold_and_the_summary_says_what_they_miss(saved: Suite) -> No
     lines(within, "^--benchmark-compare-fail compares one figure .* new or missing")
     (path,) = stored(saved.pytester.path)
     run = json.loads(path.read_text())
-    for one in run["benchmarks"]:
-        one["stats"]["min"] = 1e-12
+    for benchmark in run["benchmarks"]:
+        benchmark["stats"]["min"] = 1e-12
     path.write_text(json.dumps(run))
     beyond = saved.pytester.runpytest_subprocess(
         "test_timed.py", "--device", "cpu", COMPARE, f"{FAIL}=min:5%"

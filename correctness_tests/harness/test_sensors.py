@@ -97,11 +97,11 @@ def gpu_sensor() -> Sensor:
     return gpu
 
 
-both = pytest.mark.parametrize("library", ["pynvml", "amdsmi"], indirect=True)
+each_library = pytest.mark.parametrize("library", ["pynvml", "amdsmi"], indirect=True)
 amd = pytest.mark.parametrize("library", ["amdsmi"], indirect=True)
 
 
-@both
+@each_library
 @pytest.mark.parametrize("reading", READINGS)
 def test_a_reading_is_in_its_unit(library: Any, reading: str) -> None:
     assert getattr(gpu_sensor(), reading)() == READINGS[reading]

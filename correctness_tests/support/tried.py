@@ -29,14 +29,17 @@ def small(
 
 def derived(forward: Call, backward: Call) -> type:
     """What a provider with a backward of its own is declared with."""
-    both = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Derived", (), both)
+    passes = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Derived", (), passes)
 
 
 def found(op: Op, call: Call, *only: str, **traits: Any) -> dict[str, Finding]:
     """What these checks find in a provider of the op, by check; in float32 unless it is told."""
     provider = Provider(op.name, "tried", call, **{"dtypes": FP32, **traits})
-    return {one.check: one for one in run(Candidate(op, provider), only=only)}
+    return {
+        finding_of_check.check: finding_of_check
+        for finding_of_check in run(Candidate(op, provider), only=only)
+    }
 
 
 def finding(op: Op, call: Call, check: str, **traits: Any) -> Finding:

@@ -124,5 +124,7 @@ def test_the_constraints_settle_every_dependency(name: str, torch: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = sum(project["optional-dependencies"].values(), project["dependencies"])
     lines = (ROOT / f"constraints/{name}.txt").read_text().splitlines()
-    assert {set_up.project(each) for each in declared} <= {set_up.project(line) for line in lines}
+    assert {set_up.project(requirement) for requirement in declared} <= {
+        set_up.project(line) for line in lines
+    }
     assert f"torch=={torch}" in lines

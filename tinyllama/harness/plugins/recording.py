@@ -108,8 +108,8 @@ class Group:
             Verdict(item, Outcome.MISSING, f"SKIPPED: {reason}")
             for item, reason in self.skipped.items()
         ]
-        usual = self.items - self.slow - self.failed - self.skipped.keys()
-        if unrun := sorted(item for item in usual if self.phases[item] != PHASES):
+        not_slow = self.items - self.slow - self.failed - self.skipped.keys()
+        if unrun := sorted(item for item in not_slow if self.phases[item] != PHASES):
             text = f"{len(unrun)} of its {len(self.items)} tests did not run: {unrun[0]}"
             problems.append(Verdict(self.name, Outcome.MISSING, text))
         if self.disturbed:
