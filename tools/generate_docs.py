@@ -41,7 +41,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "step-flops": model_tables.step_flops,
     "op-costs": model_tables.op_costs,
     "op-costs-small": model_tables.op_costs_small,
-    "counted": result_tables.counted,
     "roofline": roofline_table.table,
     "guide": guide_table.table,
     "stages": stage_table.table,

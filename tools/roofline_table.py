@@ -30,9 +30,9 @@ def _of_device(record: Any) -> str:
     def row(op: Op) -> list[str]:
         cells = [f"`{op.name}`"]
         for name in SHOWN:
-            found = _intensity(op, of[name])
-            bound = "memory" if found < ridge else "products"
-            cells += [f"{found:.1f}", f"{found / ridge:.0%}", bound]
+            intensity = _intensity(op, of[name])
+            bound = "memory" if intensity < ridge else "products"
+            cells += [f"{intensity:.1f}", f"{intensity / ridge:.0%}", bound]
         return cells
 
     text = model_tables.table(headers, map(row, model_tables.model_ops()))

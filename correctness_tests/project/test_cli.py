@@ -101,7 +101,7 @@ def test_json_holds_what_is_printed(tmp_path: Path) -> None:
     assert record["gradients"] == dict.fromkeys(names, True)
     assert record["memory"]["live_bytes"] > 0
     assert record["versions"]["tinyllama"] == package.__version__
-    assert [found["step"] for found in record["diagnoses"]] == [1, 2]
+    assert [diagnosis["step"] for diagnosis in record["diagnoses"]] == [1, 2]
     first = record["diagnoses"][0]["ops"][0]
     assert first["name"] == "embedding"
     assert first["output"].keys() == {"minimum", "maximum", "std", "nonfinite"}
@@ -201,14 +201,14 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path: Path) ->
     """So ``--resume PATH`` alone continues the curve; ``--num-steps`` are added."""
     path = str(tmp_path / "saved")
     options = ["--precision", "bf16", "--learning-rate", "0.01", "--seed", "7"]
-    whole = record_of(tmp_path / "whole.json", *options, "--num-steps", "5")
+    uninterrupted = record_of(tmp_path / "whole.json", *options, "--num-steps", "5")
     record_of(tmp_path / "half.json", *options, "--save", path)
     resume = ("train", "--device", "cpu", "--resume", path, "--num-steps", "3")
     printed(*resume, "--json", tmp_path / "resumed.json")
     resumed = json.loads((tmp_path / "resumed.json").read_text())
     assert resumed["start"] == 2
-    assert resumed["losses"] == whole["losses"][2:]
-    assert resumed["train"] == {**whole["train"], "num_steps": 3}
+    assert resumed["losses"] == uninterrupted["losses"][2:]
+    assert resumed["train"] == {**uninterrupted["train"], "num_steps": 3}
 
 
 @pytest.mark.long
@@ -216,10 +216,10 @@ def test_a_resumed_run_keeps_its_step_until_told_otherwise(tmp_path: Path) -> No
     path = str(tmp_path / "saved")
     record_of(tmp_path / "a.json", "--accumulate", "2", "--max-grad-norm", "0.5", "--save", path)
     resume = ["--resume", path]
-    kept = record_of(tmp_path / "b.json", *resume)["train"]
-    assert (kept["accumulate"], kept["max_grad_norm"]) == (2, 0.5)
-    told = [*resume, "--accumulate", "1", "--max-grad-norm", "none", "--memory", "small"]
-    assert record_of(tmp_path / "c.json", *told)["train"]["max_grad_norm"] is None
+    settings = record_of(tmp_path / "b.json", *resume)["train"]
+    assert (settings["accumulate"], settings["max_grad_norm"]) == (2, 0.5)
+    options = [*resume, "--accumulate", "1", "--max-grad-norm", "none", "--memory", "small"]
+    assert record_of(tmp_path / "c.json", *options)["train"]["max_grad_norm"] is None
 
 
 @pytest.mark.long
@@ -231,10 +231,10 @@ def test_text_must_be_named_again_and_other_text_is_said(tmp_path: Path) -> None
     assert "was trained on text of 18 bytes: name it with --data" in said
     same = tinyllama(*SHORT, "--resume", path, "--data", text)
     text.write_text("that is the question")
-    other = tinyllama(*SHORT, "--resume", path, "--data", text)
-    assert (same.status, other.status) == (0, 0)
+    changed = tinyllama(*SHORT, "--resume", path, "--data", text)
+    assert (same.status, changed.status) == (0, 0)
     assert "note" not in same.err
-    assert "tinyllama: note: the data is not what the checkpoint was trained on" in other.err
+    assert "tinyllama: note: the data is not what the checkpoint was trained on" in changed.err
 
 
 # -- runs that go wrong -----------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_diverging_run_stops_and_says_where(tmp_path: Path) -> None:
     out, record = shown(tmp_path / "run.json", *options, status=1)
     assert record["status"] == "failed"
     assert len(record["losses"]) == 1
-    assert [found["step"] for found in record["diagnoses"]] == [1, 2]
+    assert [diagnosis["step"] for diagnosis in record["diagnoses"]] == [1, 2]
     assert record["diagnoses"][1]["loss"] is None
     assert "Step 2, loss not finite, run again for this table" in out
     assert re.search(
@@ -324,13 +324,13 @@ def test_a_run_whose_checkpoint_cannot_be_written_is_shown_and_kept(
     assert done.status == 1
     assert len(json.loads((there / "run.json").read_text())["losses"]) == 2
     assert re.search(r"loss +\d\.\d{4} first", done.out)
-    (kept,) = elsewhere.glob("tinyllama-kept-*/saved")
+    (copy,) = elsewhere.glob("tinyllama-kept-*/saved")
     assert done.err == (
         f"tinyllama: error: '{there}/saved' cannot be written: No space left on device; what was "
-        f"there before is unchanged, and the new content is in '{kept}': free some space, or name "
+        f"there before is unchanged, and the new content is in '{copy}': free some space, or name "
         "another place\n"
     )
-    assert checkpoint.load(kept).steps == 2
+    assert checkpoint.load(copy).steps == 2
     assert [path.name for path in there.iterdir()] == ["run.json"]
 
 

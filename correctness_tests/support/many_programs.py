@@ -42,6 +42,6 @@ class EndsAlone:
         near = [x[FIRST_AND_LAST] for x in far]
         expected = [] if both else call(*near)
         with ends(programs), addresses_promised():
-            found = call(*far)
+            actual = call(*far)
             expected = expected or call(*near)
-        return [(x[FIRST_AND_LAST], y) for x, y in zip(found, expected, strict=True)]
+        return [(x[FIRST_AND_LAST], y) for x, y in zip(actual, expected, strict=True)]
