@@ -89,7 +89,7 @@ def test_relative_links_point_to_files_and_headings() -> None:
     if listed.returncode != 0:
         pytest.skip("not a git checkout: which documents belong to it is unknown")
     found = [path for path in map(ROOT.joinpath, listed.stdout.split("\0")[:-1]) if path.exists()]
-    assert ROOT / "docs/MODEL.md" in found
+    assert ROOT / "docs/model.md" in found
     assert not {name(p): links for p in found if (links := broken_links(p))}
 
 

@@ -10,7 +10,7 @@ import torch
 from correctness_tests.support.nsight_files import HEAD
 from tinyllama.harness.records.entries import FlopsEntry
 from tinyllama.harness.records.results import Record, new_record
-from tinyllama.profiling.kernels import ProfileError
+from tinyllama.profiling.profiles import ProfileError
 from tools import count_flops, sanitize
 from tools.count_flops import MATRIX, SCALAR, Count, CountError, above, parsed
 
