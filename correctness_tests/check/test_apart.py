@@ -40,7 +40,11 @@ PATCHES = {
         "    {'fp32': 1e9, 'bf16': 1e9, 'fp16': 1e9}, {}, (None,) * len(cases))\n",
         "a slack of 1000000000.0: state at most 100",
     ),
-    "its answers": (f"{APART_PATCHED}answer = lambda *args: {{}}\n", "y is missing"),
+    "its answers": (
+        f"{APART_PATCHED}answer = (\n"
+        "    lambda candidate, number, seed, file: independent_judge.save_file({}, file))\n",
+        "y is missing",
+    ),
     "an error": (f"{APART_PATCHED}answer = None\n", "TypeError"),
 }
 

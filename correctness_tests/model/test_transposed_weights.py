@@ -143,7 +143,7 @@ def test_matrices_are_updated_as_any_parameter(
     update(states[0], lr=0.1, weight_decay=0.01, **RATES)
     factors = count(states[1].step, states[1].found_inf, 0.1, 0.9, 0.95, 0.01)
     transposes = torch.full_like(before, -1)
-    update_matrices(states[1], shapes, transposes, factors, **RATES, beside=beside)
+    update_matrices(states[1], shapes, transposes, factors, **RATES, few_programs=beside)
     assert states[0].step == states[1].step
     for plain, updated in zip(states[0][:4], states[1][:4], strict=True):
         assert all(map(torch.equal, plain, updated))

@@ -40,7 +40,7 @@ def test_an_unfilled_starter_reports_its_blanks_and_nothing_else(name: str, tmp_
     [
         ("rms_norm", "n_elements + eps", "n_elements", "outputs"),
         ("swiglu", "1 + gate * rest", "1 + gate", "gradients"),
-        ("rope", "even * sin + odd * cos", "odd * cos - even * sin", "outputs"),
+        ("rope", "first * sin + second * cos", "second * cos - first * sin", "outputs"),
     ],
 )
 def test_a_wrong_answer_fails_its_check(

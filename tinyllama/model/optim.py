@@ -157,7 +157,7 @@ class AdamW(torch.optim.Optimizer):
             for group in self.transposes:
                 if group.indices[0] in by_index:
                     written = (state_of(group.indices), group.shapes, group.memory, factors)
-                    update_matrices(*written, **rates, eps=settings["eps"], beside=beside)
+                    update_matrices(*written, **rates, eps=settings["eps"], few_programs=beside)
                     for i in group.indices:
                         del by_index[i]
             indices = list(by_index)
@@ -168,7 +168,7 @@ class AdamW(torch.optim.Optimizer):
             self.update(*state, **settings)
             return
         low = None if self.copies is None else [self.copies[i] for i in indices]
-        update(state, **settings, low=low, factors=factors, beside=beside)
+        update(state, **settings, low=low, factors=factors, few_programs=beside)
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate; a captured step follows."""

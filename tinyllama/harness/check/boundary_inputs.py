@@ -141,9 +141,9 @@ def _unused(candidate: Candidate, inputs: Inputs, name: str) -> torch.Tensor | N
 
 
 def _more(
-    asked: Callable[[torch.Tensor], torch.Tensor], changed: torch.Tensor, usual: torch.Tensor
+    test: Callable[[torch.Tensor], torch.Tensor], changed: torch.Tensor, before: torch.Tensor
 ) -> bool:
-    return bool((asked(changed) & ~asked(usual)).any())
+    return bool((test(changed) & ~test(before)).any())
 
 
 def _domain(candidate: Candidate, case: OpCase, name: str) -> str:

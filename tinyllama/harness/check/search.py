@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import torch
 
+from tinyllama.harness.check.boundary_judge import boundary_fault
 from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
-from tinyllama.harness.check.judge import ENDLESS, boundary_fault
+from tinyllama.harness.check.judge import ENDLESS
 from tinyllama.harness.check.points import Point, accesses_of, size_points, value_points
 from tinyllama.harness.check.resizing import general
 from tinyllama.harness.check.work import Growth, work_of

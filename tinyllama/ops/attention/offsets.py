@@ -82,11 +82,11 @@ def _written(ends: Ends, tokens: int, keys: bool) -> Pairs:
     H, K, rows = 2, 136, 4 if keys else 2
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor) -> Results:
-        found = o_turned, turned = [q.new_empty(n * K, len(q) * T) for n in (H, rows)]
+        both_turned = o_turned, turned = [q.new_empty(n * K, len(q) * T) for n in (H, rows)]
         o, lse = attend(q, k, v, turned=(None, o_turned))
         dk, dv = (torch.empty_like(k) if keys else None for _ in range(2))
         attend_backward(do, q, k, v, o, lse, torch.empty_like(q), dk, dv, turned=(None, turned))
-        return [x.view(-1, len(q), T).transpose(0, 1) for x in found]
+        return [x.view(-1, len(q), T).transpose(0, 1) for x in both_turned]
 
     shapes = [(tokens // T, T, heads, K) for heads in (H, 1, 1, H)]
     with _one_block(256, "16bit", TURN=0):
@@ -113,19 +113,19 @@ def transposes_that_are_read(ends: Ends) -> Pairs:
         return ends.room(2 * math.prod(shape)).view(torch.float32).view(shape)
 
     def turned(x: torch.Tensor) -> torch.Tensor:
-        found = room(x.shape[2], K, len(x), T)
-        found[:, :, [0, -1]] = x[[0, -1]].permute(2, 3, 0, 1)
-        return found.flatten(2).flatten(0, 1)
+        copy = room(x.shape[2], K, len(x), T)
+        copy[:, :, [0, -1]] = x[[0, -1]].permute(2, 3, 0, 1)
+        return copy.flatten(2).flatten(0, 1)
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor) -> Results:
         o, lse = attend(q, k, v)
         gradients = [torch.empty_like(x) for x in (q, k, v)]
-        made: Any = (turned(q), turned(k), turned(do)), None
-        attend_backward(do, q, k, v, o, lse, *gradients, turned=made)
+        turned_inputs: Any = (turned(q), turned(k), turned(do)), None
+        attend_backward(do, q, k, v, o, lse, *gradients, turned=turned_inputs)
         return gradients
 
-    found = []
+    pairs = []
     with _one_block(K, "fp32", TURN=1):
         for G in (1, H):  # the last head of a group, and the last group
-            found += ends(call, H, *(room(B, T, heads, K) for heads in (H, G, G, H)))
-    return found
+            pairs += ends(call, H, *(room(B, T, heads, K) for heads in (H, G, G, H)))
+    return pairs

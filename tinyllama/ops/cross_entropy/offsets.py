@@ -17,8 +17,8 @@ def _losses(put: Put, classes: int) -> Results:
     loss, statistics = row_losses(logits, targets)
     loss_backward(logits, targets, statistics, torch.tensor(1.0), gradient)
     again = put(unwritten(3, classes))
-    both = losses_and_gradient(logits, targets, 0.5, loss.clone(), again)
-    return [loss, statistics, gradient, both, losses_and_gradient(logits, targets, 0.5, loss)]
+    in_copy = losses_and_gradient(logits, targets, 0.5, loss.clone(), again)
+    return [loss, statistics, gradient, in_copy, losses_and_gradient(logits, targets, 0.5, loss)]
 
 
 @cross_entropy.rows_apart

@@ -91,13 +91,13 @@ def many_tokens(ends: Ends) -> Pairs:
         launches.weight_gradients(list(zip(dys, xs, dws, strict=True)))
         return [dws[0][[0, 1], :16], dws[3][[-2, -1], -16:]]
 
-    found = []
+    pairs = []
     with _tiles(BM=16, BN=16, BK=2**10):
-        for width, others in ((few, many), (many, few)):
-            sizes = (others, width, others, 2 * others, others)
+        for width, other_width in ((few, many), (many, few)):
+            sizes = (other_width, width, other_width, 2 * other_width, other_width)
             far = (ends.room(tokens * n).view(tokens, n) for n in sizes)
-            found += ends(call, 1, *far, both=True)
-    return found
+            pairs += ends(call, 1, *far, both=True)
+    return pairs
 
 
 @stack.many_programs
@@ -107,25 +107,25 @@ def many_columns_of_transposes(ends: Ends) -> Pairs:
     w, wide, gain = randn(TALL, WIDTH), randn(2 * TALL, WIDTH, seed=1), randn(TALL, seed=2)
     cos, sin = rope_tables(4, 8)
 
-    def call(x: torch.Tensor, given: torch.Tensor) -> Results:
+    def call(x: torch.Tensor, like: torch.Tensor) -> Results:
         n, back = len(x), w.T.contiguous()
         squares, rstd = x.new_ones((n, 1), dtype=PARTS), x.new_ones(n, dtype=PARTS)
-        low, qkv, h, total, dx = (torch.empty_like(given) for _ in range(5))
+        low, qkv, h, total, dx = (torch.empty_like(like) for _ in range(5))
         gate_up, dgate_up = x.new_empty((n, 2 * TALL)), x.new_empty((n, 2 * TALL))
         turned = [x.new_empty((rows * TALL, n)) for rows in (1, 1, 1, 2, 1, 1)]
         of_qkv, of_h, of_low, of_gates, of_dx, of_product = turned
         launches.project(x, w, squares, rstd, cos, sin, qkv, 16, EPS, of_qkv)
         launches.gate(x, wide, squares, rstd, gate_up, h, EPS, of_h)
-        launches.add_product(DOWN, x, w, given, total, gain, low, of_low)
+        launches.add_product(DOWN, x, w, like, total, gain, low, of_low)
         launches.hidden_gradient(x, back, gate_up, rstd, dgate_up, dgate_up_UN=of_gates)
         tiles = launches.tile_rows(MLP_GRADIENT, x, TALL)
         launches.norm_gradient(
-            *(MLP_GRADIENT, x, back, squares, rstd, given, gain, given, dx),
+            *(MLP_GRADIENT, x, back, squares, rstd, like, gain, like, dx),
             *(None, x.new_empty((tiles, TALL), dtype=PARTS)),
             dx_DN=of_dx,
         )
         launches.input_product(x, back, dx_DN=of_product)
-        return [one.T for one in turned]
+        return [transpose.T for transpose in turned]
 
     rows = FARTHEST_ROW - 2  # the last one has the position of the second
     with _tiles(BM=2**10, BN=64, BK=64, GROUP=1):

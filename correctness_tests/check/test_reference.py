@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.check.cases import op_cases
-from tinyllama.harness.check.evaluate import make_inputs
-from tinyllama.harness.check.reference import narrowed
+from tinyllama.harness.check.cases import OpCase, op_cases
+from tinyllama.harness.check.reference import narrow
 from tinyllama.harness.check.run import Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.values import normal
 from tinyllama.ops import OPS
@@ -33,37 +32,20 @@ def doubled(reference: Callable[[T], T], independent: Callable[[T], T] | None = 
     return op
 
 
-def found(op: Op) -> dict[str, Finding]:
-    return {one.check: one for one in run(Candidate(op, op["eager"]), ["outputs", "gradients"])}
+def of_reference(op: Op) -> dict[str, Finding]:
+    return {
+        finding.check: finding
+        for finding in run(Candidate(op, op["eager"]), ["outputs", "gradients"])
+    }
 
 
 def test_an_oracle_that_is_not_float64_is_told_why() -> None:
-    finding = found(doubled(lambda x: x.float() if x.dtype is torch.float64 else x))["outputs"]
+    finding = of_reference(doubled(lambda x: x.float() if x.dtype is torch.float64 else x))[
+        "outputs"
+    ]
     assert "y has dtype torch.float32, not torch.float64: the reference also runs in float64" in (
         finding.message
     )
-
-
-@pytest.mark.long
-def test_an_output_may_have_an_axis_that_no_input_has() -> None:
-    """A number, a part of a dimension, and a parameter."""
-    by_k = Tensor("N 2", dtype=torch.int64, shape_by=lambda params: f"N {params['k']}")
-    op = Op(
-        "pieces",
-        inputs={"x": Tensor("N D", grad=True)},
-        params={"k": 2},
-        outputs={"half": "N D/2", "ends": "N 2", "index": by_k},
-        cases=[Case(N=4, D=16), Case(N=3, D=18, params={"k": 3}, why="another k")],
-        fits=lambda sizes: "an even D" if sizes["D"] % 2 or sizes["D"] < sizes["k"] else None,
-    )
-
-    @op.reference
-    def eager(x: T, k: int) -> tuple[T, T, T]:
-        return x[:, ::2] * 2, x[:, [0, -1]] * 2, x.topk(k, -1).indices
-
-    checks = ["outputs", "gradients", "empty batch", "special values"]
-    seen = {one.check: one for one in run(Candidate(op, op["eager"]), checks)}
-    assert not {name: one.message for name, one in seen.items() if one.rank}
 
 
 class Detached(torch.autograd.Function):
@@ -80,36 +62,37 @@ class Detached(torch.autograd.Function):
 
 @pytest.mark.long
 def test_a_reference_that_contradicts_its_independent_code_fails() -> None:
-    seen = found(doubled(lambda x: x * 3, lambda x: x + x))
-    assert {one.rank for one in seen.values()} == {Rank.WRONG}
+    findings = of_reference(doubled(lambda x: x * 3, lambda x: x + x))
+    assert {f.rank for f in findings.values()} == {Rank.WRONG}
     text = "the reference contradicts the independent code 'the other': y: differs by"
-    assert seen["outputs"].message.startswith(text)
-    seen = found(doubled(Detached.apply, lambda x: x + x))
-    assert seen["outputs"].outcome is Outcome.PASSED
-    assert "grad x: differs" in seen["gradients"].message
+    assert findings["outputs"].message.startswith(text)
+    findings = of_reference(doubled(Detached.apply, lambda x: x + x))
+    assert findings["outputs"].outcome is Outcome.PASSED
+    assert "grad x: differs" in findings["gradients"].message
     for right in (doubled(lambda x: x * 2, lambda x: x + x), doubled(lambda x: x * 2)):
-        assert {one.outcome for one in found(right).values()} == {Outcome.PASSED}
+        assert {f.outcome for f in of_reference(right).values()} == {Outcome.PASSED}
 
 
 def test_the_suite_of_a_repository_finds_it_too() -> None:
-    right, wrong = (doubled(one, lambda x: x + x) for one in (lambda x: x * 2, lambda x: x * 3))
+    right, wrong = (doubled(call, lambda x: x + x) for call in (lambda x: x * 2, lambda x: x * 3))
     assert_accurate(next(iter(op_cases([right]))), CPU, 0)
     with pytest.raises(AssertionError, match="contradicts the independent code 'the other'"):
         assert_accurate(next(iter(op_cases([wrong]))), CPU, 0)
 
 
 @pytest.mark.parametrize(
-    "narrow",
+    "rounds",
     [
         lambda x: x.float().exp().to(x.dtype),
         lambda x: x.exp().float().to(x.dtype),
         lambda x: torch.softmax(x.float(), -1).to(x.dtype) * x,
     ],
 )
-def test_a_reference_that_leaves_float64_is_told(narrow: Callable[[T], T]) -> None:
-    finding = found(doubled(narrow))["outputs"]
+def test_a_reference_that_leaves_float64_is_told(rounds: Callable[[T], T]) -> None:
+    finding = of_reference(doubled(rounds))["outputs"]
     assert (finding.outcome, finding.rank) == (Outcome.FAILED, Rank.WARNING)
-    assert "y, grad x: the reference is the oracle in float64, but rounds" in finding.message
+    assert f"{__file__}:" in finding.message
+    assert "rounds float64 to float32, but the reference is the oracle" in finding.message
     assert "torch.promote_types(x.dtype, torch.float32)" in finding.message
 
 
@@ -119,9 +102,9 @@ def test_a_reference_that_leaves_float64_is_told(narrow: Callable[[T], T]) -> No
 )
 def test_steps_of_the_op_itself_are_no_rounding(steps: Callable[[T], T]) -> None:
     op = doubled(steps)
-    assert not narrowed(op, make_inputs(op, op.cases[0], torch.float64))
+    assert not narrow(OpCase(op, op["eager"], op.cases[0], torch.float32), 0)
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_references_of_the_tree_stay_in_float64(op: Op) -> None:
-    assert not narrowed(op, make_inputs(op, op.cases[0], torch.float64))
+    assert not narrow(OpCase(op, op["eager"], op.cases[0], op.dtypes[0]), 0)
