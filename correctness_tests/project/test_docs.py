@@ -90,7 +90,7 @@ def test_relative_links_point_to_files_and_headings() -> None:
     documents = [
         path for path in map(ROOT.joinpath, listed.stdout.split("\0")[:-1]) if path.exists()
     ]
-    assert ROOT / "docs/MODEL.md" in documents
+    assert ROOT / "docs/model.md" in documents
     assert not {name(p): links for p in documents if (links := broken_links(p))}
 
 

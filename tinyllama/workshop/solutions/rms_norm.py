@@ -10,6 +10,9 @@ import triton.language as tl
 
 from tinyllama.harness import Tensor
 from tinyllama.ops.rms_norm import rms_norm
+from tinyllama.workshop.blanks import refuse_blanks
+
+refuse_blanks(__file__)
 
 BLOCK_SIZE = 128  # try 64 to 1024
 

@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 
 from tinyllama.ops.silu_mul import silu_mul
+from tinyllama.workshop.blanks import refuse_blanks
+
+refuse_blanks(__file__)
 
 BLOCK_SIZE = 1024
 

@@ -1,11 +1,16 @@
 """Rotary position embedding in PyTorch: each pair is turned by its angle.
 
 Autograd makes the backward pass: it turns the gradient back, by the angle's negative.
+
+Replace each ____ , then run `tinyllama check` on this file.
 """
 
 import torch
 
 from tinyllama.ops.rope import rope
+from tinyllama.workshop.blanks import refuse_blanks
+
+refuse_blanks(__file__)
 
 
 def turned(x, cos, sin, interleaved):
@@ -14,8 +19,8 @@ def turned(x, cos, sin, interleaved):
     half = x.shape[-1] // 2
     first = x[..., 0::2] if interleaved else x[..., :half]
     second = x[..., 1::2] if interleaved else x[..., half:]
-    new_first = first * cos - second * sin
-    new_second = first * sin + second * cos
+    new_first = ____
+    new_second = ____
     if not interleaved:  # a pair is one element of each half
         return torch.cat((new_first, new_second), -1).to(x.dtype)
     return torch.stack((new_first, new_second), -1).flatten(-2).to(x.dtype)
