@@ -252,8 +252,8 @@ class _Trial:
         try:
             graph = Graph(self.candidate.reference, self.inputs, prepare=prepare)
             inputs = [x for x in leaves(graph.args) if x.requires_grad]
-            total = sum(y.sum() for y in graph.outputs.values() if y.requires_grad)
-            gradients = torch.autograd.grad(total, inputs, allow_unused=True)
+            totals = [y.sum() for y in graph.outputs.values() if y.requires_grad]
+            gradients = torch.autograd.grad(totals, inputs, allow_unused=True)
         except Exception:
             return False
         return any(g is not None and bool(g.isnan().any()) for g in gradients)
