@@ -52,7 +52,7 @@ def test_a_wrong_file_fails_the_check_that_is_about_its_fault(
     assert [name for name, outcome in outcomes.items() if outcome == "failed"] == [only[1][:16]]
     out, err = capsys.readouterr()
     case = findings["rms_norm-hasty"]["gradient layouts"]["case"]
-    block = f"gradient layouts: wrong result in {case}\n    gradients: grad x: at [0, 0, 0]: got "
+    block = f"gradient layouts: wrong result in {case}\n    grad x: at [0, 0, 0]: got "
     assert out.index(block) < out.index("verdict"), "it is told before the table"
     assert "gradient layouts: wrong result (" in err
     (suite,) = ElementTree.parse(junit).getroot()
