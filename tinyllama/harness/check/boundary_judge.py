@@ -70,9 +70,8 @@ def _fault_of(
     candidate: Candidate, point: Point, inputs: Inputs, references: References, run: Run
 ) -> Finding | None:
     def finding(message: str, rank: Rank) -> Finding:
-        if kernels := run.guards.launched(backward=message.startswith("grad ")):
-            message += f"; kernels: {kernels}"
-        message = f"{point.text}: {message}" if point.text else message
+        kernels = run.guards.launched(backward=message.startswith("grad "))
+        message = f"{point.text}: {message}{kernels}" if point.text else f"{message}{kernels}"
         return Finding(point.check, Outcome.FAILED, str(point.case), message, special=rank)
 
     if beyond := run.out_of_bounds:
