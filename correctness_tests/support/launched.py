@@ -58,10 +58,12 @@ def plan_of(
                             op, provider, case, dtype, chip=chip, precision=precision
                         )
                         for launch in launches:
-                            found = compilation(launch, chip)
+                            compiled = compilation(launch, chip)
                             # A kernel of another op is compiled with that one.
-                            own = found.kernel.startswith(f"{op.name}.")
-                            yield Planned(f"{where}-{found.kernel}", quick and own, found)
+                            of_this_op = compiled.kernel.startswith(f"{op.name}.")
+                            yield Planned(
+                                f"{where}-{compiled.kernel}", quick and of_this_op, compiled
+                            )
                     except Exception as error:  # the test of this case raises it
                         yield Planned(where, quick, error=error)
 
@@ -71,13 +73,13 @@ def plan(
 ) -> dict[str, Planned]:
     """Every distinct compilation by its key; those of `make test` first. only_quick: no others."""
     able = [chip for chip in chips if not lacking(chip)]
-    every = [
+    pairs = [
         planned
         for op, provider in with_kernels(ops)
         for planned in plan_of(provider, op, able, only_quick=only_quick)
     ]
     distinct: dict[str, Planned] = {}
-    for planned in sorted(every, key=lambda planned: not planned.quick):
+    for planned in sorted(pairs, key=lambda planned: not planned.quick):
         key = planned.compilation.key if planned.compilation else planned.where
         distinct.setdefault(key, planned)
     return distinct

@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tinyllama.harness.check.accuracy import faults
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
+from tinyllama.harness.check.judge import faults
 from tinyllama.harness.check.resizing import general
 from tinyllama.harness.kernels.configs import SPACES, recorded_keys
 from tinyllama.harness.kernels.launch import HAS_TRITON

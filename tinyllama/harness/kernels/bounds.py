@@ -43,8 +43,6 @@ class Bounds:
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
     kernels: those that were launched, each with the file and line where it begins.
-    unheld: of these, those that are given an address, or a tensor of them, and made an access by
-        one: how much lies behind an address is not known.
     """
 
     def __init__(self) -> None:
@@ -52,7 +50,6 @@ class Bounds:
         self.accesses = 0
         self.inside: dict[int, tuple[int, int]] = {}
         self.kernels: dict[str, str] = {}
-        self.unheld: dict[str, None] = {}
         self._met: set[tuple[str, str, str]] = set()
         self._launch: Any = None
         self._regions: list[Region] = []
@@ -73,8 +70,6 @@ class Bounds:
             low = int(np.minimum.reduce(addresses, axis=None))
             high = int(np.maximum.reduce(addresses, axis=None))
         anywhere = self._anywhere and low <= interpreter_values.ADDRESS
-        if anywhere:
-            self.unheld[launch.kernel] = None
         if not self._regions or self._in_one_region(low, high, size):
             return None
         accessed = np.broadcast_to(accessed, addresses.shape).astype(bool)
