@@ -128,12 +128,11 @@ def device_of(arguments: Iterable[Any]) -> torch.device | None:
     Raises ValueError for tensors of several devices: a kernel would read some of them over the
     bus, in no order with what writes them.
     """
-    device, index = None, 0
+    device = None
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
-            if device is None:
-                device, index = argument.device, argument.get_device()
-            elif argument.get_device() != index:
+            device = device or argument.device
+            if argument.device != device:
                 raise ValueError(
                     f"tensors on {device} and on {argument.device} in one launch: move them to one "
                     "device"
