@@ -36,7 +36,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "tiers": model_tables.tiers,
     "autocast": model_tables.autocast,
     "step-flops": model_tables.step_flops,
-    "counted": result_tables.counted,
     "guide": guide_table.table,
     "stages": stage_table.table,
     "longest": result_tables.longest,

@@ -48,15 +48,6 @@ def test_each_shape_dtype_layout_extreme_and_gradient_has_a_case() -> None:
     assert {case.dtype for case in covered} == {torch.float32}
 
 
-def test_one_input_alone_may_have_a_layout_and_one_output_no_gradient() -> None:
-    case = OpCase(PAIR, PAIR["narrow"], PAIR.cases[0], torch.float32, layout="offset", alone="a")
-    aligned = {n: x.data_ptr() % 16 == 0 for n, x in case.inputs().args.items()}
-    assert aligned == {"a": False, "b": True, "c": True}
-    absent = OpCase(PAIR, PAIR["narrow"], PAIR.cases[0], torch.float32, absent="z").inputs()
-    assert absent.upstream["z"] is None
-    assert absent.upstream["y"] is not None
-
-
 def test_each_tensor_of_each_seed_and_call_has_values_of_its_own() -> None:
     """A call on values that it has had before may give what it has kept."""
     adamw = OPS["adamw"]

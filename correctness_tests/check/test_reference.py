@@ -39,15 +39,6 @@ def of_reference(op: Op) -> dict[str, Finding]:
     }
 
 
-def test_an_oracle_that_is_not_float64_is_told_why() -> None:
-    finding = of_reference(doubled(lambda x: x.float() if x.dtype is torch.float64 else x))[
-        "outputs"
-    ]
-    assert "y has dtype torch.float32, not torch.float64: the reference also runs in float64" in (
-        finding.message
-    )
-
-
 class Detached(torch.autograd.Function):
     """Right outputs, and half of the gradient."""
 
@@ -84,7 +75,6 @@ def test_the_suite_of_a_repository_finds_it_too() -> None:
     "rounds",
     [
         lambda x: x.float().exp().to(x.dtype),
-        lambda x: x.exp().float().to(x.dtype),
         lambda x: torch.softmax(x.float(), -1).to(x.dtype) * x,
     ],
 )

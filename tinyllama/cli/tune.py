@@ -162,12 +162,12 @@ def _show_choices(cases: "list[OpCase]", chip: str, precision: str) -> int:
 
     from tinyllama.harness.check.evaluate import shapes_of
     from tinyllama.harness.check.launched import launches_of, on_chip
-    from tinyllama.harness.kernels.configs import SPACES, asked
+    from tinyllama.harness.kernels.configs import SPACES, recorded_keys
     from tinyllama.harness.kernels.resources import CHIPS
 
     check_known("--chip", [chip] if chip else None, CHIPS)
     for case in cases:
-        with asked() as keys:
+        with recorded_keys() as keys:
             launches_of(
                 *(case.op, case.provider, case.case, case.dtype),
                 chip=chip or None,

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import SequenceKey, keystr, tree_flatten_with_path, tree_unflatten
 
 from tinyllama.harness.check.evaluate import OutputError, copied, same_memory
 from tinyllama.harness.declare.op import Op, Provider
-from tinyllama.harness.declare.specs import FLOATS, Case, Tensor
+from tinyllama.harness.declare.specs import FLOATS, STANDARD, Case, Tensor
 from tinyllama.harness.declare.values import integers
 from tinyllama.harness.machine.errors import UsageError
 
@@ -47,7 +47,7 @@ class Call:
         pairs, self._structure = tree_flatten_with_path((tuple(positional), dict(keywords)))
         self._values: dict[str, Any] = {}
         for (_, place, *path), value in pairs:
-            argument = names[place.idx] if hasattr(place, "idx") else place.key
+            argument = names[place.idx] if isinstance(place, SequenceKey) else place.key  # type: ignore[attr-defined]
             self._values[f"{argument}{keystr(tuple(path))}"] = value
         inputs = {n: value for n, value in self._values.items() if isinstance(value, torch.Tensor)}
         if not inputs:
@@ -87,9 +87,9 @@ class Call:
         return op, outputs
 
     def _declared(self, name: str, tensor: torch.Tensor) -> Tensor:
-        shape, floating = " ".join(map(str, tensor.shape)), tensor.is_floating_point()
-        more = {} if floating else {"values": integers(2)}
-        return Tensor(shape, dtype=tensor.dtype, grad=name in self.differentiable, **more)
+        values = STANDARD if tensor.is_floating_point() else integers(2)
+        shape, grad = " ".join(map(str, tensor.shape)), name in self.differentiable
+        return Tensor(shape, dtype=tensor.dtype, grad=grad, values=values)
 
     def _outputs_of(self, reference: Callable[..., Any]) -> Tensors:
         """What the reference returns, and the inputs that it writes; some require a gradient."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V1, V3, StepPlan, Tier

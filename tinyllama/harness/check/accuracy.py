@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
-from tinyllama.harness.check.boundary_judge import boundary_fault
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
 from tinyllama.harness.check.judge import (
@@ -16,8 +15,8 @@ from tinyllama.harness.check.judge import (
     UNWRITTEN,
     faults,
 )
-from tinyllama.harness.check.layouts import REPEATING
 from tinyllama.harness.check.points import Point
+from tinyllama.harness.check.search import first_fault
 
 PLAIN = (OUTPUTS, GRADIENTS, UNWRITTEN, TOUCHED, BOUNDS)
 EXTREMES, LAYOUTS, UPSTREAMS = "extreme values", "input layouts", "gradient layouts"
@@ -68,29 +67,18 @@ def plain_faults(findings: Iterable[Finding]) -> list[str]:
     return [f.check for f in findings if f.check in PLAIN[:-1] and not f.outcome.good]
 
 
-def check_varied(name: str) -> Callable[[Candidate], Finding | None]:
-    """The check of the cases that differ from plain ones in this way, one of `VARIED`. It tells the
-    first fault, and a refusal only where no case has another one."""
+def check_varied(name: str) -> Callable[[Candidate], Finding | str]:
+    """The check of the cases that differ from plain ones in this way, one of `VARIED`."""
 
-    def check(candidate: Candidate) -> Finding | None:
+    def check(candidate: Candidate) -> Finding | str:
         cases = [case for case in candidate.covered() if variation(case) == name]
         if not cases:
             declared = any(variation(case) == name for case in candidate.declared())
             raise Unsupported("the provider covers no such case" if declared else VARIED[name])
         if name == LAYOUTS:
             cases += _of_single_inputs(candidate, cases)
-        refusal: Finding | None = None
-        for case in cases:
-            fault = next(faults(candidate, case), None)
-            if fault is None or _is_excused(candidate, case, fault):
-                continue
-            text = f"; {case.alone} alone is {case.layout}" if case.alone else ""
-            message = f"{fault.check}: {fault.message}{text}"
-            fault = replace(fault, check=name, message=message, special=fault.rank)
-            if fault.rank is not Rank.REFUSED:
-                return fault
-            refusal = refusal or fault
-        return refusal
+        fault = first_fault(candidate, (Point(name, "", case) for case in cases))
+        return "" if fault is None or fault.rank is Rank.WARNING else fault
 
     return check
 
@@ -114,18 +102,3 @@ def _of_single_inputs(candidate: Candidate, cases: Iterable[OpCase]) -> list[OpC
         return []
     pairs = itertools.product(ALONE, names)
     return [replace(first, layout=layout, alone=name) for layout, name in pairs]
-
-
-def _is_excused(candidate: Candidate, case: OpCase, fault: Finding) -> bool:
-    """Whether a layout is refused that the provider declares not to take; or a result of an extreme
-    or of inputs that repeat, so that terms may cancel, is right by the measure of undeclared
-    cases."""
-    if fault.rank is Rank.REFUSED:
-        return candidate.provider.contiguous and case.layout != "contiguous"
-    repeats = {case.layout, case.upstream} & {*REPEATING}
-    if not (case.extreme or repeats) or fault.check not in (OUTPUTS, GRADIENTS):
-        return False
-    if fault.outcome is not Outcome.FAILED:
-        return False
-    lenient, _ = boundary_fault(candidate, Point(EXTREMES, "", case))
-    return lenient is None or lenient.rank is Rank.WARNING

@@ -31,7 +31,7 @@ from tinyllama.harness.check.finding import (
 )
 from tinyllama.harness.check.history import Graph, sharing
 from tinyllama.harness.check.judge import ENDLESS, TOUCHED, Run, error_finding, run_case
-from tinyllama.harness.check.points import Point, inputs_of, times_as_large
+from tinyllama.harness.check.points import SIZES, VALUES, Point, inputs_of, times_as_large
 from tinyllama.harness.declare.specs import Terms
 
 LONG_ROWS = 4.0  # times the usual error, of a few roundings more in 16 bits
@@ -70,9 +70,8 @@ def _fault_of(
     candidate: Candidate, point: Point, inputs: Inputs, references: References, run: Run
 ) -> Finding | None:
     def finding(message: str, rank: Rank) -> Finding:
-        if kernels := run.guards.launched(backward=message.startswith("grad ")):
-            message += f"; kernels: {kernels}"
-        message = f"{point.text}: {message}" if point.text else message
+        kernels = run.guards.launched(backward=message.startswith("grad "))
+        message = f"{point.text}: {message}{kernels}" if point.text else f"{message}{kernels}"
         return Finding(point.check, Outcome.FAILED, str(point.case), message, special=rank)
 
     if beyond := run.out_of_bounds:
@@ -101,13 +100,19 @@ def _of_error(candidate: Candidate, point: Point, error: Exception) -> Finding |
         text, rank = f"{TOUCHED}: {text}", Rank.UNSAFE
     elif isinstance(error, ContractError):
         rank = Rank.WRONG
-    elif case.layout != "contiguous" or case.upstream != "contiguous" or _is_far(candidate, case):
+    elif _may_refuse(candidate, point):
         return None
     return replace(finding, check=point.check, message=text, special=rank)
 
 
-def _is_far(candidate: Candidate, case: OpCase) -> bool:
-    """Whether an axis is much longer than the op declares it."""
+def _may_refuse(candidate: Candidate, point: Point) -> bool:
+    """Whether an error is no fault: of a layout that another check is about, or that the provider
+    declares not to take, or where an axis is much longer than the op declares it."""
+    case = point.case
+    if case.layout != "contiguous" or case.upstream != "contiguous":
+        return point.check in (SIZES, VALUES) or (
+            candidate.provider.contiguous and case.layout != "contiguous"
+        )
     for axis, size in case.case.dims.items():
         declared = [c.dims.get(axis) for c in candidate.op.cases]
         longest = max((s for s in declared if isinstance(s, int)), default=0)
@@ -252,8 +257,8 @@ class _Trial:
         try:
             graph = Graph(self.candidate.reference, self.inputs, prepare=prepare)
             inputs = [x for x in leaves(graph.args) if x.requires_grad]
-            total = sum(y.sum() for y in graph.outputs.values() if y.requires_grad)
-            gradients = torch.autograd.grad(total, inputs, allow_unused=True)
+            totals = [y.sum() for y in graph.outputs.values() if y.requires_grad]
+            gradients = torch.autograd.grad(totals, inputs, allow_unused=True)
         except Exception:
             return False
         return any(g is not None and bool(g.isnan().any()) for g in gradients)

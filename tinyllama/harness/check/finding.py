@@ -2,7 +2,7 @@
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -91,19 +91,6 @@ class Finding:
         """As plain data, with outcome and rank as words; the rank of what holds is empty."""
         words = {"outcome": self.outcome.value, "rank": self.rank.value if self.rank else ""}
         return {**{k: v for k, v in vars(self).items() if k != "special"}, **words}
-
-    @classmethod
-    def of(cls, words: Mapping[str, str]) -> "Finding":
-        """From what `as_dict` returns.
-
-        Raises ValueError, TypeError or AttributeError for anything else.
-        """
-        words = dict(words)
-        outcome, rank = Outcome(words.pop("outcome")), words.pop("rank")
-        special = Rank(rank) if rank else None
-        if not all(isinstance(word, str) for word in words.values()):
-            raise TypeError("a finding is made of words")
-        return cls(outcome=outcome, special=special, **words)
 
 
 # What a check finds: the case, what was seen, and its rank where that is a special one.

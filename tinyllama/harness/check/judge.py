@@ -61,11 +61,9 @@ def faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
         yield Finding(BOUNDS, Outcome.FAILED, str(case), beyond[0] + more)
     if run.error is not None:
         first = error_finding(candidate, case, run.error)
-        if isinstance(run.error, ChangedInputError) and first.check == TOUCHED:
-            passes = {False: run.error.forward, True: run.error.backward}
-            texts = [run.guards.launched(backward=p) for p, changed in passes.items() if changed]
-            if kernels := ", ".join(dict.fromkeys(filter(None, texts))):
-                first = replace(first, message=f"{first.message}; kernels: {kernels}")
+        if first.check == TOUCHED and isinstance(run.error, ChangedInputError):
+            kernels = run.guards.launched(backward=not run.error.forward)
+            first = replace(first, message=f"{first.message}{kernels}")
         if not (beyond and first.check == TOUCHED):  # what was changed are the canaries around it
             yield first
         if first.check == GRADIENTS and case.wanted is None:  # the outputs may be wrong, too
@@ -84,9 +82,8 @@ def faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
     for check in (OUTPUTS, GRADIENTS):
         texts = [str(c) for c in wrong if is_gradient(c.name) == (check == GRADIENTS)]
         if texts:
-            if kernels := run.guards.launched(backward=check == GRADIENTS):
-                texts.append(f"kernels: {kernels}")
-            yield Finding(check, Outcome.FAILED, str(case), "; ".join(texts))
+            kernels = run.guards.launched(backward=check == GRADIENTS)
+            yield Finding(check, Outcome.FAILED, str(case), "; ".join(texts) + kernels)
 
 
 def _unwritten(
@@ -101,9 +98,8 @@ def _unwritten(
     if not unwritten:
         return None
     where = ", ".join(f"{name} ({_places(x)})" for name, x in unwritten.items())
-    text = f"never written, or read before: {where}"
-    if kernels := run.guards.launched(backward=all(map(is_gradient, unwritten))):
-        text += f"; kernels: {kernels}"
+    kernels = run.guards.launched(backward=all(map(is_gradient, unwritten)))
+    text = f"never written, or read before: {where}{kernels}"
     return Finding(UNWRITTEN, Outcome.FAILED, str(case), text), again
 
 

@@ -290,11 +290,11 @@ def inputs_of(candidate: Candidate, point: Point) -> Inputs:
     return point.painted.inputs if point.painted else candidate.inputs(point.case)
 
 
-def times_as_large(before: Inputs, inputs: Inputs) -> float:
+def times_as_large(typical: Inputs, inputs: Inputs) -> float:
     """How many times as large as usual the largest of the inputs is, at least 1."""
     factors = [1.0]
     for name, value in inputs.args.items():
-        before = before.args[name]
+        before = typical.args[name]
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             largest, largest_before = value.double().abs().max(), before.double().abs().max()
             if value.isfinite().all() and largest_before > 0:

@@ -72,15 +72,13 @@ class Checks:
 
     def findings(
         self, provider: str, only: list[str], plain: list[str], bounded: bool
-    ) -> list[dict[str, str]]:
-        """As plain data."""
+    ) -> list[Finding]:
         candidate = self.candidates[provider]
         try:
             if only == [LAUNCHED]:
                 declares = self.request.candidate is None
-                return [kernel_launched(candidate, declares).as_dict()]
-            answers = run(candidate, only, plain=plain, bounded=bounded)
-            return [finding.as_dict() for finding in answers]
+                return [kernel_launched(candidate, declares)]
+            return list(run(candidate, only, plain=plain, bounded=bounded))
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -268,8 +266,10 @@ class _Run:
         bounded = all(f.outcome.good for f in earlier if f.check == accuracy.BOUNDS)
         self.log.write_text("")
         try:
-            answers = self.call("findings", provider, names, faults, bounded, timeout=GROUP)
-            return [Finding.of(answer) for answer in answers]
+            findings: list[Finding] = self.call(
+                "findings", provider, names, faults, bounded, timeout=GROUP
+            )
+            return findings
         except WorkerError as error:
             text, details, rank = self._text(error), error.details, _rank(error)
         if rank is None:

@@ -45,12 +45,9 @@ stack = Op(
     },
     params={"eps": 1e-5},
     outputs={"y": "B T D"},
-    small_kernels={  # not tried on rows far apart; the provider's case past 2^31 launches them
-        **{
-            name: "calls kernels that are tried, each time for the rows of one sequence"
-            for name in ("single_forward_kernel", "single_backward_kernel")
-        },
-        "fold_kernel.low_turned": "a tile has whole rows, whose offsets have 32 bits: `turns`",
+    small_kernels={
+        name: "calls kernels that have a large case, each time for the rows of one sequence"
+        for name in ("single_forward_kernel", "single_backward_kernel")
     },
     cases=[
         Case(L=2, B=2, T=9, D=32, Q=32, R=16, F=48, C=8),

@@ -24,7 +24,6 @@ swiglu = Op(
         "w_up": Tensor("F D", grad=True, values=normal(0.2)),
     },
     outputs={"h": "B T F"},
-    small_kernels={"element_kernel.h": "a program for each element: a grid has fewer than 2^31"},
     cases=[
         Case(B=2, T=3, D=32, F=24),  # small: the naive kernel is interpreted element by element
         Case(B=1, T=1, D=16, F=33, why="one row, ragged width"),

@@ -1,29 +1,25 @@
-"""What an op declares, and how a declaration that contradicts itself is refused."""
+"""How a declaration that contradicts itself is refused."""
 
 import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from tinyllama.harness.declare.provider import MOST_SLACK
 from tinyllama.harness.declare.specs import (
-    FLOATS,
     STANDARD,
     TIMED_LAYOUTS,
-    Case,
     DeclarationError,
-    Signature,
     Tensor,
     names_in,
     size_of,
     sizes_in,
 )
-from tinyllama.harness.declare.values import Values
+
+if TYPE_CHECKING:
+    from tinyllama.harness.declare.op import Op
 
 NAME = re.compile(r"[a-z][a-z0-9_]*\Z")  # of an op or a provider
 _SUFFIX = re.compile(r"_[A-Z][A-Za-z0-9]*\Z")  # of an argument: its shape
@@ -33,37 +29,12 @@ _KNOWN_DIMENSIONS = (
 )
 
 
-@dataclass(eq=False, kw_only=True)
-class Declaration(Signature):
-    """What an op declares; `tinyllama.harness.declare.op.Op` says what each part means."""
-
-    cases: Sequence[Case]
-    timed: Sequence[Case] = ()
-    extremes: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
-    calls: int = 1
-    dtypes: tuple[torch.dtype, ...] = FLOATS
-    bytes: Mapping[str, Callable[..., float]] = field(default_factory=dict)
-    flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
-    tolerances: Mapping[str, float] = field(default_factory=dict)
-    slowdowns: Mapping[str, float] = field(default_factory=dict)
-    layouts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_LAYOUTS, 2.0))
-    instead: str = ""
-    fits: Callable[[Mapping[str, Any]], str | None] = lambda sizes: None
-    computes: bool = True
-    small_kernels: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        outputs = self.outputs.items()
-        self.outputs = {name: Tensor(x) if isinstance(x, str) else x for name, x in outputs}
-        _check(self)
-
-
 def require(condition: bool, op: str, message: str) -> None:
     if not condition:
         raise DeclarationError(f"op {op!r}: {message}")
 
 
-def _check(op: Declaration) -> None:
+def check_declaration(op: "Op") -> None:
     """Raise DeclarationError for a declaration that contradicts itself."""
     name, leads = op.name, len(op.leading)
     require(bool(NAME.match(name)), name, "name an op in lower_case")
@@ -103,7 +74,7 @@ def _wrong_input(tensor: Tensor, first: bool) -> str:
     return ""
 
 
-def _check_dimensions(op: Declaration) -> None:
+def _check_dimensions(op: "Op") -> None:
     """Each dimension of an output, and of a computed axis, is told by the inputs of a call."""
     always = [axis for tensor in op.inputs.values() if not tensor.optional for axis in tensor.axes]
     ones = Counter(set().union(*map(names_in, always)))
@@ -120,7 +91,7 @@ def _check_dimensions(op: Declaration) -> None:
             require(not missing, op.name, text)
 
 
-def _check_cases(op: Declaration) -> None:
+def _check_cases(op: "Op") -> None:
     """Each case has the op's dimensions, and names no input or parameter that it lacks."""
     axes = [axis for tensor in op.inputs.values() for axis in tensor.axes]
     needed = set[str]().union(*map(names_in, axes))
@@ -141,7 +112,7 @@ def _check_cases(op: Declaration) -> None:
         require(not unknown, op.name, f"extreme {name!r} overrides unknown {sorted(unknown)}")
 
 
-def check_traits(op: Declaration, provider: str, traits: Mapping[str, Any]) -> None:
+def check_traits(op: "Op", provider: str, traits: Mapping[str, Any]) -> None:
     """The traits of a provider name what its op has, and its slack is one."""
     allowed = {
         "overwrites": [*op.inputs, *op.outputs],
@@ -157,7 +128,7 @@ def check_traits(op: Declaration, provider: str, traits: Mapping[str, Any]) -> N
         require(0 < slack <= MOST_SLACK, op.name, text)
 
 
-def check_signature(op: Declaration, provider: str, function: Callable[..., Any]) -> None:
+def check_signature(op: "Op", provider: str, function: Callable[..., Any]) -> None:
     """Inputs come first and in order, parameters by name: a swapped pair must not register.
 
     An argument may carry its shape as a suffix: ``x_BTD`` is the input ``x``. What else has a
