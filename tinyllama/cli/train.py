@@ -112,6 +112,8 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Train and print; the exit status."""
+    if args.resume is None:
+        settings(args, None)  # refuses what cannot be used before torch is imported
     from tinyllama.training.ranks import launched
 
     ranks = replace(launched(), seconds=args.rank_timeout)
