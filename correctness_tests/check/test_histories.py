@@ -143,13 +143,3 @@ def test_what_the_reference_does_too_is_no_fault() -> None:
 
     right = checked(view, "fresh contents", reference=lambda x, w: x[:])
     assert right.outcome is not Outcome.FAILED, right.message
-
-
-def test_settings_are_as_before_a_check() -> None:
-    before = torch.get_num_threads(), torch.get_default_dtype(), torch.random.initial_seed()
-    checked(seeded, "fresh contents")
-    assert before == (
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-        torch.random.initial_seed(),
-    )

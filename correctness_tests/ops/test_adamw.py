@@ -134,7 +134,7 @@ def test_copies_and_few_programs_change_no_bit(device: torch.device) -> None:
     low = [torch.full_like(p, torch.nan, dtype=torch.bfloat16) for p in state.param]
     factors = count(state.step, state.found_inf, **rates)
     with processors(1):
-        update(state, **rates, eps=1e-3, low=low, factors=factors, beside=True)
+        update(state, **rates, eps=1e-3, low=low, factors=factors, few_programs=True)
     for ours, theirs in zip(state[:4], contiguous[:4], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert torch.equal(state.step, contiguous.step)
@@ -157,10 +157,10 @@ def test_tensors_that_adjoin_are_updated_as_one(device: torch.device) -> None:
         mine = State(*lists, *scalars(device))
         low = [*torch.full((sum(sizes),), torch.nan, dtype=torch.bfloat16).to(device).split(sizes)]
         with recorded("sm_90") as launches:
-            update(mine, **rates, eps=1e-3, low=low, beside=overlapped)
+            update(mine, **rates, eps=1e-3, low=low, few_programs=overlapped)
         assert launches[-1].arguments["table"] is None
         with processors(1):
-            update(mine, **rates, eps=1e-3, low=low, beside=overlapped)
+            update(mine, **rates, eps=1e-3, low=low, few_programs=overlapped)
         for copy, p in zip(low, mine.param, strict=True):
             assert torch.equal(copy, p.to(torch.bfloat16))
         for ours, theirs in zip(mine[:4], contiguous[:4], strict=True):

@@ -21,7 +21,7 @@ from tinyllama.harness.check import accuracy
 from tinyllama.harness.check.launched import launches_of, with_kernels
 from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.kernels import interpreter  # noqa: F401 (changes what tests change again)
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import SPACES, Config, recorded_keys
 from tinyllama.ops import OPS
 
 CPU = torch.device("cpu")
@@ -166,7 +166,7 @@ def configurations(
     op: Op, provider: Provider
 ) -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
     """Each configuration of each space that a provider asks for, and what forces it."""
-    with asked() as pairs:
+    with recorded_keys() as pairs:
         finding(op, provider, accuracy.OUTPUTS, CPU)
     for (name, text), key in dict(pairs).items():
         space = SPACES[name]

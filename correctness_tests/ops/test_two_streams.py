@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tinyllama.harness.kernels.configs import Config, asked
+from tinyllama.harness.kernels.configs import Config, recorded_keys
 from tinyllama.harness.kernels.streams import Side
 from tinyllama.ops import linear_cross_entropy as linear_file
 from tinyllama.ops.linear_cross_entropy import STREAMS, chunk_rows, linear_cross_entropy
@@ -37,7 +37,7 @@ def _loss(tensors: list[torch.Tensor], names: tuple[str, ...]) -> tuple[torch.Te
 @contextlib.contextmanager
 def on_streams(count: int, tensors: list[torch.Tensor]) -> Iterator[None]:
     """Meanwhile chunks of this problem use so many streams."""
-    with asked() as keys:
+    with recorded_keys() as keys:
         _loss(tensors, BOTH)
     (key,) = (key for (space, _), key in keys.items() if space == STREAMS.name)
     with STREAMS.force(Config(STREAMS=count), **key):

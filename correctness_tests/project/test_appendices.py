@@ -1,4 +1,4 @@
-"""Counts of bytes and operations, derived in docs/APPENDICES.md, are those that ops declare."""
+"""Counts of bytes and operations, derived in docs/model.md, are those that ops declare."""
 
 import random
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from tinyllama.ops import OPS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "APPENDICES.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "model.md"
 ROW = re.compile(r"^\| `(\w+)` \| (forward|backward) \| `(.+?)` \| `(.+?)` \| `(.+?)` \|", re.M)
 ROWS = ROW.findall(PAGE.read_text(encoding="utf-8"))
 

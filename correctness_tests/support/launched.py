@@ -3,15 +3,13 @@
 import functools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from correctness_tests.support import limits
 from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.launched import launches_of, with_kernels
-from tinyllama.harness.declare.specs import flat
-from tinyllama.harness.kernels import limits
 from tinyllama.harness.kernels.launch import HAS_TRITON, Launch
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, compilation, lacking
 from tinyllama.ops import OPS
@@ -113,75 +111,6 @@ def every_launch(ops: Collection[str] | None = None) -> Iterator[Launch]:
 def large_kernels() -> set[str]:
     """The identities of the kernels that may see a tensor of more than 2^31 elements."""
     return {launch.identity for launch in every_launch()} - small_kernels()
-
-
-SHARE = 1 / 16  # of the largest tensor of a launch: so large a one may have 2^31 elements, too
-
-
-@functools.cache
-def growing_arguments() -> set[tuple[str, str]]:
-    """(kernel, argument) of each tensor that grows with the first axis of its op, as rows do and
-    weights do not, to a share of the largest one of some launch. On every chip with a table, in
-    tf32 as well; without kernels that Triton cannot interpret."""
-    names = set()
-    for op, provider in providers():
-        along = provider.large[0].along
-        for case in op.timed:
-            along_it = case.dims[along]
-            size, *rest = flat([along_it]) or [0]
-            if not size or provider.supports(case.dims) is not None:
-                continue
-            # One entry less, so that the same choices are made.
-            new: Any = size - 1 or 2
-            resized = case.resized(**{along: (new, *rest) if isinstance(along_it, tuple) else new})
-            for launch, changed in _in_pairs(op, provider, case, resized):
-                sizes = {name: x.numel() for name, x in tensors(launch)}
-                grows = {
-                    name
-                    for name, x in tensors(changed)
-                    if x.numel() and x.numel() * size == sizes.get(name, 0) * new
-                }
-                most = max((sizes[name] for name in grows), default=0)
-                names |= {(launch.identity, n) for n in grows if sizes[n] >= SHARE * most}
-    return names
-
-
-def _in_pairs(
-    op: Op, provider: Provider, case: Case, changed: Case
-) -> Iterator[tuple[Launch, Launch]]:
-    """The launches of a case and those of another one that launches the same kernels."""
-    for dtype in provider.dtypes:
-        for chip in WHOLLY:
-            for precision in ("ieee", "tf32") if dtype is torch.float32 else ("ieee",):
-                how = {"chip": chip, "precision": precision}
-                before, after = (
-                    launches_of(op, provider, sized, dtype, **how) for sized in (case, changed)
-                )
-                if [launch.identity for launch in before] == [launch.identity for launch in after]:
-                    for pair in zip(before, after, strict=True):
-                        if pair[0].kernel.interpretable:
-                            yield pair
-
-
-def tensors(launch: Launch) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in launch.arguments.items():
-        tensor = getattr(value, "base", value)  # of a descriptor
-        if isinstance(tensor, torch.Tensor):
-            yield name, tensor
-
-
-def chosen_kernels() -> set[str]:
-    """The identities of the kernels that a chip's table alone chooses: in 16 bits, in the largest
-    case that is timed. Without those that Triton cannot interpret."""
-    names = {
-        launch.identity
-        for op, provider in providers()
-        if torch.bfloat16 in provider.dtypes and provider.supports(op.timed[-1].dims) is None
-        for chip in WHOLLY
-        for launch in launches_of(op, provider, op.timed[-1], torch.bfloat16, chip=chip)
-        if launch.kernel.interpretable
-    }
-    return names - large_kernels() - small_kernels()
 
 
 def small_kernels() -> set[str]:

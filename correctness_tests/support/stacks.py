@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tinyllama.harness.declare.registry import providers_restored
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import SPACES, Config, recorded_keys
 from tinyllama.ops.rope import rope_tables
 from tinyllama.ops.stack import Inputs, stack
 
@@ -55,7 +55,7 @@ def gradients(tensors: Inputs, provider: str = "fused") -> list[torch.Tensor]:
 @contextmanager
 def forced(run: Callable[[], object], config_of: Callable[[str], Config | None]) -> Iterator[None]:
     """Of what this run asks for, the spaces that have a configuration by their name have it."""
-    with asked() as keys:
+    with recorded_keys() as keys:
         run()
     with ExitStack() as spaces:
         for (space, _), key in keys.items():

@@ -174,7 +174,8 @@ def _checked(
     """What `tinyllama.harness.check.remote.check` yields. Raises UsageError for a file that cannot
     be loaded."""
     from tinyllama.harness.check.crash import place_in
-    from tinyllama.harness.check.remote import Request, check
+    from tinyllama.harness.check.remote import check
+    from tinyllama.harness.check.requested import Request
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
 

@@ -8,9 +8,12 @@ import torch
 from torch._library.triton import set_wrap_triton_enabled
 
 from tinyllama.harness.check.evaluate import shapes_of
+from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank
+from tinyllama.harness.check.names import LAUNCHED
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Tensor
+from tinyllama.harness.kernels.bounds import Bounds
 from tinyllama.harness.kernels.launch import Launch, recorded
 
 
@@ -69,3 +72,29 @@ def _call(op: Op, provider: Provider, case: Case, dtype: torch.dtype) -> None:
     used = [output for output in several(outputs) if output.requires_grad]
     leaves = [arg for arg, declared in zip(args, op.inputs.values(), strict=True) if declared.grad]
     torch.autograd.grad(used, leaves, [torch.empty_like(o) for o in used], allow_unused=True)
+
+
+def kernel_launched(candidate: Candidate, declares: bool) -> Finding:
+    """Whether some plain case launches a kernel, where the provider ``declares`` one. A GPU runs
+    kernels that nobody sees being launched; on a CPU all are interpreted."""
+    declares = declares and "triton" in candidate.provider.requires
+    reason = candidate.missing() or ("" if declares else "it declares no kernel")
+    if reason or candidate.device.type != "cpu":
+        reason = reason or "it is seen where kernels are interpreted: use --device cpu"
+        return Finding(LAUNCHED, Outcome.UNSUPPORTED, message=reason)
+    for case in reversed(candidate.plain_cases()):  # small ones may be left to torch
+        bounds, text = Bounds(), ""
+        try:
+            with candidate.limits(bounds):
+                candidate.results(candidate.inputs(case))
+        except Exception as error:
+            text = f"the call raised {type(error).__name__}: {error}"
+        if bounds.kernels:
+            return Finding(LAUNCHED, Outcome.PASSED)
+        if text:
+            return Finding(LAUNCHED, Outcome.BLOCKED, str(case), text)
+    text = (
+        'no kernel launched, though requires=("triton",) declares one: does a branch (is_cuda) '
+        "leave tensors on the CPU to torch?"
+    )
+    return Finding(LAUNCHED, Outcome.FAILED, message=text, special=Rank.REFUSED)

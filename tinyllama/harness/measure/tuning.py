@@ -23,7 +23,15 @@ import torch
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.harness.declare.autograd import several
-from tinyllama.harness.kernels.configs import FORCED, SPACES, Config, Key, Space, asked, key_text
+from tinyllama.harness.kernels.configs import (
+    FORCED,
+    SPACES,
+    Config,
+    Key,
+    Space,
+    key_text,
+    recorded_keys,
+)
 from tinyllama.harness.kernels.launch import launched
 from tinyllama.harness.measure.cache import flush_of
 from tinyllama.harness.measure.clock import Clock, queue_of
@@ -120,7 +128,7 @@ class _Subject(NamedTuple):
     @classmethod
     def of(cls, case: OpCase, device: torch.device) -> "_Subject":
         inputs = make_inputs(case.op, case.case, case.dtype, device, drawn_on=device)
-        with asked() as keys:
+        with recorded_keys() as keys:
             return cls(case, inputs, evaluate(case.op, case.provider.call, inputs), keys)
 
 
