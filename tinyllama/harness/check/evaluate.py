@@ -440,6 +440,19 @@ def shapes_of(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]
     return [tuple(s[i] if isinstance(s, tuple) else s for s in sizes) for i in range(count)]
 
 
+def without_values(op: Op, case: Case, dtype: torch.dtype) -> list[Any]:
+    """The inputs of a case as tensors of the meta device, which have no values."""
+
+    def empty(name: str, declared: Tensor) -> Any:
+        if name in case.without:
+            return None
+        shapes = shapes_of(declared, case.dims)
+        tensors = [torch.empty(x, dtype=declared.dtype or dtype, device="meta") for x in shapes]
+        return tensors if declared.many else tensors[0]
+
+    return [empty(name, declared) for name, declared in op.inputs.items()]
+
+
 def sampled(
     name: str, values: Values, shape: tuple[int, ...], key: str, drawn_on: torch.device | str
 ) -> torch.Tensor:
