@@ -12,7 +12,7 @@ WORKERS := -n $(shell expr $$(nproc) + 1) --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test test-all quick test-slow test-checks test-tools test-processes soak bench bench-full mutants corpus sanitize counters lint floor clean bootstrap
+.PHONY: help test test-all quick test-slow test-checks test-tools test-processes soak bench bench-full mutants corpus sanitize lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -67,9 +67,6 @@ corpus: bootstrap ## every check on every variant of the corpus, and its table (
 
 sanitize: bootstrap ## the kernels under compute-sanitizer (needs a GPU and the CUDA toolkit)
 	$(RUN) tools.sanitize
-
-counters: bootstrap ## operations that kernels execute (needs a GPU and Nsight Compute)
-	$(RUN) tools.count_flops
 
 lint: bootstrap ## style, formatting, types and workflows
 	$(RUN) ruff check

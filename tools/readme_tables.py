@@ -4,7 +4,7 @@ import json
 import re
 
 from field.run import RECORD as RELEASED_BUGS
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.results import Record
 from tools.model_tables import table

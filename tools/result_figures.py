@@ -49,17 +49,17 @@ def draw(record: Record) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    found = {(entry.contender, entry.precision): entry for entry in record.of(CurveEntry)}
-    exact = found["v1", "fp64"]
-    precisions = list(dict.fromkeys(precision for tier, precision in found if tier != "v1"))
+    entries = {(entry.contender, entry.precision): entry for entry in record.of(CurveEntry)}
+    exact = entries["v1", "fp64"]
+    precisions = list(dict.fromkeys(precision for tier, precision in entries if tier != "v1"))
     steps = [place * exact.every for place in range(len(exact.losses))]
     with rc_context(STYLE):
         figure = Figure(figsize=(4 * len(precisions), 4.6))
         figure.set_layout_engine("constrained", w_pad=0.1)
         axes = figure.subplots(2, len(precisions), sharex=True, squeeze=False, height_ratios=(2, 1))
         for (upper, lower), precision in zip(axes.T, precisions, strict=True):
-            own = found["v1", precision].losses
-            ours = {tier: entry.losses for (tier, at), entry in found.items() if at == precision}
+            of_v1 = entries["v1", precision].losses
+            ours = {tier: entry.losses for (tier, at), entry in entries.items() if at == precision}
             for tier, losses in ours.items():
                 title, first = tier.upper(), tier == "v1"
                 width, alpha = (3, 0.5) if first else (1, 1)
@@ -67,8 +67,8 @@ def draw(record: Record) -> str:
                 upper.plot(
                     *(steps, losses), color=colour, linewidth=width, alpha=alpha, label=title
                 )
-                other, name = (exact.losses, "V1 in float64") if first else (own, "V1")
-                distance = [a - b for a, b in zip(losses, other, strict=True)]
+                reference, name = (exact.losses, "V1 in float64") if first else (of_v1, "V1")
+                distance = [a - b for a, b in zip(losses, reference, strict=True)]
                 lower.plot(steps, distance, color=colour, linewidth=1, label=f"{title} - {name}")
             upper.set_title(f"{exact.workload}, {precision}")
             upper.legend(frameon=False)

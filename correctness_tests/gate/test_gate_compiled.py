@@ -3,10 +3,12 @@ lines and nothing else; what is changed in a kernel or its launch is seen."""
 
 import importlib.util
 import itertools
+import os
 import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -67,7 +69,7 @@ def compiled(source: str, chip: str, folder: Path, **options: Any) -> Launched:
     with recorded(chip) as launches:
         module_of(source, folder).scale[(4,)](x, x, 1000, BLOCK=256, **options)
     made = resources.compilation(launches[0], chip)
-    with resources._surroundings(str(folder / "cache")):
+    with patch.dict(os.environ, TRITON_CACHE_DIR=str(folder / "cache")):
         kernel = triton.compile(made.source, target=target_of(chip), options=made.options.__dict__)
     return Launched(kernel, launches[0].grid)
 

@@ -22,7 +22,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 def test_a_log_has_a_line_now_and_then_with_the_seconds_since_it_began() -> None:
     lines: list[str] = []
-    with Progress(lines.append, every=0.02) as doing:
+    with Progress(lines.append, interval=0.02) as doing:
         doing("compiling")
         until(lambda: len(lines) > 2)
         doing("timing")

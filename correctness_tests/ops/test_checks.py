@@ -22,7 +22,7 @@ from tinyllama.harness.check import accuracy
 from tinyllama.harness.check.launched import launches_of
 from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.kernels import interpreter  # noqa: F401 (changes what tests change again)
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import SPACES, Config, recorded_keys
 from tinyllama.ops import OPS
 from tools.check_table import ELSEWHERE, HERE, LANES, gap, tree
 
@@ -72,11 +72,11 @@ def several_blocks(op_name: str, provider_name: str) -> Case:
     if less := LESS.get(str(provider)):
         covered += [case.resized(**less) for case in covered if less.keys() <= case.dims.keys()]
     covered = [case for case in covered if tells(op, provider, case)]
-    found = [(programs(op, provider, case), case) for case in covered]
-    several = [sum(count > 1 for count in most.values()) for most, _ in found]
-    if max(several) or not found[0][0]:
-        best = [one for one, count in zip(found, several, strict=True) if count == max(several)]
-        return min(best, key=lambda one: sum(one[0].values()))[1]
+    by_case = [(programs(op, provider, case), case) for case in covered]
+    several = [sum(count > 1 for count in most.values()) for most, _ in by_case]
+    if max(several) or not by_case[0][0]:
+        best = [pair for pair, count in zip(by_case, several, strict=True) if count == max(several)]
+        return min(best, key=lambda pair: sum(pair[0].values()))[1]
     case, axis = covered[0], next(iter(covered[0].dims))
     while max(programs(op, provider, case).values()) < 2:
         case = case.resized(**{axis: 2 * case.dims[axis]})
@@ -84,20 +84,22 @@ def several_blocks(op_name: str, provider_name: str) -> Case:
 
 
 def finding(op: Op, provider: Provider, check: str, device: torch.device, **traits: Any) -> Finding:
-    (one,) = run(Candidate(op, provider, device, **traits), only=[check])
-    return one
+    (found_by_check,) = run(Candidate(op, provider, device, **traits), only=[check])
+    return found_by_check
 
 
-def held(op: Op, provider: Provider, check: str, device: torch.device, **traits: Any) -> None:
+def assert_passes(
+    op: Op, provider: Provider, check: str, device: torch.device, **traits: Any
+) -> None:
     """A check passes, or could not be made for the reason that is known."""
-    one = finding(op, provider, check, device, **traits)
-    if one.rank is Rank.WARNING:
-        assert ADVISED[op.name, provider.name, check] in one.message
+    result = finding(op, provider, check, device, **traits)
+    if result.rank is Rank.WARNING:
+        assert ADVISED[op.name, provider.name, check] in result.message
         return
     reason = gap(op, provider, check, device)
     expected = Outcome.PASSED if reason is None else Outcome.UNSUPPORTED
-    assert one.outcome is expected, (one.case, one.message)
-    assert reason is None or reason in one.message
+    assert result.outcome is expected, (result.case, result.message)
+    assert reason is None or reason in result.message
 
 
 @pytest.mark.parametrize("check", HERE)
@@ -110,7 +112,9 @@ def test_a_provider_of_the_tree_passes(
         pytest.skip("layers in a row amplify the roundings of values that nobody declares")
     far = check == "large offsets"
     cases = op.cases if far else [several_blocks(op.name, provider.name)]
-    held(narrowed(op, cases, [torch.bfloat16 if far else torch.float32]), provider, check, device)
+    assert_passes(
+        narrowed(op, cases, [torch.bfloat16 if far else torch.float32]), provider, check, device
+    )
 
 
 @pytest.mark.long
@@ -119,7 +123,7 @@ def test_a_provider_of_the_tree_stays_within_its_memory(
     op: Op, provider: Provider, device: torch.device
 ) -> None:
     """In every case."""
-    held(narrowed(op, op.cases, [torch.float32]), provider, "out of bounds", device)
+    assert_passes(narrowed(op, op.cases, [torch.float32]), provider, "out of bounds", device)
 
 
 @LONG
@@ -128,7 +132,7 @@ def test_a_provider_of_the_tree_stays_within_its_memory(
 def test_a_provider_of_the_tree_is_right_along_each_axis(
     op: Op, provider: Provider, device: torch.device
 ) -> None:
-    held(op, provider, "sizes", device)
+    assert_passes(op, provider, "sizes", device)
 
 
 def test_each_check_has_its_lanes() -> None:
@@ -148,7 +152,7 @@ def test_a_provider_of_the_tree_passes_on_every_case(
     for case in op.cases:
         if provider.supports(case.dims) is None:
             narrow = narrowed(op, [case], [torch.float32])
-            held(narrow, provider, check, device, backend="inductor")
+            assert_passes(narrow, provider, check, device, backend="inductor")
 
 
 @LONG
@@ -161,15 +165,15 @@ def test_a_provider_of_the_tree_passes_in_every_configuration(
     for where, forced in configurations(narrow, provider):
         with forced:
             for check in (accuracy.OUTPUTS, accuracy.GRADIENTS, *CONFIGURED):
-                one = finding(narrow, provider, check, device)
-                assert one.outcome.good, (where, one)
+                result = finding(narrow, provider, check, device)
+                assert result.outcome.good, (where, result)
 
 
 def configurations(
     op: Op, provider: Provider
 ) -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
     """Each configuration of each space that a provider asks for, and what forces it."""
-    with asked() as pairs:
+    with recorded_keys() as pairs:
         finding(op, provider, accuracy.OUTPUTS, CPU)
     for (name, text), key in dict(pairs).items():
         space = SPACES[name]

@@ -158,4 +158,4 @@ def _forget() -> None:
     for op in OPS.values():
         for provider in op.providers.values():
             if provider.derived is not None:
-                provider.derived.known.clear()
+                provider.derived.calls.clear()

@@ -29,8 +29,8 @@ def small(
 
 def derived(forward: Call, backward: Call) -> type:
     """What a provider with a backward of its own is declared with."""
-    both = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Derived", (), both)
+    passes = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Derived", (), passes)
 
 
 def finding(op: Op, call: Call, check: str, **traits: Any) -> Finding:

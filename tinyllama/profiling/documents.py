@@ -1,9 +1,9 @@
-"""The documents' scripts, programs and commands, and what does their work here."""
+"""Scripts, programs and commands of the published documents, and what does their work here."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ ROWS = tuple(Row(**table) for table in _TABLES["row"])
 
 def find(name: str) -> list[Row]:
     """The rows about a name, with or without its folder; an exact one alone."""
-    wanted = name.strip().rpartition("/")[2].lower()
-    exact = [row for row in ROWS if row.theirs.lower() == wanted]
-    return exact or [row for row in ROWS if wanted and wanted in row.theirs.lower()]
+    script = name.strip().rpartition("/")[2].lower()
+    exact = [row for row in ROWS if row.theirs.lower() == script]
+    return exact or [row for row in ROWS if script and script in row.theirs.lower()]
 
 
 def table() -> str:

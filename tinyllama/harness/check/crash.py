@@ -19,7 +19,7 @@ _HARNESS = _CHECKS.rpartition(".")[0]
 _TOO_LARGE = "exceeds triton maximum"  # of a block: what Triton says to interpret and to compile it
 _NO_RULE = "There was no rule registered for"  # of torch, about a mode that the harness enters
 # What the interpreter raises where a GPU would go on, with whatever result, or for ever.
-_UNDEFINED = {"AccessError", "EndlessError", "EndlessLoopError", "PromiseError"}
+_UNDEFINED = {"AccessError", "EndlessError", "EndlessLoopError", "FalseHintError"}
 _LIBRARIES = {"torch", "triton", "numpy", *sys.stdlib_module_names}
 
 

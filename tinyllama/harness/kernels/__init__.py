@@ -1,6 +1,28 @@
 """Kernels: the door to Triton, configurations, and what the compiler says of what was compiled.
 
-from tinyllama.harness.kernels import jit, tl
+    from tinyllama.harness.kernels import jit, tl
+
+launch                  what a launch does: run, interpret, record; what a chip is and has
+tuned, foreign, gluon   kernels under triton.autotune, of other projects, in Gluon
+configs                 spaces of configurations, and the choices of each chip
+
+launch_cache            which compiled kernel a launch like an earlier one takes
+descriptors, plans      descriptors of tensors; calls whose steps are repeated
+layout, copying         contiguity at the boundary, and the one copy
+parameter_memory, addresses, streams, grid_barrier, precision, tf32     what kernels are given
+
+interpreter             one launch in numpy: a list of what is unlike Triton's own interpreter
+  language, libdevice   the language meanwhile, and functions of libdevice
+  interpreter_values, interpreter_reductions    values and accesses; scans and reductions
+  interpreter_speed     operations that are remembered
+  bounds, compiler_hints, programs     accesses out of bounds, false hints, orders of programs
+
+resources               what is compiled for a chip that need not be there, and its limits
+  assembly, instructions, occupancy    registers and spills; widths and kinds; resident warps
+
+Private names of Triton are used by launch, launch_cache, resources, gluon, foreign, language,
+libdevice and the interpreter's files, each for its own purpose; those that differ between triton
+3.3 and 3.9 are asked for there. `descriptors_round` of tf32 replaces one of the driver's functions.
 """
 
 from tinyllama.harness.kernels.launch import (

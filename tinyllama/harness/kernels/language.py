@@ -37,9 +37,9 @@ class Index(int):
         return tl.cast(int(self), dtype, *rest, **named)
 
 
-def _of_indices(usual: Callable[[int, Any], Any]) -> Callable[[Index, Any], Any]:
-    def computed(self: Index, other: Any) -> Any:
-        result = usual(self, other)
+def _of_indices(of_int: Callable[[int, Any], Any]) -> Callable[[Index, Any], Any]:
+    def computed(self: Index, right: Any) -> Any:
+        result = of_int(self, right)
         return result if result is NotImplemented else Index(result)
 
     return computed
@@ -67,7 +67,7 @@ def interpreted() -> Iterator[None]:
     """Meanwhile the language is the interpreter's. Inside of another one nothing is changed."""
     if not _INSIDE:
         if not _CHANGES or not all(_has(owner, before) for owner, before, _ in _CHANGES):
-            _CHANGES[:] = _found()
+            _CHANGES[:] = _changes()
         for owner, _, meanwhile in _CHANGES:
             _put(owner, meanwhile)
     _INSIDE.append(None)
@@ -80,7 +80,7 @@ def interpreted() -> Iterator[None]:
                 _put(owner, before)
 
 
-def _found() -> list[tuple[Any, Members, Members]]:
+def _changes() -> list[tuple[Any, Members, Members]]:
     """What Triton changes, made fast; and libdevice's functions."""
     was = [dict(vars(owner)) for owner in _OWNERS]
     stock._patch_lang(FunctionType(_put.__code__, {"tl": tl, "core": tl.core}))  # which sees both

@@ -236,10 +236,10 @@ def described(tensor: torch.Tensor, block: Sequence[int], *, to_tf32: bool = Fal
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    found = TensorDescriptor.from_tensor(tensor, list(block))
+    descriptor = TensorDescriptor.from_tensor(tensor, list(block))
     if to_tf32:
-        found.round_f32_to_tf32 = True  # a field from triton 3.7 on
-    return found
+        descriptor.round_f32_to_tf32 = True  # a field from triton 3.7 on
+    return descriptor
 
 
 def cdiv(a: int, b: int) -> int:
@@ -263,10 +263,10 @@ _SHOWN: dict[str, Callable[..., Any]] = {}
 PRODUCTS = {"dot", "warpgroup_mma"}  # Triton's, and Gluon's
 
 
-def multiplies(shown: str) -> bool | None:
+def multiplies(name: str) -> bool | None:
     """Whether the kernel that profilers show by this name has a matrix product, in itself or in a
     function that it calls; None for a kernel that is not ours."""
-    return _has_product(_SHOWN[shown]) if shown in _SHOWN else None
+    return _has_product(_SHOWN[name]) if name in _SHOWN else None
 
 
 def _has_product(function: Callable[..., Any]) -> bool:
@@ -306,15 +306,15 @@ if HAS_TRITON and not TYPE_CHECKING:
             if _RECORDS:
                 _RECORDS[-1].append(_launch(self, grid, args, kwargs))
                 return None
-            usual = not (warmup or callable(grid) or self.pre_run_hooks)
-            key = launch_key(args, kwargs) if usual else None
+            plain_launch = not (warmup or callable(grid) or self.pre_run_hooks)
+            key = launch_key(args, kwargs) if plain_launch else None
             if key is not None:
                 if len(args) > self._first_constant:
                     # Real numbers, by which kernels are specialised where they are constants alone.
                     key += tuple(
-                        repr(one)
-                        for one, param in zip(args, self.params, strict=False)
-                        if type(one) is float and param.is_constexpr
+                        repr(value)
+                        for value, param in zip(args, self.params, strict=False)
+                        if type(value) is float and param.is_constexpr
                     )
                 return self._run_cached(key, args, tuple(grid), kwargs)
             show(None)
@@ -324,8 +324,8 @@ if HAS_TRITON and not TYPE_CHECKING:
                     kernel = super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
                 if _LAUNCHED:
                     shape = grid(arguments_of(self, args, kwargs)) if callable(grid) else grid
-                    for seen in _LAUNCHED:
-                        seen.append(Launched(kernel, tuple(shape)))
+                    for launches in _LAUNCHED:
+                        launches.append(Launched(kernel, tuple(shape)))
                 return kernel
             if device.type != "cpu":
                 raise RuntimeError(f"{self.__name__} cannot run on {device.type} tensors")
@@ -354,18 +354,18 @@ if HAS_TRITON and not TYPE_CHECKING:
             return {}
 
         def _run_cached(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Any:
-            other = key[0] != torch.cuda.current_device()
-            with torch.cuda.device(key[0]) if other else _HERE:
+            elsewhere = key[0] != torch.cuda.current_device()
+            with torch.cuda.device(key[0]) if elsewhere else _HERE:
                 ready = self._ready.get(key)
                 if ready is None:
                     ready = self._specialised(key, args, grid, kwargs)
-                    made = ready.cached(key[0], grid, args, kwargs)
+                    launch = ready.cached(key[0], grid, args, kwargs)
                 else:
-                    made = ready.cached(key[0], grid, args, kwargs)
-                    ready.launch(made)
-            for seen in _LAUNCHED:
-                seen.append(Launched(ready.kernel, grid))
-            show(made)
+                    launch = ready.cached(key[0], grid, args, kwargs)
+                    ready.launch(launch)
+            for launches in _LAUNCHED:
+                launches.append(Launched(ready.kernel, grid))
+            show(launch)
             return ready.kernel
 
         def _specialised(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Ready:
@@ -374,7 +374,7 @@ if HAS_TRITON and not TYPE_CHECKING:
             if len(self._ready) >= MOST_CACHED:
                 self._ready.clear()
             rest = list(self.signature.parameters.values())[len(args) :]
-            names = [(one.name, one.default) for one in rest]
+            names = [(parameter.name, parameter.default) for parameter in rest]
             self._ready[key] = ready = Ready(kernel, names)
             return ready
 
@@ -426,8 +426,8 @@ if HAS_TRITON and not TYPE_CHECKING:
 
     def arguments_of(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
         """A kernel's arguments by name, defaults included."""
-        given = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
-        bound = kernel.signature.bind(*args, **given)
+        named = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
+        bound = kernel.signature.bind(*args, **named)
         bound.apply_defaults()
         return dict(bound.arguments)
 

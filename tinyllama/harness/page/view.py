@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.machine.distribution import recording
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.harness.page import (
     benchmarks,
     certified,

@@ -294,20 +294,6 @@ class CurveEntry(Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlopsEntry(Entry):
-    """Operations of one call: declared, executed by matrix units, executed by threads in fp32."""
-
-    kind = "flops"
-
-    op: str
-    case: str
-    dtype: str
-    declared_flops: Amount
-    matrix_flops: Amount
-    scalar_flops: Amount
-
-
-@dataclass(frozen=True, kw_only=True)
 class CeilingEntry(Entry):
     """Bytes read plus written of a copy, or operations of a square product, per second."""
 
@@ -321,7 +307,7 @@ KINDS: dict[str, type[Entry]] = {
     kind.kind: kind
     for kind in (
         *(StepEntry, SweepEntry, LongestEntry, ScalingEntry),
-        *(OpEntry, CurveEntry, FlopsEntry, CeilingEntry),
+        *(OpEntry, CurveEntry, CeilingEntry),
     )
 }
 _OVER = re.compile("over_(.+)")
