@@ -2,8 +2,8 @@
 
 from tinyllama.bench.planner import SHAPES, Links, Rates, Work, plans, points
 from tinyllama.cli.plan import BETWEEN, INSIDE
-from tinyllama.harness.records.report import markdown_table
 from tinyllama.harness.records.results import Record, load
+from tinyllama.harness.report.tables import markdown_table
 from tinyllama.model.config import PRESETS
 from tools.result_tables import tracked
 

@@ -30,7 +30,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table; 0."""
     from tinyllama.harness.machine.device import usable_device
-    from tinyllama.harness.records.report import aligned
+    from tinyllama.harness.report.tables import aligned
     from tinyllama.workshop.exercises import EXERCISES, check_picture, picture
 
     if args.picture:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.records.report import console
+from tinyllama.harness.report.tables import console
 from tinyllama.profiling import chrome, nsight, rocprof
 from tinyllama.profiling.command_lines import NSIGHT
 from tinyllama.profiling.kernels import Change, Profile, ProfileError, Total, of_dispatches, summed

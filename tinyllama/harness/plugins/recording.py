@@ -8,11 +8,11 @@ fails the run fails, but the record stays complete and says what was missed.
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tinyllama.harness.gate.team import Team
 from tinyllama.harness.machine import facts as machine
