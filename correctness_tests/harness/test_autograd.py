@@ -1,6 +1,5 @@
 """From a forward and a backward the harness derives an autograd function and a custom op."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,11 +8,8 @@ import torch
 from correctness_tests.support.tried import derived
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.check.cases import op_cases
-from tinyllama.harness.check.evaluate import make_inputs
-from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.layout import contiguous
-from tinyllama.ops import OPS
 
 
 def scaled_pair(name: str) -> Op:
@@ -162,39 +158,6 @@ def test_an_input_is_read_as_its_provider_asks_and_copied_once(compiled: bool) -
     call(torch.arange(24.0).view(8, 3).T.requires_grad_()).sum().backward()
     assert layout.copies - before == (2 if compiled else 1)
     assert read == [True, True]
-
-
-SECOND = [
-    pytest.param(op, provider, id=str(provider))
-    for op in OPS.values()
-    if op.differentiable
-    for provider in op.providers.values()
-]
-
-
-@pytest.mark.parametrize(("op", "provider"), SECOND)
-def test_double_backward_is_right_or_raises(op: Op, provider: Any) -> None:
-    """A provider that supports second derivatives gives the reference's; another raises."""
-
-    def second(call: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        inputs = make_inputs(op, op.cases[0], dtype)
-        args = {k: v.requires_grad_(k in op.differentiable) for k, v in inputs.args.items()}
-        outputs = several(call(*args.values(), **inputs.params))
-        leaves = [args[name] for name in op.differentiable]
-        first = torch.autograd.grad([y.square().sum() for y in outputs], leaves, create_graph=True)
-        squares = [g.square().sum() for g in first if g.requires_grad]
-        return filter(torch.is_tensor, torch.autograd.grad(squares, leaves, allow_unused=True))
-
-    if not provider.double_backward:
-        with pytest.raises(RuntimeError, match=r"derivative|differentiate|double backward"):
-            second(provider.call, torch.float32)
-        return
-    right, found = second(op["eager"].call, torch.float64), second(provider.call, torch.float32)
-    pairs = list(zip(found, right, strict=True))
-    assert pairs
-    for result, expected in pairs:
-        assert (result.double() - expected).norm() <= 1e-4 * expected.norm()
-        assert expected.norm() > 0
 
 
 def test_a_result_of_its_own_memory_may_be_changed_in_place() -> None:

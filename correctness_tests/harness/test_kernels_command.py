@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from correctness_tests.support.commands import Done, refused, tinyllama
-from tinyllama.harness.kernels.instructions import TILE, Instructions
+from tinyllama.harness.kernels.instructions import Instructions
 from tinyllama.harness.kernels.occupancy import occupancy
 from tinyllama.harness.kernels.resources import CHIPS, Resources
 
@@ -30,41 +30,6 @@ def test_waves_of_a_simd_by_registers(registers: int, waves: int) -> None:
         found = occupancy(taking(chip, registers))
         assert found is not None
         assert (found.warps, found.most) == (waves, 8)
-
-
-# What a line of assembly says: bytes loaded, bytes stored, products, atomics.
-PTX: dict[str, tuple[Any, ...]] = {
-    "@%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];": (16, 0),
-    "ld.relaxed.gpu.global.b16 %rs1, [ %rd1 ];": (2, 0),
-    "ld.shared.v4.b32 {%r1, %r2, %r3, %r4}, [%r5];": (0, 0),
-    "cp.async.cg.shared.global [ %r1 + 0 ], [ %rd4 + 0 ], 0x10, %r2;": (16, 0),
-    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier [%r1];": (TILE, 0),
-    "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1];": (0, TILE),
-    "@%p2 st.global.v2.b32 [ %rd1 + 0 ], { %r1, %r2 };": (0, 8),
-    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 { %r1 };": (0, 0, ("mma tf32",)),
-    "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2 {%r1};": (0, 0, ("wgmma e4m3 e5m2",)),
-    "tcgen05.mma.cta_group::1.kind::f16 [ %r1 ], %rd1;": (0, 0, ("tcgen05 f16",)),
-    "atom.global.gpu.acq_rel.add.f32 %r1, [ %rd1 ], %r2;": (0, 0, (), ("add f32",)),
-}
-AMDGCN: dict[str, tuple[Any, ...]] = {
-    "buffer_load_dwordx4 v[2:5], v1, s[12:15], 0 offen": (16, 0),
-    "buffer_load_ushort v1, v2, s[0:3], 0 offen": (2, 0),
-    "global_load_b128 v[0:3], v4, s[0:1]": (16, 0),
-    "s_load_dwordx4 s[0:3], s[4:5], 0x0": (0, 0),
-    "global_store_dwordx3 v0, v[2:4], s[8:9]": (0, 12),
-    "buffer_store_dword v1, off, s[0:3], 0 offset:4 ; 4-byte Folded Spill": (0, 0),
-    "v_mfma_f32_32x32x8bf16_1k a[0:15], v[0:1], v[2:3], 0": (0, 0, ("mfma bf16",)),
-    "v_mfma_f32_16x16x32_fp8_bf8 v[0:3], v[4:5], v[6:7], 0": (0, 0, ("mfma fp8 bf8",)),
-    "global_atomic_add_f32 v1, v2, s[2:3]": (0, 0, (), ("add_f32",)),
-}
-
-
-@pytest.mark.parametrize(
-    ("stage", "line"), [*(("ptx", one) for one in PTX), *(("amdgcn", one) for one in AMDGCN)]
-)
-def test_an_instruction_is_read_by_its_name(stage: str, line: str) -> None:
-    expected = Instructions(*(PTX if stage == "ptx" else AMDGCN)[line])
-    assert Instructions.of({stage: f"\n\t{line}\n"}) == expected
 
 
 def table(path: Path, *options: str | Path) -> Done:

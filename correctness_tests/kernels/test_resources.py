@@ -136,6 +136,26 @@ def maybe_shifted(x, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def
     tl.store(x + at, a)
 
 
+@jit
+def accumulated(a, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    m = tl.arange(0, BLOCK)[:, None]
+    n = tl.arange(0, BLOCK)[None, :]
+    tile = tl.load(a + m * BLOCK + n)
+    tl.atomic_add(sums + m * BLOCK + n, tl.dot(tile, tile))
+
+
+@pytest.mark.parametrize(
+    ("chip", "family"),
+    [("sm_80", "mma"), ("sm_90", "wgmma"), ("gfx90a", "mfma"), ("gfx942", "mfma")],
+)
+def test_widths_matrix_instructions_and_atomics_are_read(chip: str, family: str) -> None:
+    a = torch.empty(64, 64, dtype=torch.bfloat16, device="meta")
+    has = compilation_of(accumulated, a, a.float(), chip=chip, BLOCK=64).run().instructions
+    assert (has.loads, has.stores) == (16, 0)
+    assert has.products == (f"{family} bf16",)
+    assert has.atomics
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_kernel_compiles_for_every_chip(chip: str) -> None:
     x = torch.empty(1000, dtype=torch.bfloat16, device="meta")
