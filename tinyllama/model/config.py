@@ -130,7 +130,7 @@ PRESETS: dict[str, ModelConfig] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model and the batch it is trained on, as the documents and targets name them."""
+    """A model and the batch it is trained on, as the published course and the bars name them."""
 
     model: ModelConfig
     batch_size: int
@@ -147,7 +147,7 @@ WORKLOADS: dict[str, Workload] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train; the defaults are the documents'.
+    """How to train; the defaults are the published course's.
 
     learning_rate, betas, eps, weight_decay are AdamW's; ``precision`` is one of
     `PRECISIONS`: fp32 (IEEE products), tf32, or bf16 and fp16 autocast with fp32 weights.
