@@ -166,7 +166,7 @@ def test_a_captured_step_is_mapped_by_order() -> None:
     ]
 
 
-# -- the published course --------------------------------------------------------------------------------
+# -- the published course -------------------------------------------------------------------------
 
 
 @pytest.mark.long
