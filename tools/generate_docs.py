@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import field.run
-from tinyllama.profiling import documents as from_documents
+from tinyllama.profiling import course
 from tools import (
     claims_table,
     gate_tables,
@@ -54,7 +54,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "validation": gate_tables.validation,
     "claims-of-v4": claims_table.table,
     "field": field.run.tables,
-    "documents": from_documents.table,
+    "course": course.table,
     "plan-errors": plan_tables.errors,
 }
 

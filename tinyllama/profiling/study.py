@@ -1,4 +1,4 @@
-"""The documents' performance study: time and memory over lengths and batches, from the sweeps that
+"""The published performance study: time and memory over lengths and batches, from the sweeps that
 ``pytest perf_tests`` recorded."""
 
 from collections.abc import Sequence
