@@ -23,7 +23,7 @@ test: bootstrap ## the correctness tests, but for those that take long
 test-all: bootstrap ## those as well, as CI does
 	$(RUN) pytest correctness_tests $(WORKERS)
 
-QUICK := ops/test_ops.py ops/test_references.py harness/test_compare.py project/test_imports.py
+QUICK := ops/test_ops.py ops/test_references.py check/test_compare.py project/test_imports.py
 
 quick: bootstrap ## under a minute: each provider's first case, the references, the comparison
 	$(RUN) pytest $(addprefix correctness_tests/,$(QUICK)) -m quick -q
@@ -78,7 +78,7 @@ floor: .venv-floor/made ## the core tests on the oldest supported Python, torch 
 	.venv-floor/bin/python -m pytest -n auto -m "not slow" \
 		$(addprefix correctness_tests/,ops/test_ops.py \
 			$(addprefix model/,test_gradients.py test_tiers.py test_model.py) kernels/test_compiled.py \
-			$(addprefix harness/,test_interpreter.py test_kernels.py test_configs.py) check/test_resources.py)
+			$(addprefix harness/,test_interpreter.py test_kernels.py test_configs.py) kernels/test_resources.py)
 
 clean: ## remove what the other targets made
 	rm -rf .venv .venv-floor build report.html *.egg-info .pytest_cache .benchmarks .hypothesis .mypy_cache .ruff_cache

@@ -172,6 +172,6 @@ def _without_cancelled(
         if tensor is not None and tensor.is_floating_point() and tensor.numel()
     ]
     size = max(largest, default=0.0)
-    share = max(CANCELLED, 8 * torch.finfo(result.dtype).eps)
+    share = max(CANCELLED, torch.finfo(result.dtype).eps)
     cancelled = (oracle.abs() <= NOTHING * size) & (result.double().abs() <= share * size)
     return result.masked_fill(cancelled, 0.0)

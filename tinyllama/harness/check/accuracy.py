@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
@@ -75,9 +76,10 @@ def check_varied(name: str) -> Callable[[Candidate], Finding | str]:
         if not cases:
             declared = any(variation(case) == name for case in candidate.declared())
             raise Unsupported("the provider covers no such case" if declared else VARIED[name])
-        if name == LAYOUTS:
-            cases += _of_single_inputs(candidate, cases)
-        fault = first_fault(candidate, (Point(name, "", case) for case in cases))
+        if name == LAYOUTS:  # of one input first, which tells whose layout it is
+            cases = [*_of_single_inputs(candidate, cases), *cases]
+        texts = (f"{case.alone} alone is {case.layout}" if case.alone else "" for case in cases)
+        fault = first_fault(candidate, map(partial(Point, name), texts, cases))
         return "" if fault is None or fault.rank is Rank.WARNING else fault
 
     return check

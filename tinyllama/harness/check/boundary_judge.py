@@ -93,9 +93,10 @@ def _of_error(candidate: Candidate, point: Point, error: Exception) -> Finding |
     case = point.case
     finding = error_finding(candidate, case, error)
     text = ": ".join(filter(None, (point.text, finding.message)))
-    if finding.outcome is Outcome.BLOCKED or ENDLESS in finding.message:
+    undeclared = point.check in (SIZES, VALUES)
+    if finding.outcome is Outcome.BLOCKED or (undeclared and ENDLESS in finding.message):
         return replace(finding, outcome=Outcome.BLOCKED)
-    rank = Rank.REFUSED
+    rank = Rank.REFUSED if undeclared else finding.rank
     if finding.check == TOUCHED:
         text, rank = f"{TOUCHED}: {text}", Rank.UNSAFE
     elif isinstance(error, ContractError):
