@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tinyllama.bench.measure_ops import bars
-from tinyllama.bench.targets import OF_OPS
+from tinyllama.bench.targets import TARGETS
 from tinyllama.harness.machine.device import device_name
 from tinyllama.suites.timings import (
     Measured,
@@ -29,4 +29,4 @@ __all__ = [
 @pytest.mark.target
 def test_targets(group: Measured, recording: Any, device: torch.device) -> None:
     """The bars of ops in targets.toml that are about this device, at each case they cover."""
-    recording.hold(bars(OF_OPS, *group, device_name(device)))
+    recording.hold(bars(TARGETS, *group, device_name(device)))

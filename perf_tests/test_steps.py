@@ -19,7 +19,7 @@ from tinyllama.bench.measure import (
     prepared,
 )
 from tinyllama.bench.table import Table, may_stay_empty
-from tinyllama.bench.targets import OF_STEPS
+from tinyllama.bench.targets import TARGETS
 from tinyllama.bench.workloads import ALL, SHORT_STEPS, Group, not_here, whole
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.measure.ceilings import CLEARANCE
@@ -93,4 +93,4 @@ def test_no_step_is_faster_than_its_arithmetic(group: Found) -> None:
 @pytest.mark.target
 def test_targets(group: Found, recording: Any, device: torch.device) -> None:
     """The bars of targets.toml that are about this device."""
-    recording.hold(bars(OF_STEPS, group.measured, group.entries, device_name(device)))
+    recording.hold(bars(TARGETS, group.measured, group.entries, device_name(device)))

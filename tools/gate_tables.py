@@ -6,7 +6,7 @@ from typing import Any
 
 from tinyllama.harness.gate.certificates import load, provenance
 from tinyllama.harness.gate.noise import METRICS
-from tinyllama.harness.records.report import markdown_table
+from tinyllama.harness.report.tables import markdown_table
 from tools import try_gate
 from tools.result_tables import tracked
 

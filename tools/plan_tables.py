@@ -1,8 +1,8 @@
 """Tables of the planner (docs/train.md): its errors."""
 
 from tinyllama.bench.planner import Rates, points
-from tinyllama.harness.records.report import markdown_table
 from tinyllama.harness.records.results import Record, load
+from tinyllama.harness.report.tables import markdown_table
 from tools.result_tables import tracked
 
 WITHIN = 0.10  # of what was measured: what is asked of the planner

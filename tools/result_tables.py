@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tinyllama.bench.targets import OF_OPS, OF_STEPS
+from tinyllama.bench.targets import TARGETS
 from tinyllama.harness.records.entries import (
     Entry,
     LongestEntry,
@@ -16,27 +16,79 @@ from tinyllama.harness.records.entries import (
     StepEntry,
     Timed,
 )
-from tinyllama.harness.records.report import (
-    ladder_markdown,
+from tinyllama.harness.records.results import Record, load
+from tinyllama.harness.records.targets import covered, shown
+from tinyllama.harness.report.tables import (
+    Column,
+    escaped,
+    last_passes,
     latest,
     markdown_table,
-    ops_markdown,
     source,
+    step_columns,
+    table_of,
 )
-from tinyllama.harness.records.results import Record, load
-from tinyllama.harness.records.targets import Kind, Standing, covered, judged, shown
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def ladder() -> str:
     """The newest ladders of each device, workload by workload."""
-    return "\n\n".join(ladder_markdown(records) for records in newest(StepEntry))
+    return "\n\n".join(map(_ladder, newest(StepEntry)))
 
 
 def ops() -> str:
     """The newest timings of each device's ops, provider by provider."""
-    return "\n\n".join(ops_markdown(records) for records in newest(OpEntry))
+    return "\n\n".join(map(_ops, newest(OpEntry)))
+
+
+def _ladder(records: Sequence[Record]) -> str:
+    steps = [step for record in records for step in record.of(StepEntry) if step.cannot is None]
+    steps = _by_size(steps)
+    measured = step_columns(steps)
+    columns: list[Column[StepEntry]] = [
+        ("workload", lambda step: step.workload),
+        ("precision", lambda step: step.precision),
+        *measured[:7],
+        measured[-1],
+    ]
+    return "\n".join([markdown_table(table_of(columns, steps)), "", *_sources(records)])
+
+
+def _by_size(steps: Sequence[StepEntry]) -> list[StepEntry]:
+    """Workloads from short to long steps, precisions from long to short ones."""
+    least: dict[str, float] = {}
+    of_group: dict[tuple[str, ...], float] = {}
+    for step in (step for step in steps if step.role == "tier"):
+        least[step.workload] = min(step.time, least.get(step.workload, step.time))
+        of_group[step.group] = min(step.time, of_group.get(step.group, step.time))
+    return sorted(steps, key=lambda s: (least.get(s.workload, 0.0), -of_group.get(s.group, 0.0)))
+
+
+def _ops(records: Sequence[Record]) -> str:
+    """A row for each op, case and dtype, a column for each provider: forward + backward on the
+    device, microseconds and the share of the roofline of the same run."""
+    entries = [entry for record in records for entry in last_passes(record) if entry.ran]
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for entry in entries:
+        share = f" ({entry.roofline_share:.0%})" if entry.roofline_share else ""
+        cells.setdefault(entry.call[:3], {})[entry.provider] = f"{entry.time * 1e6:.1f}{share}"
+    baseline = next((entry.baseline for entry in entries if entry.baseline), None)
+    names = dict.fromkeys(entry.provider for entry in entries)
+    providers = sorted(names, key=lambda name: name != baseline)
+    rows = [["op", "case", "dtype", *providers]]
+    rows += [[*call, *(row.get(name, "") for name in providers)] for call, row in cells.items()]
+    return "\n".join([markdown_table(rows), "", *_sources(records)])
+
+
+def _sources(records: Sequence[Record]) -> list[str]:
+    """The sources of records, each with the groups that it is the source of."""
+    groups: dict[str, list[str]] = {}
+    for record in records:
+        groups.setdefault(source(record), []).append(record.group)
+    return [
+        escaped(f"{', '.join(names)}: measured on {text}.") + "\n" for text, names in groups.items()
+    ]
 
 
 def longest() -> str:
@@ -88,42 +140,41 @@ def _longest(entry: LongestEntry) -> tuple[str, ...]:
 def step_bars() -> str:
     """The bars of training steps in targets.toml: a row for each bar, a column for each workload,
     precision and device."""
-    return _bars(OF_STEPS, StepEntry, row_for_each_call=False)
+    return _bars(StepEntry, row_for_each_call=False)
 
 
 def op_bars() -> str:
     """The bars of single ops: a row for each case and bar, a column for each device."""
-    return _bars(OF_OPS, OpEntry, row_for_each_call=True)
+    return _bars(OpEntry, row_for_each_call=True)
 
 
-def _bars(targets: Sequence[Kind], kind: type[Timed], row_for_each_call: bool) -> str:
+def _bars(kind: type[Timed], row_for_each_call: bool) -> str:
     """Whether each bar holds. One about a contender without an entry has no cell, and one about a
     field that is newer than the record is not measured: nothing is known of them yet."""
-    every = [
+    bars = [
         (call, target, target.measured(entries), record)
-        for record in (record for group in newest(kind) for record in group)
-        for target, call, entries in covered(targets, record.of(kind))
-        if (own := entries.get(target.contender)) and own.ran and target.concerns(record.device)
+        for record in (record for records in newest(kind) for record in records)
+        for target, call, entries in covered(TARGETS, record.of(kind))
+        if (entry := entries.get(target.who)) and entry.ran and target.concerns(record.device)
     ]
-    if not every:
+    if not bars:
         return "Nothing is recorded yet."
-    held = [target.met(found) for _, target, found, _ in every if found is not None]
+    met = [target.met(ratio) for _, target, ratio, _ in bars if ratio is not None]
     rows: dict[tuple[str, ...], dict[str, str]] = {}
-    for call, target, found, record in every:
+    for call, target, ratio, record in bars:
         cell = "not measured"
-        if found is not None:
-            missed = judged(target, found, record.device).standing is not Standing.MET
-            cell = f"{shown(found)} **missed**" if missed else shown(found)
+        if ratio is not None:
+            cell = shown(ratio, target.bound) + ("" if target.met(ratio) else " **missed**")
         row = (", ".join(call), str(target)) if row_for_each_call else (str(target),)
         column = record.device if row_for_each_call else f"{'-'.join(call)}, {record.device}"
         rows.setdefault(row, {})[column] = cell
     table = _grid(["of", "bar"] if row_for_each_call else ["bar"], rows)
     sources = dict.fromkeys(
-        f"{record.group}: {record.device}, commit {record.short_commit}, {record.date[:10]}"
-        for *_, record in every
+        f"{record.group}: {record.device}, commit {record.short_commit}, {record.day}"
+        for *_, record in bars
     )
-    unknown = f" {len(every) - len(held)} are not measured yet." if len(held) < len(every) else ""
-    text = f"{sum(held)} of {len(held)} hold.{unknown}\n\n{markdown_table(table)}"
+    unknown = f" {len(bars) - len(met)} are not measured yet." if len(met) < len(bars) else ""
+    text = f"{sum(met)} of {len(met)} hold.{unknown}\n\n{markdown_table(table)}"
     return f"{text}\n\nRecords: {'; '.join(sources)}."
 
 

@@ -2,9 +2,10 @@
 
 import math
 import re
-from dataclasses import replace
+from dataclasses import replace as with_fields
 
 import pytest
+from msgspec.structs import replace
 
 from tinyllama.bench.planner import Links, Plan, Rates, Work, plans, points
 from tinyllama.cli import main
@@ -81,13 +82,13 @@ def test_communication_is_bytes_over_the_slowest_link(rates: Rates) -> None:
         passed = (gpus - 1) / gpus * size / speed
         assert found["data parallel", "fast"].communication == pytest.approx(2 * passed)
         assert found["sharded", "fast"].communication == pytest.approx(3 * passed)
-    one_each = planned("large", 2, rates, replace(LINKS, per_node=1))
+    one_each = planned("large", 2, rates, with_fields(LINKS, per_node=1))
     assert one_each["data parallel", "fast"].communication == pytest.approx(size / 50e9)
 
 
 def test_slow_links_are_exposed_and_fast_ones_are_not(rates: Rates) -> None:
-    slow = replace(LINKS, inside=1e9)
-    fast = replace(LINKS, inside=math.inf)
+    slow = with_fields(LINKS, inside=1e9)
+    fast = with_fields(LINKS, inside=math.inf)
     for key, plan in planned("medium", 2, rates, slow).items():
         assert 0.8 * plan.communication < plan.exposed < plan.communication, key
     for plan in planned("medium", 2, rates, fast).values():

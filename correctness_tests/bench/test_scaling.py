@@ -1,24 +1,22 @@
 """Steps on several ranks: what is measured, and what a record keeps of them."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tinyllama.bench.planner import points
-from tinyllama.bench.scaling import SCALINGS, Found, Job, Part, entries_of, groups
-from tinyllama.harness.records.entries import entry_as_json, entry_from_json
+from tinyllama.bench.scaling import SCALINGS, Job, JobResult, entries_of, groups
 from tinyllama.harness.records.results import load
 from tinyllama.model.llama import TinyLlama
 from tools.result_tables import tracked
 
-JOB = Job("medium-bf16", Part("v3"))
+JOB = Job("medium-bf16", "v3")
 
 
 @pytest.fixture
-def measured() -> Found:
+def measured() -> JobResult:
     seconds = {"one": 0.02, "weak": 0.025, "strong": 0.0125}
     facts: dict[str, dict[str, Any]] = {
         case: {"plan": "capture", "left_out": {}, "batch": 32 if case == "weak" else 16}
@@ -26,10 +24,10 @@ def measured() -> Found:
     }
     facts["weak"] |= {"collective_seconds": 0.005, "hidden_seconds": 0.004}
     times = {case: [value] * 8 for case, value in seconds.items()}
-    return Found(link=250e9, ranks=2, seconds=times, facts=facts)
+    return JobResult(link=250e9, ranks=2, seconds=times, facts=facts)
 
 
-def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(measured: Found) -> None:
+def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(measured: JobResult) -> None:
     one, weak, strong = entries_of(JOB, measured)
     assert one.efficiency is None
     assert weak.efficiency == pytest.approx((0.8, 0.8, 0.8))
@@ -39,21 +37,9 @@ def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(measured: Found)
     assert [e.name for e in (one, weak)] == [
         f"scaling/medium-bf16/v3/{case}" for case in ("one", "weak")
     ]
-    for entry in (one, weak, strong):
-        assert entry_from_json("it", entry_as_json(entry)) == entry
 
 
-def test_a_job_and_what_it_measured_are_read_as_they_were_written(
-    measured: Found, tmp_path: Path
-) -> None:
-    job = Job("large-bf16", Part("v3", shards=True, without=("capture",)), ("weak",))
-    job.write(tmp_path / "job.json")
-    measured.write(tmp_path)
-    assert Job.read(tmp_path / "job.json") == job
-    assert Found.read(tmp_path) == measured
-
-
-def test_the_planner_is_compared_with_steps_on_several_gpus(measured: Found) -> None:
+def test_the_planner_is_compared_with_steps_on_several_gpus(measured: JobResult) -> None:
     """By the links that their record measured, on the device whose ops were timed."""
     records = [load(path) for path in tracked("results/nvidia-h200/*.json")]
     records = [record for record in records if "scaling" not in record.group]

@@ -40,8 +40,8 @@ from tinyllama.cli.argument_types import whole_within
 from tinyllama.harness.check.run import CHECKS
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.files import replace_text
-from tinyllama.harness.records.report import markdown_table
 from tinyllama.harness.records.results import current_commit, now, versions
+from tinyllama.harness.report.tables import markdown_table
 
 RECORD = Path(__file__).parents[2] / "results/corpus.json"
 TABLE = Path(__file__).parent / "TABLE.md"

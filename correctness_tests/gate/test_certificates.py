@@ -1,8 +1,5 @@
-"""Certificates as they are read again: on the page, in the report, in documents."""
+"""Certificates as they are read again: from folders, and in documents."""
 
-import html
-import importlib.util
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,30 +7,10 @@ from typing import Any
 import pytest
 
 from correctness_tests.support.gate_samples import FOUND, certificate, stored
-from correctness_tests.support.sample_records import FIRST, SECOND, record, sample_records, steps
-from tinyllama.cli import main
+from correctness_tests.support.sample_records import FIRST, SECOND, record
 from tinyllama.harness.gate.certificates import FIELDS, certificates, load, provenance
 from tinyllama.harness.gate.noise import SCHEMA
-from tinyllama.harness.page import NEEDS, render
-from tinyllama.harness.records.report import source
-from tinyllama.harness.records.results import save
-
-PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
-needs_plots = pytest.mark.skipif(not PLOTS, reason="needs the extra 'report'")
-
-
-@pytest.mark.long
-@needs_plots
-def test_the_page_shows_what_the_gate_holds_on_each_device() -> None:
-    text = render(sample_records(), certificates=[certificate(SECOND)])
-    words = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
-    first, second = re.split(rf"{re.escape(SECOND)} Claimed", words)
-    assert "Not certified. This does it: python -m tinyllama certify" in first
-    assert "Not certified" not in second
-    assert "20 A/A blocks, 100,000 simulated merges" in second
-    assert "95% all green holds 99.90% 99% found missed 1 of 2; not two/a" in second
-    assert "one/a device_seconds 0.12 0.0 99.9 1.5 two/a host_seconds 0.12 0.0 99.9 –" in second
-    assert "torch 9.9; commit c0ffeec0ff; 2030-01-31" in second
+from tinyllama.harness.report.tables import source
 
 
 def test_certificates_are_those_of_a_folder_or_of_one_device(tmp_path: Path) -> None:
@@ -97,27 +74,3 @@ def test_a_certificate_of_blocks_that_were_taken_otherwise_is_none(tmp_path: Pat
     path = stored(tmp_path, {**certificate(), "schema": SCHEMA - 1})
     with pytest.raises(ValueError, match=f"schema {SCHEMA - 1} is not {SCHEMA}.*certify again"):
         load(path)
-
-
-@needs_plots
-def test_the_report_shows_them_and_refuses_what_is_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = tmp_path / "results"
-    save(record("small-bf16", steps("small-bf16")), results)
-    page = tmp_path / "page.html"
-    asked = ["report", "--results-dir", str(results), "--html", str(page)]
-    path = stored(results, certificate())
-    assert main(asked) == 0
-    assert "95% all green" in page.read_text()
-    page.unlink()
-    capsys.readouterr()
-    path.write_text(json.dumps({**certificate(), "bars": [{}]}))
-    assert main(asked) == 2
-    assert f"{path} is no certificate: bars[0]: text is None" in capsys.readouterr().err
-    path.write_text("{}")
-    assert main(asked) == 2
-    refused = capsys.readouterr()
-    assert f"{path} is no certificate: schema is None" in refused.err
-    assert "small-bf16" not in refused.out
-    assert not page.exists()

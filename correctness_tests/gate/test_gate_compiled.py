@@ -15,7 +15,8 @@ import torch
 
 from tinyllama.harness.gate.compiled import code_of, fingerprint
 from tinyllama.harness.kernels import resources
-from tinyllama.harness.kernels.launch import Launched, recorded, target_of
+from tinyllama.harness.kernels.chips import target_of
+from tinyllama.harness.kernels.launch import Launched, recorded
 
 triton = pytest.importorskip("triton")
 CHIPS = ["sm_90", "gfx942"]

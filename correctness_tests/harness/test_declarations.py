@@ -234,18 +234,20 @@ def test_a_rule_is_given_each_leading_dimension_as_a_number() -> None:
 
 
 X_BTD, WEIGHT = torch.ones(2, 3, 4), torch.ones(4)
-CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "other inputs have D = 4": ((X_BTD, torch.ones(5)), {}),
-    r"weight has shape \(4, 1\), expected \(D\)": ((X_BTD, WEIGHT[:, None]), {}),
-    "takes 2 tensors": ((X_BTD,), {}),
-    "no parameter 'epsilon': use eps": ((X_BTD, WEIGHT), {"epsilon": 1.0}),
-    "no provider 'tritn': use one of eager, torch": ((X_BTD, WEIGHT), {"provider": "tritn"}),
-}
 
 
-@pytest.mark.parametrize(("args", "params"), CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    ("args", "params", "message"),
+    [
+        ((X_BTD, torch.ones(5)), {}, "other inputs have D = 4"),
+        ((X_BTD, WEIGHT[:, None]), {}, r"weight has shape \(4, 1\), expected \(D\)"),
+        ((X_BTD,), {}, "takes 2 tensors"),
+        ((X_BTD, WEIGHT), {"epsilon": 1.0}, "no parameter 'epsilon': use eps"),
+        ((X_BTD, WEIGHT), {"provider": "tritn"}, "no provider 'tritn': use one of eager, torch"),
+    ],
+)
 def test_a_call_with_wrong_arguments_is_refused(
-    args: tuple[Any, ...], params: dict[str, Any], request: pytest.FixtureRequest
+    args: tuple[Any, ...], params: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=request.node.callspec.id):
+    with pytest.raises(ValueError, match=message):
         rms_norm(*args, **params)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.sample_records import op_target
 from correctness_tests.support.tried import derived
 from tinyllama.bench.measure_ops import OpCaseRun, bars, entries_of, held_layouts, layout_bars
 from tinyllama.harness import Case, Op, Tensor
@@ -15,7 +14,7 @@ from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import BOTH, FORWARD
 from tinyllama.harness.records.entries import OpEntry, Ratio
-from tinyllama.harness.records.targets import Standing
+from tinyllama.harness.records.targets import SPEED, Standing, Target
 
 CEILINGS: Any = SimpleNamespace(copy=lambda: 1e9, product=lambda precision: 1e12)
 SECONDS = {"eager": 4.0, "torch": 2.0, "liger": 1.5, "compile": 2.5, "triton": 1.0}
@@ -59,10 +58,12 @@ def over(entry: OpEntry) -> Mapping[str, Ratio]:
 
 
 def missed(run: OpCaseRun, **changed: Any) -> list[str]:
-    of_toy: dict[str, Any] = {"op": ("toy",), "passes": BOTH, "over": ("liger",), "device": ()}
-    bar = op_target(**{**of_toy, **changed})
-    found = bars([bar], {"toy-N500000000": run}, entries_of(run, CEILINGS), "some card")
-    return [one.text for one in found if one.standing is Standing.MISSED]
+    """What is said of a bar of triton over liger, other fields changed, where it is missed."""
+    about = {"op": ("toy",), "dtype": ("bf16",), "passes": (BOTH,), **changed.pop("about", {})}
+    bar: dict[str, Any] = {"metric": SPEED, "over": ("liger",), "direction": ">=", "bound": 1.0}
+    target = Target(kind=OpEntry, who="triton", about=about, **{**bar, **changed})
+    judged = bars([target], {"toy-N500000000": run}, entries_of(run, CEILINGS), "some card")
+    return [bar.text for bar in judged if bar.standing is Standing.MISSED]
 
 
 # -- entries ----------------------------------------------------------------------------------
@@ -101,8 +102,8 @@ def test_a_time_without_gaps_says_so(run: OpCaseRun) -> None:
 
 
 def test_a_bar_is_judged_by_the_median_and_its_interval_is_shown(run: OpCaseRun) -> None:
-    assert missed(run, at_least=1.5) == []
-    (line,) = missed(run, at_least=1.51)
+    assert missed(run, bound=1.5) == []
+    (line,) = missed(run, bound=1.51)
     assert line == (
         "toy-N500000000, bf16, forward+backward: triton speed over liger >= 1.51: "
         "measured 1.500 [1.200, 1.500]"
@@ -112,25 +113,23 @@ def test_a_bar_is_judged_by_the_median_and_its_interval_is_shown(run: OpCaseRun)
 @pytest.mark.long
 def test_a_bar_over_several_is_over_the_fastest_that_ran(run: OpCaseRun) -> None:
     three = ("torch", "compile", "liger")
-    assert missed(run, over=three, at_least=1.5) == []
-    assert len(missed(run, over=three, at_least=1.6)) == 1
+    assert missed(run, over=three, bound=1.5) == []
+    assert len(missed(run, over=three, bound=1.6)) == 1
     del run.readings["liger"]
     run.cannot["liger"] = "it is not installed"
-    assert missed(run, over=three, at_least=1.6) == []
+    assert missed(run, over=three, bound=1.6) == []
 
 
 @pytest.mark.long
 def test_a_bar_is_about_the_cases_that_it_names(run: OpCaseRun) -> None:
-    never = {"at_least": 99.0}
-    assert len(missed(run, **never)) == 1
-    assert len(missed(run, **never, passes=FORWARD)) == 1
-    assert len(missed(run, **never, case=("N1", "N500000000"), dtype=())) == 1
-    for other in ({"op": ("rope",)}, {"case": ("N1",)}, {"dtype": ("fp32",)}, {"passes": "back"}):
-        assert missed(run, **never, **other) == []
+    for about in ({}, {"passes": (FORWARD,)}, {"case": ("N1", "N500000000")}):
+        assert len(missed(run, bound=99.0, about=about)) == 1
+    for field, value in (("op", "rope"), ("case", "N1"), ("dtype", "fp32"), ("passes", "back")):
+        assert missed(run, bound=99.0, about={field: (value,)}) == []
 
 
 def test_the_host_time_of_calls_in_a_row_is_of_the_last_pass(run: OpCaseRun) -> None:
-    bar = {"metric": "repeated_host_seconds", "at_least": None, "at_most": 0.7}
+    bar = {"metric": "repeated_host_seconds", "direction": "<=", "bound": 0.7}
     run.repeated = {"liger": [0.2, 0.2, 0.3], "triton": [0.12, 0.13, 0.15]}
     assert missed(run, **bar) == []
     found = {(entry.provider, entry.passes): entry for entry in entries_of(run, CEILINGS)}
@@ -147,7 +146,7 @@ def test_the_host_time_of_calls_in_a_row_is_of_the_last_pass(run: OpCaseRun) -> 
 def test_what_cannot_run_here_is_no_bar_and_what_failed_is(run: OpCaseRun) -> None:
     del run.readings["liger"]
     run.cannot["liger"] = "it is not installed"
-    assert missed(run, at_least=99.0) == []
+    assert missed(run, bound=99.0) == []
     del run.cannot["liger"]
     run.failed["liger"] = WorkerError("WrongResultError: y")
     (line,) = missed(run)

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from tinyllama.cli import main
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.kernels import launch
+from tinyllama.harness.kernels import chips
 from tinyllama.harness.kernels.configs import FORCED, Config, Space
 from tinyllama.harness.machine import device
 from tinyllama.harness.measure import tuning
@@ -106,7 +106,7 @@ def test_a_search_adds_to_the_chips_table(monkeypatch: pytest.MonkeyPatch, tmp_p
     searches = [Search("transpose", {"D": d}, config, {config: 1.0}) for d in (3, 4)]
     monkeypatch.setattr(device, "default_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(device, "device_name", lambda chosen: "a GPU")
-    monkeypatch.setattr(launch, "chip_of", lambda chosen: "sm_90")
+    monkeypatch.setattr(chips, "chip_of", lambda chosen: "sm_90")
     monkeypatch.setattr(tuning, "compiled_ahead", lambda *arguments: None)
     monkeypatch.setattr(tuning, "search", lambda *arguments: iter(searches))
     assert main(["tune", "--op", "transpose", "--output", str(tmp_path)]) == 0

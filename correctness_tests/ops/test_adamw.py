@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.kernels.launch import processors, recorded
+from tinyllama.harness.kernels.chips import processors
+from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops.adamw import State, adamw, count, update
 
 pytest.importorskip("triton")

@@ -14,8 +14,9 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.limits import of_op, triton_minor, verdict
 from tinyllama.harness.kernels import chip_of
+from tinyllama.harness.kernels.chips import processors
 from tinyllama.harness.kernels.gluon import lacking
-from tinyllama.harness.kernels.launch import Launch, launched, processors, recorded
+from tinyllama.harness.kernels.launch import Launch, launched, recorded
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.harness.kernels.resources import lacking as lacking_compiler
 from tinyllama.ops.attention import attend, attend_backward, attention

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.check.run import Candidate
 from tinyllama.harness.kernels import processors_of
-from tinyllama.harness.kernels.launch import processors
+from tinyllama.harness.kernels.chips import processors
 from tinyllama.ops import OPS
 from tinyllama.ops.rms_norm import kernels
 

@@ -36,7 +36,8 @@ def adds_nothing_here(case: OpCase) -> str | None:
     tried in the op's first dtype, and on the first provider with kernels. The others call torch's
     operators, or the same kernels in another order. So are extreme values in larger shapes. Range
     and rounding, which are of a dtype, show in every shape: the first one and the two largest,
-    plain, and extreme values in the first one are tried in each dtype and on every provider.
+    plain, and extreme values in the first one are tried in each dtype on providers with kernels,
+    and the first one, plain, on the others.
     """
     op = case.provider.offered(case.op)
     with_kernels = [p for p in case.op.providers.values() if "triton" in p.requires]
@@ -46,6 +47,9 @@ def adds_nothing_here(case: OpCase) -> str | None:
         return None if case.provider in with_kernels[:1] else "layouts of every provider"
     if case.dtype is op.dtypes[0]:
         return None
+    if case.provider not in with_kernels:
+        plain = case.case is op.cases[0] and not case.extreme
+        return None if plain else "torch's operators in every dtype"
     largest = sorted(op.cases[1:], key=lambda shape: elements(op, shape))[-2:]
     return None if case.case in (op.cases[0], *largest) else "every shape in every dtype"
 

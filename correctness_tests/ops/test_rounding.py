@@ -10,11 +10,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.evaluate import evaluate
+from tinyllama.harness.check.launched import with_kernels
 from tinyllama.harness.declare.autograd import several
-from tools.check_table import tree
 
 # What is rounded on the way by design: operands of products, and results that are stored between.
 TWICE = {
@@ -25,7 +26,11 @@ TWICE = {
     "stack": "made of products",
     "swiglu": "gate and up are stored",
 }
-ONCE = [(op, provider) for op, provider in tree() if op.name not in TWICE and not op.mutated]
+ONCE = [
+    (op, provider)
+    for op, provider in with_kernels(tree_ops())
+    if op.name not in TWICE and not op.mutated
+]
 each_provider = pytest.mark.parametrize(
     ("op", "provider"), ONCE, ids=[str(provider) for _, provider in ONCE]
 )

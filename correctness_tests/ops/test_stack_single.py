@@ -18,9 +18,10 @@ pytest.importorskip("triton")
 from correctness_tests.support.stacks import EPS, LAYERS, forced, gradients, inputs
 from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.kernels import jit, tl
+from tinyllama.harness.kernels.chips import processors
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.grid_barrier import EVERY, Watchdog, meet
-from tinyllama.harness.kernels.launch import processors, recorded
+from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.programs import Order, ordered
 from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig

@@ -264,10 +264,11 @@ def test_a_checkpoint_that_cannot_be_written_is_kept_elsewhere(
         (["--version"], 0),
         (["train", "--help"], 0),
         (["check", "nofile.py"], 2),
-        (["train", "--seq-len", "x"], 2),
+        (["train", "--seq-len", "0"], 2),
+        (["profile", "hotspots", "--num-heads", "7"], 2),
         (["exercise"], 2),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_help_and_refusals_load_no_torch(argv: list[str], status: int) -> None:
     code = f"""

@@ -67,7 +67,7 @@ def collected(*hidden: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow("it collects all tests twice, in processes of their own")
 @pytest.mark.parametrize("without", ["triton", "the rest"])
 def test_all_tests_are_collected_without_an_extra(without: str) -> None:
     """Triton is apart: a file that is skipped without it may import more that is missing."""

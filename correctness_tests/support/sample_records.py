@@ -3,8 +3,9 @@ was measured: the figures follow from simple formulas, and every device says SYN
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from tinyllama.harness.records.entries import (
     CeilingEntry,
@@ -16,7 +17,7 @@ from tinyllama.harness.records.entries import (
     SweepEntry,
 )
 from tinyllama.harness.records.results import Record
-from tinyllama.harness.records.targets import OpTarget, Target
+from tinyllama.harness.records.targets import SPEED, Target
 
 FIRST, SECOND = "SYNTHETIC device A", "SYNTHETIC device B"
 DATES = ("2026-01-05T09:00:00Z", "2026-02-09T09:00:00Z", "2026-03-02T09:00:00Z")
@@ -269,46 +270,16 @@ def sample_records() -> list[Record]:
     return found
 
 
-def target(metric: str, at_least: float | None, **changed: Any) -> Target:
-    """A bar of V3 on the workload small."""
-    fields: dict[str, Any] = {
-        "tier": "v3",
-        "workload": ("small",),
-        "precision": (),
-        "device": (),
-        "over": "v1" if metric == "speed" else None,
-    }
-    return Target(metric=metric, at_least=at_least, **{**fields, **changed})
-
-
-def op_target(**changed: Any) -> OpTarget:
-    """A bar of a kernel of Triton for rope."""
-    fields: dict[str, Any] = {
-        "op": ("rope",),
-        "provider": "triton",
-        "case": (),
-        "dtype": ("bf16",),
-        "passes": "forward",
-        "metric": "speed",
-        "at_least": 1.0,
-        "device": (FIRST,),
-        "source": "SYNTHETIC",
-    }
-    return OpTarget(**{**fields, **changed})
-
-
 def sample_targets() -> list[Target]:
-    """A bar that is met, one that is not, one just above the median, and documented figures."""
-    documented: dict[str, Any] = {
-        "device": ("AMD MI325X",),
-        "source": "the published example",
-        "caveat": "from a step in which 1 of 74 parameters gets a gradient",
-    }
+    """A bar of V3 that is met, one that is missed by little, one about an op, and a claim of a
+    document about a device of which there is no record."""
+    small: dict[str, Any] = {"kind": StepEntry, "who": "v3", "about": {"workload": ("small",)}}
+    speed: dict[str, Any] = {**small, "metric": SPEED, "over": ("v1",), "direction": ">="}
+    of_op = {**speed, "kind": OpEntry, "who": "triton", "over": ("eager",)}
+    of_op["about"] = {"op": ("rope",), "passes": ("forward+backward",)}
     return [
-        target("speed", 20.0),
-        target("samples_per_second", 1e6),
-        target("speed", 24.9, precision=("bf16",)),
-        target("peak_bytes", None, at_most=2e9),
-        target("speed", 5.5, **documented),
-        target("samples_per_second", 2065.0, workload=("absent",), **documented),
+        Target(**speed, bound=20.0),
+        Target(**speed, bound=24.85, caveat="aim 30"),
+        Target(**speed, bound=5.5, device=("MI325X",), source="the published example"),
+        Target(**of_op, bound=1.0),
     ]

@@ -10,13 +10,16 @@ comes last.
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from dataclasses import replace as with_fields
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from tinyllama.bench.contender import Contender
 from tinyllama.bench.peers import CLIENT, PEERS
@@ -25,7 +28,7 @@ from tinyllama.bench.workloads import ALL, Group, at_once
 from tinyllama.harness.machine.worker import Worker, WorkerError, close_all, workers
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.records.entries import StepEntry
-from tinyllama.harness.records.targets import FASTEST_PEER, Bar, Target, judged
+from tinyllama.harness.records.targets import FASTEST_PEER, Bar, Target, covered, judged
 from tinyllama.model.tiers import TIERS, V1, Tier
 
 FLOOR = Contender(
@@ -33,6 +36,7 @@ FLOOR = Contender(
 )
 BASELINE = V1.name  # over which every step's ratio is
 LONGEST = 400.0  # seconds until a contender must be ready; a group should take less than 10 min
+SWEEP_ROUNDS = 10  # of each size of a sweep
 LEARNED = 0.9  # of what the baseline learned on the same batches: far more than embeddings alone
 
 
@@ -44,10 +48,10 @@ def _tier(tier: Tier, also: str = "", *requires: str, **arguments: str) -> Conte
     return Contender(name, title, "tier", factory, {"tier": tier.name, **arguments}, needs)
 
 
-SINGLE = replace(
+SINGLE = with_fields(
     _tier(TIERS["v4"], "one launch for a block", "cooperative", plan="single"),
     only=(
-        tuple(str(one) for one in ALL if str(one) not in ("medium-fp32", "medium-tf32")),
+        tuple(str(group) for group in ALL if str(group) not in ("medium-fp32", "medium-tf32")),
         "it takes ten times as long as V4 in tf32 (docs/ULTRA.md), and memory that others need",
     ),
 )
@@ -98,7 +102,7 @@ class Effort:
 
     def short(self) -> "Effort":
         """For a short run: rounds of fewer steps, and fewer readings."""
-        return replace(
+        return with_fields(
             self, warm_up=0.5, turn=0.05, calls=12, rounds=60, total=20, readings=5, energy=1.0
         )
 
@@ -132,6 +136,16 @@ def measure(
         return run.measure()
 
 
+def measure_times(
+    group: Group, device: torch.device, contenders: tuple[Contender, ...], **size: int
+) -> Measured:
+    """Memory and time of a few rounds in another size. size: ``batch_size``, ``seq_len``."""
+    with prepared([group], device, contenders, size=size) as (run,):
+        run.effort = with_fields(run.effort, rounds=SWEEP_ROUNDS, warm_up=run.effort.warm_up / 2)
+        run.time()
+        return run.measured
+
+
 @contextlib.contextmanager
 def prepared(
     groups: Sequence[Group],
@@ -139,37 +153,38 @@ def prepared(
     contenders: tuple[Contender, ...] = CONTENDERS,
     *,
     short: bool = False,
+    size: Mapping[str, int] | None = None,
 ) -> Iterator[list["Run"]]:
     """Runs of some groups, to be measured one after the other: all contenders are made at the same
     time, so one GPU must hold them all."""
     with contextlib.ExitStack() as stack:
         runs = []
         for group in groups:
-            run = Run(group, device, stack.enter_context(workers()), short)
+            run = Run(group, device, stack.enter_context(workers()), short, size)
             run.start(contenders)
             runs.append(run)
         # What comes last is larger, and takes longer to compile.
-        prepare([(run, one) for run in reversed(runs) for one in contenders])
+        prepare([(run, contender) for run in reversed(runs) for contender in contenders])
         yield runs
 
 
-def prepare(each: Sequence[tuple["Run", Contender]]) -> None:
+def prepare(pairs: Sequence[tuple["Run", Contender]]) -> None:
     """Make contenders at the same time. One that is ready is checked while others are made."""
-    able = [(run, contender) for run, contender in each if contender.name in run.workers]
+    able = [(run, contender) for run, contender in pairs if contender.name in run.workers]
     most = min((run.most for run, _ in able), default=1)
-    together = [one for one in able if not one[1].alone and most > 1]
+    together = [pair for pair in able if not pair[1].alone and most > 1]
     checking = Lock()
-    for lot in [together, *([one] for one in able if one not in together)]:
+    for lot in [together, *([pair] for pair in able if pair not in together)]:
         beside = min(most, len(lot)) - 1
         with ThreadPoolExecutor(most) as pool:
-            made = [pool.submit(run.made, one, beside, checking) for run, one in lot]
-        again = [one for one, each_made in zip(lot, made, strict=True) if not each_made.result()]
+            ready = [pool.submit(run.make, contender, beside, checking) for run, contender in lot]
+        again = [pair for pair, future in zip(lot, ready, strict=True) if not future.result()]
         for run, contender in again:
             run.workers[contender.name] = contender.worker()
-            run.made(contender, 0, checking)
+            run.make(contender, 0, checking)
     for run in {run for run, _ in able}:
         entries = run.measured.entries
-        names = [contender.name for one, contender in able if one is run]
+        names = [contender.name for other, contender in able if other is run]
         run.measured.entries = {name: entries[name] for name in names if name in entries}
 
 
@@ -177,9 +192,15 @@ class Run:
     """Of one group: its contenders in processes of their own, and what was measured of them."""
 
     def __init__(
-        self, group: Group, device: torch.device, workers: dict[str, Worker], short: bool = False
+        self,
+        group: Group,
+        device: torch.device,
+        workers: dict[str, Worker],
+        short: bool = False,
+        size: Mapping[str, int] | None = None,
     ) -> None:
         self.group = group
+        self.size = size or {}  # other than the workload's
         self.device = device
         self.workers = workers
         self.short = short
@@ -204,12 +225,12 @@ class Run:
         close_all(self.workers.values())
         return self.measured
 
-    def made(self, contender: Contender, beside: int, checking: Lock) -> bool:
+    def make(self, contender: Contender, beside: int, checking: Lock) -> bool:
         """Make and check a contender. Returns whether it need not be made again: not where it
         lacked memory that others needed only to be made and checked."""
-        where = {"group": str(self.group), "device": str(self.device)}
+        where = {"group": str(self.group), "device": str(self.device), **self.size}
         worker, arguments = self.workers[contender.name], {**contender.arguments, **where}
-        with self._kept(contender.name):
+        with self._failures_of(contender.name):
             try:
                 worker.make("step", contender.factory, timeout=LONGEST, **arguments)
                 with checking:  # a reference in float64 fills the device
@@ -224,8 +245,8 @@ class Run:
     def _check(self, contender: Contender, beside: int) -> None:
         entry = empty_entry(contender, self.group)
         if contender.role != "floor":
-            found = {**self._ask(contender.name, "memory"), **self._ask(contender.name, "verify")}
-            entry = replace(entry, compiled_beside=beside, **found)
+            facts = {**self._ask(contender.name, "memory"), **self._ask(contender.name, "verify")}
+            entry = replace(entry, compiled_beside=beside, **facts)
         self.measured.entries[contender.name] = entry
 
     def time(self) -> None:
@@ -233,32 +254,29 @@ class Run:
         calls: dict[str, int] = {}
         one_round = 0.0
         for name in list(self.measured.entries):
-            with self._kept(name):
+            with self._failures_of(name):
                 step = self._ask(name, "warm_up", self.effort.warm_up)
                 calls[name] = max(1, min(self.effort.calls, round(self.effort.turn / step)))
                 one_round += (calls[name] + UNTIMED) * step
 
-        def turn(name: str) -> Callable[[], float]:
-            def one() -> float:
-                seconds = math.nan
-                with self._kept(name):
-                    seconds = float(self._ask(name, "turn", calls[name]))
-                return seconds
-
-            return one
+        def turn(name: str) -> float:
+            seconds = math.nan
+            with self._failures_of(name):
+                seconds = float(self._ask(name, "turn", calls[name]))
+            return seconds
 
         # Contenders that are compared most are neighbours: V1 follows its own counterpart.
-        others = [one.name for one in (CLIENT, *reversed(PEERS)) if one.name in calls]
-        order = [*others, *(name for name in calls if name not in others)]
+        peers = [peer.name for peer in (CLIENT, *reversed(PEERS)) if peer.name in calls]
+        order = [*peers, *(name for name in calls if name not in peers)]
         fitting = int(self.effort.total / one_round) if one_round else FEWEST_ROUNDS
         rounds = max(FEWEST_ROUNDS, min(self.effort.rounds, fitting))
-        seconds = interleaved({name: turn(name) for name in order}, rounds)
+        seconds = interleaved({name: partial(turn, name) for name in order}, rounds)
         self.measured.seconds = {n: s for n, s in seconds.items() if n in self.measured.entries}
 
     def look_closer(self) -> None:
         """What is measured of each contender alone, and whether it learned."""
         for name in list(self.measured.seconds):
-            with self._kept(name):
+            with self._failures_of(name):
                 self._look(name)
                 self._add(name, self._ask(name, "facts"))
         self._must_learn()
@@ -269,7 +287,7 @@ class Run:
         """Bytes of an uncaptured step. It needs as much memory as the contender has, so the
         processes of those before it are ended."""
         for name in list(self.measured.seconds):
-            with self._kept(name):
+            with self._failures_of(name):
                 if name != FLOOR.name:
                     self._add(name, self._ask(name, "held"))
                 self.workers[name].close()
@@ -286,13 +304,13 @@ class Run:
     def _answer(self, name: str, question: str, *arguments: Any) -> None:
         """Put an answer into the entry; fields that are not known keep their reasons."""
         answer = self._ask(name, question, *arguments)
-        known = self.measured.entries[name].unavailable or {}
-        unavailable = {**known, **answer.pop("unavailable", {})}
+        before = self.measured.entries[name].unavailable or {}
+        unavailable = {**before, **answer.pop("unavailable", {})}
         self._add(name, {**answer, "unavailable": unavailable or None})
 
-    def _add(self, name: str, found: Mapping[str, Any]) -> None:
+    def _add(self, name: str, fields: Mapping[str, Any]) -> None:
         """Put what a worker answered, fields of an entry by name, into the entry."""
-        self.measured.entries[name] = replace(self.measured.entries[name], **found)
+        self.measured.entries[name] = replace(self.measured.entries[name], **fields)
 
     def _must_learn(self) -> None:
         """On the same batches each must learn what the baseline learns, up to rounding; if the
@@ -304,8 +322,8 @@ class Run:
         steps = min(map(len, series.values()))
         drops = {name: _drop(losses[:steps]) for name, losses in series.items()}
         for name, losses in series.items():
-            found = {"first_loss": losses[0], "last_loss": losses[steps - 1], "steps": steps}
-            self._add(name, found)
+            ends = {"first_loss": losses[0], "last_loss": losses[steps - 1], "steps": steps}
+            self._add(name, ends)
             if not drops[name] >= LEARNED * drops[base] > 0:
                 message = (
                     f"its loss falls by {drops[name]:.3g} where that of {base} falls by "
@@ -317,7 +335,7 @@ class Run:
         return self.workers[name].call("step", method, *args)
 
     @contextlib.contextmanager
-    def _kept(self, name: str) -> Iterator[None]:
+    def _failures_of(self, name: str) -> Iterator[None]:
         """Keep the failure of a contender, and measure it no further."""
         try:
             yield
@@ -355,8 +373,8 @@ def entry_of(contender: Contender, measured: Measured, product_flops: float) -> 
     if contender.role == "floor":
         return entry
     if contender.role in ("tier", "client"):
-        others = [other for other in measured.seconds if other != name]
-        entry = replace(entry, over={other: measured.over(other, name) for other in others})
+        rivals = [rival for rival in measured.seconds if rival != name]
+        entry = replace(entry, over={rival: measured.over(rival, name) for rival in rivals})
     if BASELINE in measured.seconds:
         entry = replace(entry, baseline=BASELINE, over_baseline=measured.over(BASELINE, name))
     if FLOOR.name in measured.seconds:
@@ -376,14 +394,13 @@ def bars(
 ) -> list[Bar]:
     """Judge the targets of a group by its entries (by contender) on a device of that name. A target
     without a measurement is missed, unless a contender cannot run here."""
-    found = []
-    for target in targets:
-        if not target.covers((measured.group.workload, measured.group.precision)):
-            continue
+    judgements = []
+    for target, _, _ in covered(targets, entries.values()):
         ratio, why = target.measured(entries), ""
-        if ratio is None and (out := {target.tier, target.over} & measured.cannot.keys()):
+        if ratio is None and (out := {target.who, *target.over} & measured.cannot.keys()):
             why = "; ".join(f"{name}: {measured.cannot[name]}" for name in sorted(map(str, out)))
-        untimed = [one.name for one in PEERS if one.name in measured.cannot]
-        about = f"without {', '.join(untimed)}: " if untimed and target.over == FASTEST_PEER else ""
-        found.append(judged(target, ratio, device, why, about))
-    return found
+        untimed = [peer.name for peer in PEERS if peer.name in measured.cannot]
+        over_peers = untimed and target.over == (FASTEST_PEER,)
+        about = f"without {', '.join(untimed)}: " if over_peers else ""
+        judgements.append(judged(target, ratio, device, why, about))
+    return judgements

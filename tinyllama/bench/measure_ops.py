@@ -10,10 +10,12 @@ import statistics
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from dataclasses import replace as with_fields
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.peers import OP_PEERS as PEERS
@@ -34,7 +36,7 @@ from tinyllama.harness.measure.op_contender import (
 )
 from tinyllama.harness.measure.rounds import interleaved, ratio, summary
 from tinyllama.harness.records.entries import OpEntry, Ratio
-from tinyllama.harness.records.targets import Bar, OpTarget, Standing, covered, judged
+from tinyllama.harness.records.targets import Bar, Standing, Target, covered, judged
 
 PACKAGE = "tinyllama.ops"
 BASELINE = "eager"  # over which every provider's ratio is: the reference of each op
@@ -81,7 +83,7 @@ class OpCaseRun:
     layouts: dict[str, dict[str, Ratio]] = field(default_factory=dict)
     cannot: dict[str, str] = field(default_factory=dict)
     failed: dict[str, WorkerError] = field(default_factory=dict)
-    made: dict[str, Worker] = field(default_factory=dict)  # the process in which each is ready
+    ready: dict[str, Worker] = field(default_factory=dict)  # the process in which each is
 
     @property
     def key(self) -> str:
@@ -104,7 +106,7 @@ class Effort:
 
     def short(self) -> "Effort":
         """For a short run, whose intervals are wider."""
-        return replace(self, warm_up=0.1, rounds=8, repeats=0)
+        return with_fields(self, warm_up=0.1, rounds=8, repeats=0)
 
 
 def cases_of(op: Op, device: torch.device) -> range:
@@ -155,7 +157,7 @@ class Bench:
                 lot = self.runs[first : first + at_once]
                 self._prepare(lot)
                 for run in lot:
-                    self._one(run)
+                    self._measure_case(run)
         return {f"{run.op.name}-{run.op.timed[run.case]}": run for run in self.runs}
 
     def _key(self, run: OpCaseRun, provider: str) -> str:
@@ -173,20 +175,20 @@ class Bench:
     def _prepare(self, lot: Sequence[OpCaseRun]) -> None:
         """Make and check all providers of some cases, in all processes at the same time: nothing is
         timed meanwhile."""
-        asked: dict[str, list[tuple[OpCaseRun, str]]] = {}
+        by_process: dict[str, list[tuple[OpCaseRun, str]]] = {}
         for run in lot:
             for name in providers_of(run.op):
                 if self._can(run, name):
-                    asked.setdefault(self._key(run, name), []).append((run, name))
+                    by_process.setdefault(self._key(run, name), []).append((run, name))
 
         def prepare(of_one_process: list[tuple[OpCaseRun, str]]) -> None:
             for run, name in of_one_process:
                 self._guarded(run, name, self._ready, others_run=True)
 
-        with ThreadPoolExecutor(max(1, len(asked))) as pool:
-            list(pool.map(prepare, asked.values()))
+        with ThreadPoolExecutor(max(1, len(by_process))) as pool:
+            list(pool.map(prepare, by_process.values()))
 
-    def _one(self, run: OpCaseRun) -> None:
+    def _measure_case(self, run: OpCaseRun) -> None:
         ready = [name for name in providers_of(run.op) if self._can(run, name)]
         for name in ready:
             self._guarded(run, name, self._warm_up)
@@ -199,7 +201,7 @@ class Bench:
         for name in (name for name in ready if name not in run.failed):
             passes = rounds[name][0]
             run.readings[name] = {p: [r[p] for r in rounds[name]] for p in passes}
-        self._each(run, ready, self._look)
+        self._together(run, ready, self._look)
         self._repeat(run, ready)
         for name in ready:
             self._guarded(run, name, self._layouts)
@@ -218,12 +220,14 @@ class Bench:
             return lambda: self._guarded(run, name, lambda *_: self._ask(run, name, "in_a_row"))
 
         rounds = interleaved({name: turn(name) for name in names}, self.effort.repeats)
-        for name, found in rounds.items():
-            seconds = [one for one in found if one is not None]
+        for name, times in rounds.items():
+            seconds = [time for time in times if time is not None]
             if name not in run.failed and seconds:
                 run.repeated[name] = seconds
 
-    def _each(self, run: OpCaseRun, names: list[str], do: Callable[[OpCaseRun, str], Any]) -> None:
+    def _together(
+        self, run: OpCaseRun, names: list[str], do: Callable[[OpCaseRun, str], Any]
+    ) -> None:
         """Do what is not timed for some providers, at the same time."""
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             list(pool.map(lambda name: self._guarded(run, name, do), names))
@@ -264,7 +268,7 @@ class Bench:
         """Make and check a provider in its process, unless it was; a process that replaces one in
         which another case failed has none yet."""
         worker = self._worker(run, name)
-        if run.made.get(name) is worker:
+        if run.ready.get(name) is worker:
             return
         timed = Timed(run.op.name, name, run.case, run.dtype)
         where, files = str(self.device), self.files
@@ -272,7 +276,7 @@ class Bench:
         worker.call(run.key, "run_once")
         with self.checking:
             worker.call(run.key, "check_first")
-        run.made[name] = worker
+        run.ready[name] = worker
 
     def _ask(self, run: OpCaseRun, name: str, method: str, *args: Any) -> Any:
         return self._worker(run, name).call(run.key, method, *args)
@@ -282,8 +286,8 @@ class Bench:
         self._ask(run, name, "warm_up", self.effort.warm_up)
 
     def _turn(self, run: OpCaseRun, name: str) -> dict[str, Reading]:
-        found: dict[str, Reading] = self._ask(run, name, "turn")
-        return found
+        readings: dict[str, Reading] = self._ask(run, name, "turn")
+        return readings
 
     def _look(self, run: OpCaseRun, name: str) -> None:
         run.facts[name] = self._ask(run, name, "facts")
@@ -297,7 +301,7 @@ class Bench:
 
 def entries_of(run: OpCaseRun, ceilings: Ceilings) -> list[OpEntry]:
     """The entries of a case."""
-    found = []
+    entries = []
     case = run.op.timed[run.case]
     values = _values(run.op, case)
     for provider in providers_of(run.op):
@@ -314,26 +318,26 @@ def entries_of(run: OpCaseRun, ceilings: Ceilings) -> list[OpEntry]:
                 passes=passes,
                 cannot=reason or None,
             )
-            found.append(entry if reason else _measured(entry, run, ceilings))
-    return found
+            entries.append(entry if reason else _measured(entry, run, ceilings))
+    return entries
 
 
 def bars(
-    targets: Iterable[OpTarget],
+    targets: Iterable[Target],
     runs: Mapping[str, OpCaseRun],
-    found: Iterable[OpEntry],
+    entries: Iterable[OpEntry],
     device: str,
 ) -> list[Bar]:
     """Judge the targets by the entries, each at the cases that it covers, on a device of that name.
     A target without a measurement is missed, unless its provider, or every provider that it is
     compared with, cannot run here."""
-    said = []
-    for target, (op, case, *rest), entries in covered(targets, found):
+    judgements = []
+    for target, (op, case, *rest), of_case in covered(targets, entries):
         absent = _not_here(target, runs[f"{op}-{case}"])
         why = "its provider, or what it is over, cannot run here" if absent else ""
         about = f"{op}-{case}, {', '.join(rest)}: "
-        said.append(judged(target, target.measured(entries), device, why, about))
-    return said
+        judgements.append(judged(target, target.measured(of_case), device, why, about))
+    return judgements
 
 
 def bounded(op: Op, provider: str) -> bool:
@@ -344,32 +348,33 @@ def bounded(op: Op, provider: str) -> bool:
 def held_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Ratio]]]:
     """The slowdowns on other layouts, by case, of providers that have a bound."""
     return {
-        f"{run.op.name}-{name}-{run.op.timed[run.case]}": (run.op, found)
+        f"{run.op.name}-{name}-{run.op.timed[run.case]}": (run.op, ratios)
         for run in runs
-        for name, found in run.layouts.items()
+        for name, ratios in run.layouts.items()
         if bounded(run.op, name)
     }
 
 
-def layout_bars(held: Mapping[str, tuple[Op, Mapping[str, Ratio]]]) -> list[Bar]:
+def layout_bars(layouts: Mapping[str, tuple[Op, Mapping[str, Ratio]]]) -> list[Bar]:
     """Whether the median of each ratio is within the op's bar."""
-    said = []
-    for case, (op, found) in held.items():
+    judgements = []
+    for case, (op, ratios) in layouts.items():
         for layout, bar in op.layouts.items():
-            met = found[layout].median <= bar
-            text = f"{case}, {layout}: {found[layout]} times as long as contiguous, allowed {bar:g}"
+            ratio = ratios[layout]
+            met = ratio.median <= bar
+            text = f"{case}, {layout}: {ratio} times as long as contiguous, allowed {bar:g}"
             caveat = "" if met else f" ({LAYOUTS_CAVEAT})"
-            said.append(Bar(Standing.MET if met else Standing.MISSED, text + caveat))
-    return said
+            judgements.append(Bar(Standing.MET if met else Standing.MISSED, text + caveat))
+    return judgements
 
 
-def _not_here(target: OpTarget, run: OpCaseRun) -> bool:
+def _not_here(target: Target, run: OpCaseRun) -> bool:
     """Whether its provider, or each that it is compared with, cannot run here, for example because
     it is not installed. One that runs and fails is no excuse."""
-    if target.provider in run.cannot:
+    if target.who in run.cannot:
         return True
-    others = set(target.over or ()) & set(providers_of(run.op))
-    return bool(others) and others <= set(run.cannot)
+    rivals = set(target.over) & set(providers_of(run.op))
+    return bool(rivals) and rivals <= set(run.cannot)
 
 
 def _values(op: Op, case: Any) -> str:
@@ -378,8 +383,8 @@ def _values(op: Op, case: Any) -> str:
         name: (case.values.get(name) or tensor.distribution(case.dims)).name
         for name, tensor in op.inputs.items()
     }
-    others = [f"{name}={value}" for name, value in named.items() if value != "normal(0,1)"]
-    return ",".join(others) or "normal(0,1)"
+    unusual = [f"{name}={value}" for name, value in named.items() if value != "normal(0,1)"]
+    return ",".join(unusual) or "normal(0,1)"
 
 
 def _measured(entry: OpEntry, run: OpCaseRun, ceilings: Ceilings) -> OpEntry:
@@ -391,8 +396,8 @@ def _measured(entry: OpEntry, run: OpCaseRun, ceilings: Ceilings) -> OpEntry:
     flops = sum(op.flops[kind](**case.dims) for kind in kinds if kind in op.flops)
     readings = run.readings[provider][entry.passes]
     seconds = {
-        name: [reading.device for reading in each[entry.passes]]
-        for name, each in run.readings.items()
+        name: [reading.device for reading in by_passes[entry.passes]]
+        for name, by_passes in run.readings.items()
     }
     over = {name: ratio(theirs, seconds[provider]) for name, theirs in seconds.items()}
     ours, last = entry.role == "ours", entry.passes == passes_of(op)[-1]

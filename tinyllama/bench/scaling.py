@@ -5,108 +5,83 @@ alternately. Weak scaling gives each GPU the workload's batch, strong scaling gi
 it.
 """
 
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from tinyllama.bench.workloads import LARGE, Group, not_here
-from tinyllama.harness.machine.files import write_json
 from tinyllama.harness.measure.rounds import ratio, summary
 from tinyllama.harness.records.entries import Ratio, ScalingEntry
 
 ONE, WEAK, STRONG = "one", "weak", "strong"
-FOUND = "found.json"
+JOB, FOUND = "job.json", "found.json"
 LONGEST = 400.0  # seconds of a job, compilation included
+FIELDS = (  # of an entry, as a rank tells them
+    *("plan", "left_out", "live_bytes", "peak_bytes", "graph_bytes"),
+    *("collective_seconds", "hidden_seconds", "gradients", "parameters", "last_loss", "steps"),
+)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A contender: a tier; ``shards``: FSDP2; ``without``: its parts switched off."""
+class Job(msgspec.Struct, frozen=True):
+    """What the ranks of one contender do. group: a workload and a precision. shards: by FSDP2; no
+    GPU holds a whole model then, so gradients are not compared with the float64 reference's.
 
+    calls: steps of a turn.
+    """
+
+    group: str
     tier: str
     shards: bool = False
-    without: tuple[str, ...] = ()
+    cases: tuple[str, ...] = (ONE, WEAK, STRONG)
+    calls: int = 4
+    rounds: int = 64  # a job's quartiles are 2% apart: 24 gave intervals of 3%
 
     @property
     def contender(self) -> str:
         """What a record calls it."""
-        off = "-no-" + "-".join(self.without) if self.without else ""
-        return self.tier + off + ("-shards" if self.shards else "")
+        return f"{self.tier}-shards" if self.shards else self.tier
 
 
-@dataclass(frozen=True)
-class Job:
-    """group: a workload and a precision. cases: of `ONE`, `WEAK`, `STRONG`.
-
-    calls: steps of a turn. layers: of the model, if not the workload's. verify: compare gradients
-    with the float64 reference's, of which one GPU holds a whole model.
-    """
-
-    group: str
-    part: Part
-    cases: Sequence[str] = (ONE, WEAK, STRONG)
-    rounds: int = 64  # a job's quartiles are 2% apart: 24 gave intervals of 3%
-    calls: int = 4
-    layers: int | None = None
-    verify: bool = True
-    trace: bool = False
-
-    @staticmethod
-    def read(path: Path) -> "Job":
-        data = json.loads(path.read_text())
-        part = {**data["part"], "without": tuple(data["part"]["without"])}
-        return Job(**{**data, "part": Part(**part), "cases": tuple(data["cases"])})
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
-
-
-@dataclass
-class Found:
+class JobResult(msgspec.Struct):
     """What a job measured, by case; ``link``: bytes a second that each GPU sends in an
     all-reduce."""
 
     link: float
     ranks: int
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def write(self, folder: Path) -> None:
-        write_json(folder / FOUND, asdict(self))
-
-    @staticmethod
-    def read(folder: Path) -> "Found":
-        return Found(**json.loads((folder / FOUND).read_text()))
+    seconds: dict[str, list[float]] = {}
+    facts: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The contenders of a group."""
+    """A group of jobs on one workload in one precision."""
 
     base: Group
-    parts: tuple[Part, ...]
-    cases: tuple[str, ...] = (ONE, WEAK, STRONG)
-    calls: int = 4
+    jobs: tuple[Job, ...]
 
     def __str__(self) -> str:
         return f"scaling-{self.base}"
 
 
-TIERS = tuple(Part(tier) for tier in ("v2", "v3", "v4"))
+def _tiers(group: str, calls: int) -> Scaling:
+    return Scaling(
+        Group.parse(group), tuple(Job(group, t, calls=calls) for t in ("v2", "v3", "v4"))
+    )
+
+
+SHARDED = tuple(Job(LARGE, tier, True, (WEAK,), calls=2) for tier in ("v3", "v2"))
 SCALINGS = (
-    Scaling(Group("small", "bf16"), TIERS, calls=20),
-    Scaling(Group("medium", "bf16"), TIERS),
-    Scaling(
-        Group.parse(LARGE), (Part("v3", shards=True), Part("v2", shards=True)), (WEAK,), calls=2
-    ),
+    _tiers("small-bf16", calls=20),
+    _tiers("medium-bf16", calls=4),
+    Scaling(Group.parse(LARGE), SHARDED),
 )
 
 
@@ -126,22 +101,14 @@ def groups(device: torch.device) -> list[str]:
 def measure(scaling: Scaling, ranks: int) -> list[ScalingEntry]:
     """The entries of every contender. Raises RuntimeError with the end of the log of a job that
     fails or takes too long."""
-    entries: list[ScalingEntry] = []
-    for job in jobs_of(scaling):
-        entries += entries_of(job, launch(job, ranks))
-    return entries
+    return [entry for job in scaling.jobs for entry in entries_of(job, launch(job, ranks))]
 
 
-def jobs_of(scaling: Scaling) -> list[Job]:
-    group, cases, calls = str(scaling.base), scaling.cases, scaling.calls
-    return [Job(group, part, cases, calls=calls, verify=not part.shards) for part in scaling.parts]
-
-
-def launch(job: Job, ranks: int, seconds: float = LONGEST) -> Found:
+def launch(job: Job, ranks: int, seconds: float = LONGEST) -> JobResult:
     """Run a job with torchrun."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job.write(folder / "job.json")
+        (folder / JOB).write_bytes(msgspec.json.encode(job))
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         call = [sys.executable, *command, "-m", "tinyllama.bench.ranked", name]
         try:
@@ -155,42 +122,34 @@ def launch(job: Job, ranks: int, seconds: float = LONGEST) -> Found:
             raise RuntimeError(
                 f"{job.group} on {ranks} ranks ended with {ended.returncode}:\n{log}"
             )
-        return Found.read(folder)
+        return msgspec.json.decode((folder / FOUND).read_bytes(), type=JobResult)
 
 
-def entries_of(job: Job, measured: Found) -> list[ScalingEntry]:
-    """What a record keeps of a job."""
-    return [_entry(job, measured, case) for case in measured.facts]
+def entries_of(job: Job, result: JobResult) -> list[ScalingEntry]:
+    """What a record holds of a job."""
+    return [_entry(job, result, case) for case in result.facts]
 
 
-def _entry(job: Job, measured: Found, case: str) -> ScalingEntry:
-    facts, seconds, contender = measured.facts[case], measured.seconds[case], job.part.contender
-    ranks = 1 if case == ONE else measured.ranks
-    over: Ratio | None = None
-    if case != ONE and ONE in measured.seconds:
-        over = ratio(measured.seconds[ONE], seconds)
-        if case == STRONG:
-            over = Ratio(*(value / ranks for value in over))
+def _entry(job: Job, result: JobResult, case: str) -> ScalingEntry:
+    facts, seconds = result.facts[case], result.seconds[case]
+    ranks = 1 if case == ONE else result.ranks
+    efficiency: Ratio | None = None
+    if case != ONE and ONE in result.seconds:
+        over_one: Sequence[float] = ratio(result.seconds[ONE], seconds)
+        efficiency = Ratio(*(value / (ranks if case == STRONG else 1) for value in over_one))
     group = Group.parse(job.group)
-    fields = {key: facts[key] for key in KEPT if key in facts}
     return ScalingEntry(
-        name=f"scaling/{group}/{contender}/{case}",
+        name=f"scaling/{group}/{job.contender}/{case}",
         **vars(group),
-        contender=contender,
+        contender=job.contender,
         role="tier",
         case=case,
         ranks=ranks,
         batch_size=facts["batch"],
-        **fields,
+        **{field: facts[field] for field in FIELDS if field in facts},
         **summary("seconds", seconds),
         rounds=len(seconds),
-        efficiency=over,
+        efficiency=efficiency,
         samples_per_second=facts["batch"] / statistics.median(seconds),
-        link_bytes_per_second=None if case == ONE else measured.link,
+        link_bytes_per_second=None if case == ONE else result.link,
     )
-
-
-KEPT = (
-    *("plan", "left_out", "live_bytes", "peak_bytes", "graph_bytes"),
-    *("collective_seconds", "hidden_seconds", "gradients", "parameters", "last_loss", "steps"),
-)

@@ -1,18 +1,13 @@
 """Time and memory against sequence length and against batch size, tier by tier."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
-from tinyllama.bench.measure import CONTENDERS, Effort
+from tinyllama.bench.measure import CONTENDERS, measure_times
 from tinyllama.bench.workloads import Group, not_here
-from tinyllama.harness.machine.worker import WorkerError, workers
-from tinyllama.harness.measure.rounds import interleaved, summary
+from tinyllama.harness.measure.rounds import summary
 from tinyllama.harness.records.entries import SweepEntry
-
-ROUNDS = 10  # of each point
 
 
 @dataclass(frozen=True)
@@ -47,50 +42,28 @@ def groups(device: torch.device) -> list[str]:
 
 def measure(sweep: Sweep, device: torch.device) -> list[SweepEntry]:
     """An entry of every tier at every size."""
-    return [
-        entry
-        for axis, batch_size, seq_len in sweep.points()
-        for entry in _point(sweep, axis, batch_size, seq_len, device)
-    ]
+    return [entry for point in sweep.points() for entry in _point(sweep, device, *point)]
 
 
 def _point(
-    sweep: Sweep, axis: str, batch_size: int, seq_len: int, device: torch.device
-) -> Sequence[SweepEntry]:
+    sweep: Sweep, device: torch.device, axis: str, batch_size: int, seq_len: int
+) -> list[SweepEntry]:
     """Every tier at one size, alternately; a tier that does not fit says so."""
-    effort = Effort.on(device)
-    where: dict[str, Any] = {"group": str(sweep.base), "device": str(device)}
     size = {"batch_size": batch_size, "seq_len": seq_len}
-    entries: dict[str, SweepEntry] = {}
-    calls: dict[str, int] = {}
-    with workers() as started:
-        for tier in TIERS:
-            if tier.cannot(device, str(sweep.base)) is None:
-                started[tier.name] = tier.worker()
-        for tier in TIERS:
-            entry = SweepEntry(
-                name=f"sweep/{sweep.base}/{tier.name}/B{batch_size}T{seq_len}/{axis}",
-                **tier.about(sweep.base),
-                batch_size=batch_size,
-                seq_len=seq_len,
-                axis=axis,
-                cannot=tier.cannot(device, str(sweep.base)),
-            )
-            entries[tier.name] = entry
-            if entry.cannot:
-                continue
-            try:
-                worker = started[tier.name]
-                worker.make("step", tier.factory, **tier.arguments, **where, **size)
-                entries[tier.name] = replace(entry, **worker.call("step", "memory"))
-                worker.call("step", "verify")
-                step = worker.call("step", "warm_up", effort.warm_up / 2)
-                calls[tier.name] = max(1, round(effort.turn / step))
-            except WorkerError as error:
-                started[tier.name].close()  # the others need the memory that it holds
-                entries[tier.name] = replace(entries[tier.name], cannot=str(error))
-        turns = {n: lambda n=n: started[n].call("step", "turn", calls[n]) for n in calls}
-        for name, seconds in interleaved(turns, ROUNDS).items():
-            entry = replace(entries[name], **summary("seconds", seconds), rounds=len(seconds))
-            entries[name] = replace(entry, samples_per_second=batch_size / entry.time)
-    return list(entries.values())
+    measured = measure_times(sweep.base, device, TIERS, **size)
+    entries = []
+    for tier in TIERS:
+        name = f"sweep/{sweep.base}/{tier.name}/B{batch_size}T{seq_len}/{axis}"
+        about = {**tier.about(sweep.base), **size, "name": name, "axis": axis}
+        seconds = measured.seconds.get(tier.name)
+        if seconds is None:
+            reason = measured.cannot.get(tier.name) or str(measured.failed[tier.name])
+            entries.append(SweepEntry(**about, cannot=reason))
+            continue
+        step = measured.entries[tier.name]
+        figures = {**summary("seconds", seconds), "rounds": len(seconds)}
+        for field in ("peak_bytes", "live_bytes", "graph_bytes"):
+            figures[field] = getattr(step, field)
+        rate = batch_size / figures["seconds"]
+        entries.append(SweepEntry(**about, **figures, samples_per_second=rate))
+    return entries

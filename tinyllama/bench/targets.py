@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from tinyllama.harness.records.targets import load, load_ops
+from tinyllama.harness.records.targets import load
 
-_PATH = Path(__file__).with_suffix(".toml")
-OF_STEPS = load(_PATH)
-OF_OPS = load_ops(_PATH)
+TARGETS = load(Path(__file__).with_suffix(".toml"))

@@ -29,9 +29,9 @@ from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.files import replace_text
 from tinyllama.harness.machine.progress import of_stream
-from tinyllama.harness.records.report import console
 from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.verdict import Outcome, Verdict
+from tinyllama.harness.report.tables import console
 from tinyllama.model.config import ConfigError
 
 ROOT = Path(tinyllama.__file__).resolve().parent.parent

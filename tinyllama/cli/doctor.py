@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from tinyllama.harness.machine.device import default_device, device_name
-    from tinyllama.harness.records.report import console
     from tinyllama.harness.records.results import versions
+    from tinyllama.harness.report.tables import console
     from tinyllama.model.tiers import TIERS
 
     out = console()

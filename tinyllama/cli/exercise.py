@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print(blanks.solution(args.solution), end="")
         return 0
     from tinyllama.harness.machine.device import usable_device
-    from tinyllama.harness.records.report import aligned
+    from tinyllama.harness.report.tables import aligned
     from tinyllama.workshop.exercises import NOTES, rows_of
 
     rows = rows_of(args.name, usable_device(args.device), args.file)

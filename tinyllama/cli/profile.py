@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     """Profile and print; the exit status: 0, 1 the profiled program failed, 2 a missing tool."""
     if args.tool == "compare":
         return _compare(args)
+    settings(args, None)  # refuses what cannot be used before torch is imported
     if args.profiles:
         raise UsageError(f"{args.profiles[0]} is no option of {args.tool}: remove it")
     if args.tool == "study":
@@ -176,6 +177,7 @@ def _workload(args: argparse.Namespace) -> "Workload":
     config = settings(args, None)
     workload = Workload(*config, **options, capture=not args.no_capture, device=args.device)
     workload.chosen_tier()  # raises where the options do not fit
+    workload.on()  # and where there is no such device
     return workload
 
 

@@ -112,6 +112,8 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Train and print; the exit status."""
+    if args.resume is None:
+        settings(args, None)  # refuses what cannot be used before torch is imported
     from tinyllama.training.ranks import launched
 
     ranks = replace(launched(), seconds=args.rank_timeout)
@@ -134,8 +136,8 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
     import tinyllama
     from tinyllama.cli.summary import ProgressBar, print_diagnosis, print_summary
     from tinyllama.harness.machine.device import current
-    from tinyllama.harness.records.report import console
     from tinyllama.harness.records.results import versions
+    from tinyllama.harness.report.tables import console
     from tinyllama.model.tiers import resolve
     from tinyllama.training import checkpoint
     from tinyllama.training.curve import check_curve, write_curve

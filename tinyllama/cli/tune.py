@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     """Search, print and write the table; the exit status."""
     import torch
 
+    from tinyllama.harness.kernels.chips import chip_of
     from tinyllama.harness.kernels.configs import SPACES
-    from tinyllama.harness.kernels.launch import chip_of
     from tinyllama.harness.machine.device import default_device, device_name
     from tinyllama.harness.measure.tuning import compiled_ahead, merged, search
     from tinyllama.harness.records.results import current_commit, now, versions

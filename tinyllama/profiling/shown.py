@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from rich.table import Table
 
 from tinyllama.harness.measure.launches import covered, kind_of
-from tinyllama.harness.records.report import console
+from tinyllama.harness.report.tables import console
 from tinyllama.profiling import nsight, readers
 from tinyllama.profiling.command_lines import NSIGHT
 from tinyllama.profiling.flops import BACKWARD

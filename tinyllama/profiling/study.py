@@ -9,8 +9,8 @@ from tinyllama.bench.workloads import not_here
 from tinyllama.harness.machine.device import default_device
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.records.entries import SweepEntry
-from tinyllama.harness.records.report import console, latest
 from tinyllama.harness.records.results import Record, records
+from tinyllama.harness.report.tables import console, latest
 from tinyllama.profiling.shown import columns
 
 

@@ -17,9 +17,9 @@ from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.files import replace_text, write_json
 from tinyllama.harness.machine.worker import Worker, workers
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, interleaved, ratio
-from tinyllama.harness.records.report import aligned
 from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.results import folder as folder_of
+from tinyllama.harness.report.tables import aligned
 from tinyllama.training.diagnose import Diagnosis
 from tinyllama.workshop.stages import STAGES, Stage
 

@@ -7,7 +7,7 @@ import numpy as np
 from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.finding import NO_KERNELS, Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.kernels.bounds import watched
-from tinyllama.harness.kernels.launch import identity
+from tinyllama.harness.kernels.kernel_names import identity
 from tinyllama.harness.kernels.programs import NAMES, Order, ordered
 
 

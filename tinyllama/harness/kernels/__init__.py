@@ -2,7 +2,8 @@
 
     from tinyllama.harness.kernels import jit, tl
 
-launch                  what a launch does: run, interpret, record; what a chip is and has
+launch                  what a launch does: run, interpret, record
+chips, kernel_names     what the compiler offers for a chip; what a kernel is called
 tuned, foreign, gluon   kernels under triton.autotune, of other projects, in Gluon
 configs                 spaces of configurations, and the choices of each chip
 
@@ -20,25 +21,22 @@ interpreter             one launch in numpy: a list of what is unlike Triton's o
 resources               what is compiled for a chip that need not be there, and its limits
   assembly, instructions, occupancy    registers and spills; widths and kinds; resident warps
 
-Private names of Triton are used by launch, launch_cache, resources, gluon, foreign, language,
-libdevice and the interpreter's files, each for its own purpose; those that differ between triton
-3.3 and 3.9 are asked for there. `descriptors_round` of tf32 replaces one of the driver's functions.
+Private names of Triton are used by launch, launch_cache, chips, resources, gluon, foreign, tf32,
+language, libdevice and the interpreter's files; those that differ between triton 3.3 and 3.9 are
+asked for there.
 """
 
+from tinyllama.harness.kernels.chips import chip_of, dependent, dot_precisions, processors_of
 from tinyllama.harness.kernels.launch import (
     HAS_DESCRIPTORS,
     HAS_TRITON,
     begin,
     cdiv,
-    chip_of,
-    dependent,
     described,
-    dot_precisions,
     fetch,
     jit,
     let_next_start,
     next_power_of_2,
-    processors_of,
     recorded,
     tl,
     wait_for_last,

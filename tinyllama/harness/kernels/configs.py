@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.launch import chip_of
+from tinyllama.harness.kernels.chips import chip_of
 from tinyllama.harness.kernels.launch_cache import AFFECTING, among
 from tinyllama.harness.machine.parsed import json_of
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.launch import HAS_TRITON, processors_of
+from tinyllama.harness.kernels.chips import processors_of
+from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.kernels.tuned import adopted
 
 CPU = torch.device("cpu")

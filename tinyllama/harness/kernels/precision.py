@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.launch import chip_of, dot_precisions
+from tinyllama.harness.kernels.chips import chip_of, dot_precisions
 from tinyllama.harness.kernels.parameter_memory import rounded
 
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -22,8 +22,10 @@ from typing import Any
 
 from tinyllama.harness.kernels import assembly, instructions
 from tinyllama.harness.kernels.assembly import nvidia_tools
+from tinyllama.harness.kernels.chips import STATED, target_of
 from tinyllama.harness.kernels.instructions import Instructions
-from tinyllama.harness.kernels.launch import HAS_TRITON, STATED, Launch, identity, target_of
+from tinyllama.harness.kernels.kernel_names import identity
+from tinyllama.harness.kernels.launch import HAS_TRITON, Launch
 from tinyllama.harness.machine.files import replace_text
 
 THREADS = 1024  # in a program: HIP's and CUDA's limit alike

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tinyllama.harness.kernels.launch import CHOOSING, HAS_TRITON, current, device_of, identity
+from tinyllama.harness.kernels.kernel_names import identity
+from tinyllama.harness.kernels.launch import CHOOSING, HAS_TRITON, current, device_of
 from tinyllama.harness.kernels.launch_cache import AFFECTING, among
 
 if HAS_TRITON:

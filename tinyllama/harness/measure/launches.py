@@ -10,7 +10,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tinyllama.harness.kernels.launch import multiplies
+from tinyllama.harness.kernels.kernel_names import multiplies
 
 # A captured copy is a kernel (memcpy32_post, memcpy128) where a profiler was attached before the
 # capture, and a Memcpy where it was attached later (pytorch 191284).

@@ -30,7 +30,7 @@ from tinyllama.harness.plugins.recording import Recording
 from tinyllama.harness.plugins.saved_runs import SavedRuns
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.harness.records import results
-from tinyllama.harness.records.report import terminal
+from tinyllama.harness.report.tables import terminal
 
 RECORDING = pytest.StashKey[Recording]()
 SAVED = pytest.StashKey["SavedRuns | None"]()  # None: the gate compares revisions

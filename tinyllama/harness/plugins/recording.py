@@ -9,11 +9,12 @@ fails the run fails, but the record stays complete and says what was missed.
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tinyllama.harness.gate.team import Team
 from tinyllama.harness.machine import facts as machine

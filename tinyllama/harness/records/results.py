@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import importlib.util
 import itertools
-import json
 import os
 import platform
 import re
@@ -17,43 +16,42 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
 from tinyllama.harness.machine.device import device_name, slug
 from tinyllama.harness.machine.files import read_regular, write_new
-from tinyllama.harness.machine.parsed import json_of
-from tinyllama.harness.records.entries import Entry, entry_as_json, entry_from_json, is_number
+from tinyllama.harness.records.entries import Amounts, AnyEntry, Entry, Number
+from tinyllama.harness.records.entries import is_number as is_number
 
-SCHEMA = 2
 DATE = "%Y-%m-%dT%H:%M:%SZ"
 Kind = TypeVar("Kind", bound=Entry)
+PartOfFileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
 
 
-@dataclass
-class Record:
+class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What one run measured of one group: entries, each with a name of its own.
 
     complete: the run ended by itself, and nothing in it failed, was missing or was slower; only
     such a record may become a baseline. missed: the targets that its figures miss.
     """
 
-    group: str
+    schema: Literal[3] = 3
+    group: PartOfFileName
     device: str
-    machine: dict[str, Any]
+    machine: dict[str, str | Number | int | Amounts | None]
     versions: dict[str, str]
-    commit: str
+    commit: PartOfFileName
     date: str
     command: str
-    entries: list[Entry] = field(default_factory=list)
     complete: bool = False
-    missed: list[str] = field(default_factory=list)
-    schema: int = SCHEMA
+    missed: list[str] = []
+    entries: list[AnyEntry] = []
 
     @property
     def by_name(self) -> dict[str, Entry]:
@@ -73,6 +71,10 @@ class Record:
         return short(self.commit)
 
     @property
+    def day(self) -> str:
+        return self.date[:10]
+
+    @property
     def software(self) -> str:
         """The versions in words."""
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -80,8 +82,8 @@ class Record:
     def other_versions(self, other: "Record", absent: str = "none") -> dict[str, tuple[str, str]]:
         """What differs between the versions of this and another record: name -> both."""
         names = dict.fromkeys([*self.versions, *other.versions])
-        each = {n: (self.versions.get(n, absent), other.versions.get(n, absent)) for n in names}
-        return {name: pair for name, pair in each.items() if pair[0] != pair[1]}
+        pairs = {n: (self.versions.get(n, absent), other.versions.get(n, absent)) for n in names}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def same_setting(self, other: "Record") -> bool:
         """Whether two records may be compared: one device, one set of versions."""
@@ -119,7 +121,7 @@ def versions() -> dict[str, str]:
 
     Triton's module tells its version: the distribution is named differently by each build of torch.
     """
-    found = {
+    named = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -128,8 +130,8 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
     }
     if importlib.util.find_spec("triton"):
-        found["triton"] = importlib.import_module("triton").__version__
-    return {name: str(version) for name, version in found.items() if version is not None}
+        named["triton"] = importlib.import_module("triton").__version__
+    return {name: str(version) for name, version in named.items() if version is not None}
 
 
 def folder(root: Path, device: str) -> Path:
@@ -139,22 +141,32 @@ def folder(root: Path, device: str) -> Path:
 def save(record: Record, root: Path) -> Path:
     """Write a record under ``root``: whole or not at all, and never over another record.
 
-    Raises ValueError for a record that could not be read back, OSError where it cannot be written.
+    Raises ValueError for a record that could not be read back, for example one with a figure that
+    is NaN or infinite: JSON has neither. Raises OSError where it cannot be written.
     """
-    content = as_json(record)
-    from_json(content)
+    try:
+        values = msgspec.to_builtins(record, enc_hook=_python_number)
+        _check(msgspec.convert(values, Record))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
     target = folder(root, record.device)
     target.mkdir(parents=True, exist_ok=True)
     stamp = record.date.replace(":", "").replace("-", "")
     name = f"{stamp}-{record.commit[:10]}-{record.group}"
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    content = msgspec.json.format(msgspec.json.encode(values), indent=1) + b"\n"
     path = target / f"{name}.json"
     for number in itertools.count(2):
         with contextlib.suppress(FileExistsError):
-            write_new(path, text.encode(), keep=True)
+            write_new(path, content, keep=True)
             break
         path = target / f"{name}-{number}.json"
     return path
+
+
+def _python_number(value: Any) -> Any:
+    if isinstance(value, np.number):
+        return value.item()
+    raise TypeError(f"{value!r:.80} is no figure that a record can hold")
 
 
 def load(path: Path) -> Record:
@@ -163,81 +175,37 @@ def load(path: Path) -> Record:
     return parse(read_regular(path), str(path))
 
 
-def parse(text: bytes, name: str) -> Record:
+def parse(content: bytes, name: str) -> Record:
     """The record in a file's content; ``name`` is that of the file, for the error."""
     try:
-        return from_json(json_of(text))
-    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        return _check(msgspec.json.decode(content, type=Record))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not a record of this version: {error}") from error
 
 
-def as_json(record: Record) -> dict[str, Any]:
-    """A record as a file holds it."""
-    entries = [entry_as_json(entry) for entry in record.entries]
-    return {**vars(record), "entries": entries}
-
-
-# Group and commit are parts of a file's name.
-_PART_OF_A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_FIELDS = {name: get_origin(hint) or hint for name, hint in get_type_hints(Record).items()}
-
-
-def from_json(data: Any) -> Record:
-    """Read a record from the content of a file. Raises ValueError that names the field."""
-    if not isinstance(data, dict):
-        raise ValueError("it is not an object of fields")
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"schema {data.get('schema')!r} is not {SCHEMA}")
-    if wrong := sorted(data.keys() ^ _FIELDS.keys()):
-        raise ValueError(f"fields missing or unknown: {', '.join(wrong)}")
-    for name, kind in _FIELDS.items():
-        if type(data[name]) is not kind:
-            raise ValueError(f"{name} is {data[name]!r:.80}, not of type {kind.__name__}")
-    for name in ("group", "commit"):
-        if not _PART_OF_A_NAME.fullmatch(data[name]):
-            raise ValueError(f"{name} {data[name]!r:.120}: use letters, digits and . _ + -")
-    if not slug(data["device"]):
-        raise ValueError(f"device {data['device']!r:.80} names no device")
-    _check_date(data["date"])
-    for name, texts in (("versions", data["versions"].values()), ("missed", data["missed"])):
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{name}: each is a text")
-    _check_values("machine", data["machine"])
-    found: dict[str, Entry] = {}
-    for index, each in enumerate(data["entries"]):
-        entry = entry_from_json(f"entries[{index}]", each)
-        if entry.name in found:
-            raise ValueError(f"entries[{index}]: a second entry has the name {entry.name!r}")
-        found[entry.name] = entry
-    return Record(**{**data, "entries": list(found.values())})
-
-
-def _check_date(text: str) -> None:
+def _check(record: Record) -> Record:
+    """Return a record whose types are right. Raises ValueError where its values are not."""
+    if not slug(record.device):
+        raise ValueError(f"device {record.device!r:.80} names no device")
     try:
-        same = datetime.strptime(text, DATE).strftime(DATE) == text
+        same = datetime.strptime(record.date, DATE).strftime(DATE) == record.date
     except ValueError:
         same = False
     if not same:
-        raise ValueError(f"date {text!r:.80}: use UTC, as in 2030-01-31T23:59:59Z")
-
-
-def _check_values(where: str, value: Any) -> None:
-    """Only what JSON holds, and of numbers only finite ones."""
-    if isinstance(value, dict):
-        for name, part in value.items():
-            _check_values(f"{where}: {name}", part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            _check_values(where, part)
-    elif not (value is None or isinstance(value, (str, bool)) or is_number(value)):
-        raise ValueError(f"{where} is {value!r:.80}, not a finite number or a text")
+        raise ValueError(f"date {record.date!r:.80}: use UTC, as in 2030-01-31T23:59:59Z")
+    names: set[str] = set()
+    for entry in record.entries:
+        if entry.name in names:
+            raise ValueError(f"several entries have the name {entry.name!r:.120}")
+        names.add(entry.name)
+    return record
 
 
 def records(root: Path, device: str | None = None) -> Iterator[tuple[Path, Record]]:
     """Every record under ``root``, of one device or of all, oldest first."""
     pattern = "*/*.json" if device is None else f"{slug(device) or '-'}/*.json"
-    found = [(path, load(path)) for path in list(root.glob(pattern))]
-    yield from sorted(found, key=lambda pair: (pair[1].date, len(pair[0].name), pair[0].name))
+    loaded = [(path, load(path)) for path in list(root.glob(pattern))]
+    yield from sorted(loaded, key=lambda pair: (pair[1].date, len(pair[0].name), pair[0].name))
 
 
 def _command() -> str:

@@ -1,97 +1,88 @@
-"""Targets as data: claims of documents and bars of a project, and whether entries meet them."""
+"""Targets as data: claims of documents and bars of a project, and whether entries meet them.
 
-import math
+A target is a line such as ``v3, v4 speed over fastest peer >= 1.25 (aim 1.3)``: of whom, a field of
+their entries or ``speed``, by whose it is divided, the bound, and a caveat for the reader of a
+miss. A file of targets has them in tables:
+
+    [[step]]
+    about = { workload = "medium", precision = ["fp32", "bf16"] }
+    device = "H200"
+    bars = ["v3 speed over fastest peer >= 1.0"]
+
+about: fields of the entries (of a ``step``, or an ``op``) -> the values that the bars are about.
+device: parts of the names of the devices on which they are asserted. source: the document whose
+claim it is.
+"""
+
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from tinyllama.harness.machine.parsed import toml_of
-from tinyllama.harness.records.entries import Ratio, Timed
+from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry, Timed
 
-SPEED = "speed"
+SPEED = "speed"  # the inverse of seconds
 FASTEST_PEER = "fastest peer"
-METRICS = (
-    SPEED,
-    "samples_per_second",
-    "live_bytes",
-    "peak_bytes",
-    "held_bytes",
-    "held_peak_bytes",
-    "kernels",
-    "joules_per_sample",
-    "mfu",
-    "copies",
-    "gradient_share",
+PROJECT = "project"  # the source of a bar that is no claim of a document
+TABLES: dict[str, type[Timed]] = {"step": StepEntry, "op": OpEntry}
+_LINE = re.compile(
+    r"(?P<who>\S+(, \S+)*) (?P<metric>\w+)( over (?P<over>.+?))? (?P<direction>>=|<=) "
+    r"(?P<bound>\d+(\.\d+)?)(?P<unit> MiB)?( \((?P<caveat>.+)\))?"
 )
-OP_METRICS = (
-    SPEED,
-    "bandwidth_share",
-    "peak_bytes",
-    "kernels",
-    "host_seconds",
-    "repeated_host_seconds",
-)
-ANY = "any"
-PROJECT = "project"  # the source of a bar that is no claim of the documents
+_FORM = "WHO METRIC [over WHOM] >= BOUND [(CAVEAT)], or <="
 
 
 class TargetError(ValueError):
-    """A target that cannot be used; the message names file, target and fix."""
+    """A target that cannot be used; the message names file, table, line and fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounded:
-    """A bound on a metric of one contender; the fields are explained in targets.toml."""
+class Target:
+    """A bound on a metric of one contender, or of one provider of ops.
 
-    CONTENDER: ClassVar[str]  # the field that names it
-    METRICS: ClassVar[tuple[str, ...]]
-    CALL: ClassVar[tuple[str, ...]]  # the fields that say what it is about, as in `Timed.call`
-    LISTS: ClassVar[tuple[str, ...]]  # fields of several names; empty: of all
+    over: by whose metric it is divided; of several names, the fastest that ran.
+    about: fields of the entries that it covers -> their values; a field that is not named may have
+    any. device: parts of the names of the devices on which it is asserted; of all, if empty.
+    """
 
+    kind: type[Timed]
+    who: str
     metric: str
-    device: tuple[str, ...] = ()  # parts of names
+    direction: str  # ">=" or "<="
+    bound: float
+    over: tuple[str, ...] = ()
+    about: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    device: tuple[str, ...] = ()
     source: str = PROJECT
-    at_least: float | None = None
-    at_most: float | None = None
-    over: str | tuple[str, ...] | None = None
     caveat: str = ""
 
-    @property
-    def contender(self) -> str:
-        """Whose metric it is."""
-        return str(getattr(self, self.CONTENDER))
-
-    @property
-    def bound(self) -> float:
-        bound = self.at_least if self.at_least is not None else self.at_most
-        assert bound is not None
-        return bound
-
-    @property
-    def direction(self) -> str:
-        return ">=" if self.at_least is not None else "<="
-
     def __str__(self) -> str:
-        over = " / ".join(self.over) if isinstance(self.over, tuple) else self.over
-        beside = f" over {over}" if over else ""
-        return f"{self.contender} {self.metric}{beside} {self.direction} {self.bound:g}"
+        over = f" over {' / '.join(self.over)}" if self.over else ""
+        return f"{self.who} {self.metric}{over} {self.direction} {self.bound:g}"
 
-    def covers(self, call: tuple[str, ...]) -> bool:
-        """Whether it is about a call (`Timed.call`), on whatever device."""
-        named = (_listed(getattr(self, name)) for name in self.CALL)
-        return all(not names or part in names for part, names in zip(call, named, strict=True))
-
-    def concerns(self, device: str) -> bool:
-        """Whether it is about a device of that name, and so is asserted there."""
-        return not self.device or any(name.lower() in device.lower() for name in self.device)
+    @property
+    def documented(self) -> bool:
+        """Whether it is a claim of the published documents."""
+        return self.source != PROJECT
 
     @property
     def where(self) -> str:
-        """The devices that it is about, as text."""
-        return " and ".join(self.device) or ANY
+        """The devices that it is about, in words."""
+        return " and ".join(self.device) or "any"
+
+    def covers(self, entry: Timed) -> bool:
+        """Whether it is about the call of an entry, on whatever device."""
+        fields = self.about.items()
+        return isinstance(entry, self.kind) and all(
+            getattr(entry, f) in names for f, names in fields
+        )
+
+    def concerns(self, device: str) -> bool:
+        """Whether it is about a device of that name, and so is asserted there."""
+        return not self.device or any(part.lower() in device.lower() for part in self.device)
 
     def never_run(self, devices: Iterable[str]) -> str:
         """The remark on its figure while none of these devices is the one that it is about; empty
@@ -100,40 +91,40 @@ class Bounded:
         return "" if run else f"never run on {self.where} hardware"
 
     def measured(self, entries: Mapping[str, Timed]) -> Ratio | None:
-        """Its metric in some entries, by contender; None where they lack it.
+        """Its metric in some entries, by who was measured; None where they lack it.
 
         A ratio of times is measured round by round and has an interval. Of counts, and where
         entries hold only medians, both ends of the interval are the value itself.
         """
-        own = entries.get(self.contender)
-        if own is None:
+        entry = entries.get(self.who)
+        if entry is None:
             return None
-        if self.over is None:
-            return _exactly(_value(own, self.metric))
-        other = self._other(entries)
-        if other is None:
+        value = _value(entry, self.metric)
+        if not self.over:
+            return None if value is None else Ratio(value, value, value)
+        rival = self._rival(entries)
+        if rival is None:
             return None
-        if self.metric == SPEED and other in (own.over or {}):
-            return (own.over or {})[other]
-        mine, theirs = _value(own, self.metric), _value(entries.get(other), self.metric)
-        return _exactly(mine / theirs) if mine is not None and theirs else None
+        if self.metric == SPEED and rival.who in (entry.over or {}):
+            return (entry.over or {})[rival.who]
+        divisor = _value(rival, self.metric)
+        return Ratio(*[value / divisor] * 3) if value is not None and divisor else None
 
-    def _other(self, entries: Mapping[str, Timed]) -> str | None:
-        if isinstance(self.over, str) and self.over != FASTEST_PEER:
-            return self.over
-        ran = {
-            name: entry.seconds
-            for name, entry in entries.items()
-            if entry.seconds is not None
-            if (name in self.over if isinstance(self.over, tuple) else entry.role == "peer")
-        }
-        return min(ran, key=lambda name: ran[name], default=None)
+    def _rival(self, entries: Mapping[str, Timed]) -> Timed | None:
+        """The entry that its metric is divided by: the fastest of those that ran."""
+        if len(self.over) == 1 and self.over[0] != FASTEST_PEER:
+            return entries.get(self.over[0])
+        peers = self.over == (FASTEST_PEER,)
+        rivals = [
+            e for e in entries.values() if (e.role == "peer" if peers else e.who in self.over)
+        ]
+        return min((e for e in rivals if e.ran), key=lambda entry: entry.time, default=None)
 
-    def met(self, found: Ratio) -> bool:
+    def met(self, ratio: Ratio) -> bool:
         """Whether the median of a measurement meets the bound; the interval is only shown."""
-        if self.at_least is not None:
-            return found.median >= self.at_least
-        return found.median <= self.bound
+        if self.direction == ">=":
+            return ratio.median >= self.bound
+        return ratio.median <= self.bound
 
 
 class Standing(Enum):
@@ -155,149 +146,100 @@ class Bar:
         return f"{self.standing.value} {self.text}"
 
 
-def judged(
-    target: Bounded, found: Ratio | None, device: str, why: str = "", about: str = ""
-) -> Bar:
+def judged(target: Target, ratio: Ratio | None, device: str, why: str = "", about: str = "") -> Bar:
     """A target and its measurement on a device of that name. One that is missed says its caveat, if
     it has one. why: it does not apply, if anything."""
     if not target.concerns(device):
         why = f"it is about {target.where}, and this is {device}"
     if why:
         return Bar(Standing.NOT_APPLICABLE, f"{about}{target}: {why}")
-    met = found is not None and target.met(found)
+    met = ratio is not None and target.met(ratio)
     caveat = f" ({target.caveat})" if target.caveat and not met else ""
-    text = f"{about}{target}: measured {shown(found)}{caveat}"
+    text = f"{about}{target}: measured {shown(ratio, target.bound)}{caveat}"
     return Bar(Standing.MET if met else Standing.MISSED, text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target(Bounded):
-    """A bound on a training step of one tier.
-
-    workload, precision: those it is for; empty for all.
-    """
-
-    CONTENDER = "tier"
-    METRICS = METRICS
-    CALL = ("workload", "precision")
-    LISTS = (*CALL, "device")
-
-    tier: str
-    workload: tuple[str, ...] = ()
-    precision: tuple[str, ...] = ()
-
-    @property
-    def documented(self) -> bool:
-        """Whether it is a claim of the published documents."""
-        return self.source != PROJECT
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpTarget(Bounded):
-    """A bound on one provider of ops, at each of their cases on its own.
-
-    op, case, dtype: those it is for; empty for all.
-    """
-
-    CONTENDER = "provider"
-    METRICS = OP_METRICS
-    CALL = ("op", "case", "dtype", "passes")
-    LISTS = (*CALL[:3], "device", "over")
-
-    provider: str
-    passes: str
-    op: tuple[str, ...] = ()
-    case: tuple[str, ...] = ()
-    dtype: tuple[str, ...] = ()
-
-
-Kind = TypeVar("Kind", Target, OpTarget)
-Timing = TypeVar("Timing", bound=Timed)
-
-
 def covered(
-    targets: Iterable[Kind], entries: Iterable[Timing]
-) -> Iterator[tuple[Kind, tuple[str, ...], dict[str, Timing]]]:
+    targets: Iterable[Target], entries: Iterable[Timed]
+) -> Iterator[tuple[Target, tuple[str, ...], dict[str, Timed]]]:
     """Each target with each call that it covers and the entries of that, by who was measured."""
-    calls: dict[tuple[str, ...], dict[str, Timing]] = {}
+    calls: dict[tuple[str, ...], dict[str, Timed]] = {}
     for entry in entries:
         calls.setdefault(entry.call, {})[entry.who] = entry
     for target in targets:
-        yield from ((target, call, own) for call, own in calls.items() if target.covers(call))
+        for call, of_call in calls.items():
+            if target.covers(next(iter(of_call.values()))):
+                yield target, call, of_call
 
 
-def _value(entry: Timed | None, metric: str) -> float | None:
+def _value(entry: Timed, metric: str) -> float | None:
     if metric == SPEED:
-        return 1 / entry.seconds if entry and entry.seconds else None
+        return 1 / entry.seconds if entry.seconds else None
     return getattr(entry, metric, None)
 
 
-def shown(found: Ratio | None) -> str:
-    """A measurement as text, with its interval where it has one."""
-    if found is None:
+def shown(ratio: Ratio | None, bound: float = 0.0) -> str:
+    """A measurement as text, with its interval where it has one, in as many digits as it takes to
+    see on which side of its bound it is."""
+    if ratio is None:
         return "nothing that tells"
-    median, low, high = found
-    return f"{median:.3g}" if low == high else f"{median:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _exactly(value: float | None) -> Ratio | None:
-    return None if value is None else Ratio(value, value, value)
+    digits = 3
+    while digits < 9 and f"{ratio.median:.{digits}g}" == f"{bound:.{digits}g}":
+        if ratio.median == bound:
+            break
+        digits += 1
+    if ratio.low == ratio.high:
+        return f"{ratio.median:.{digits}g}"
+    return f"{ratio.median:.{digits}f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def load(path: Path) -> list[Target]:
-    """The targets of steps in a file. Raises TargetError for one that cannot be used."""
-    return _load(path, "target", Target)
-
-
-def load_ops(path: Path) -> list[OpTarget]:
-    """The targets of ops in a file. Raises TargetError for one that cannot be used."""
-    return _load(path, "op", OpTarget)
-
-
-def _load(path: Path, key: str, kind: type[Kind]) -> list[Kind]:
+    """The targets in a file. Raises TargetError for one that cannot be used."""
     try:
-        tables = toml_of(path.read_text(encoding="utf-8")).get(key, [])
+        content = toml_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise TargetError(f"{path}: {error}") from error
+    if unknown := content.keys() - TABLES.keys():
+        raise TargetError(f"{path}: unknown table {min(unknown)!r}: use {', '.join(TABLES)}")
     return [
         target
-        for number, table in enumerate(tables, 1)
-        for target in _targets(kind, f"{path}, {key} {number}", table)
+        for name, kind in TABLES.items()
+        for number, table in enumerate(content.get(name, []), 1)
+        for target in _of_table(f"{path}, {name} {number}", kind, dict(table))
     ]
 
 
-def _targets(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Iterator[Kind]:
-    """The targets of a table: one for each contender that it names."""
-    known = {field.name: field for field in fields(kind)}
-    for name in sorted(set(table) - set(known)):
-        raise TargetError(f"{where}: unknown key {name!r}: use {', '.join(sorted(known))}")
-    for name, field in known.items():
-        if field.default is MISSING and name not in table:
-            raise TargetError(f"{where}: it lacks {name!r}: add it")
-    if ("at_least" in table) == ("at_most" in table):
-        raise TargetError(f"{where}: give at_least or at_most, and not both")
-    way = "at_least" if "at_least" in table else "at_most"
-    bound = _in_bytes(table[way])
-    if not isinstance(bound, (int, float)) or not 0 < bound < math.inf:
-        raise TargetError(
-            f"{where}: its bound is {bound!r}: use a number above 0, or of bytes '522.3 MiB'"
-        )
-    if table["metric"] not in kind.METRICS:
-        raise TargetError(
-            f"{where}: unknown metric {table['metric']!r}: use {', '.join(kind.METRICS)}"
-        )
-    if table["metric"] == SPEED and "over" not in table:
-        raise TargetError(f"{where}: a speed is a ratio: say over what")
-    lists = {name: _listed(table[name]) for name in kind.LISTS if name in table}
-    for contender in _listed(table[kind.CONTENDER]):
-        yield kind(**{**table, way: bound, **lists, kind.CONTENDER: contender})
+def _of_table(where: str, kind: type[Timed], table: dict[str, Any]) -> Iterator[Target]:
+    if unknown := table.keys() - {"about", "device", "source", "bars"}:
+        raise TargetError(f"{where}: unknown key {min(unknown)!r}: use about, device, source, bars")
+    if not table.get("bars"):
+        raise TargetError(f"{where}: it lacks bars: add a list of {_FORM}")
+    about = {name: _names(value) for name, value in table.get("about", {}).items()}
+    if wrong := about.keys() - set(kind.__struct_fields__):
+        raise TargetError(f"{where}: {min(wrong)!r} is no field of {kind.__name__}")
+    for line in table["bars"]:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise TargetError(f"{where}: {line!r}: write {_FORM}")
+        metric, over = match["metric"], match["over"]
+        if metric != SPEED and not hasattr(kind, metric):
+            raise TargetError(f"{where}: {line!r}: {metric!r} is no field of {kind.__name__}")
+        if metric == SPEED and over is None:
+            raise TargetError(f"{where}: {line!r}: a speed is a ratio: say over what")
+        for who in match["who"].split(", "):
+            yield Target(
+                kind=kind,
+                who=who,
+                metric=metric,
+                direction=match["direction"],
+                bound=float(match["bound"]) * (2**20 if match["unit"] else 1),
+                over=tuple(over.split(" / ")) if over else (),
+                about=about,
+                device=_names(table.get("device", ())),
+                source=table.get("source", PROJECT),
+                caveat=match["caveat"] or "",
+            )
 
 
-def _in_bytes(bound: Any) -> Any:
-    """A bound in bytes, of a text such as ``522.3 MiB``; anything else as it is."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) MiB", bound) if isinstance(bound, str) else None
-    return bound if match is None else float(match[1]) * 2**20
-
-
-def _listed(value: str | Iterable[str]) -> tuple[str, ...]:
+def _names(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinyllama.harness.records.entries import Entry, OpEntry, Timed, is_interval, is_number
+from tinyllama.harness.records.entries import Entry, OpEntry, Timed, is_number
 from tinyllama.harness.records.outcome import Outcome as Outcome
 from tinyllama.harness.records.outcome import worst as worst
 from tinyllama.harness.records.results import Record
@@ -73,8 +73,7 @@ def judge(record: Record, stored: Sequence[Record]) -> list[Verdict]:
 
 def unusable(record: Record) -> list[Verdict]:
     """What is wrong without a baseline: invalid figures, and a record without any."""
-    found = [_entry(entry.name, None, entry) for entry in record.entries]
-    verdicts = [verdict for verdict in found if verdict]
+    verdicts = list(filter(None, (_entry(entry.name, None, entry) for entry in record.entries)))
     if not verdicts:
         return [_nothing(record)]
     return [verdict for verdict in verdicts if verdict.outcome is Outcome.MISSING]
@@ -110,8 +109,8 @@ def compare(baseline: Record, candidate: Record) -> list[Verdict]:
     a positive number, is MISSING. The caller checks device and versions.
     """
     before, after = baseline.by_name, candidate.by_name
-    found = [_entry(name, before.get(name), after.get(name)) for name in {**before, **after}]
-    return [verdict for verdict in found if verdict]
+    verdicts = (_entry(name, before.get(name), after.get(name)) for name in {**before, **after})
+    return list(filter(None, verdicts))
 
 
 def check_tolerances(entry: Entry) -> None:
@@ -129,8 +128,8 @@ def _entry(name: str, before: Entry | None, after: Entry | None) -> Verdict | No
     reasons = [entry.not_gated for entry in (before, after) if entry]
     if verdict is None or not all(reasons):  # gated in one of the two is gated
         return verdict
-    found = "" if verdict.outcome.green else f"{verdict.outcome.title.lower()}: "
-    text = f"{reasons[-1]}, not gated: {found}{verdict.text}"
+    title = "" if verdict.outcome.green else f"{verdict.outcome.title.lower()}: "
+    text = f"{reasons[-1]}, not gated: {title}{verdict.text}"
     return Verdict(name, Outcome.SAME, text, verdict.figures, gated=False)
 
 
@@ -166,16 +165,16 @@ def _metrics(entry: Entry | None) -> dict[str, tuple[Any, Any]]:
     """
     if entry is None or entry.cannot is not None:
         return {}
-    found = {
+    metrics = {
         metric: (value, getattr(entry, f"{metric}_quartiles", None))
         for metric in TOLERANCES
         if (value := getattr(entry, metric, None)) is not None
         or (metric == "seconds" and isinstance(entry, Timed))
     }
-    if found.pop("layouts", None) and isinstance(entry, OpEntry):
+    if metrics.pop("layouts", None) and isinstance(entry, OpEntry):
         for layout, ratio in (entry.layouts or {}).items():
-            found[f"layouts {layout}"] = ratio[0], ratio[1:]
-    return found
+            metrics[f"layouts {layout}"] = ratio[0], ratio[1:]
+    return metrics
 
 
 def _allowed(metric: str, entry: Entry) -> Any:
@@ -183,7 +182,7 @@ def _allowed(metric: str, entry: Entry) -> Any:
     return (entry.tolerances or {}).get(key, TOLERANCES[key])
 
 
-def _figure(metric: str, before: Any, after: Any, wanted: float, allowed_before: Any) -> Figure:
+def _figure(metric: str, before: Any, after: Any, stated: float, allowed_before: Any) -> Figure:
     if after is None:
         return Figure(metric, Outcome.MISSING, f"{metric} is not in this run")
     try:
@@ -194,8 +193,8 @@ def _figure(metric: str, before: Any, after: Any, wanted: float, allowed_before:
     except ValueError as error:
         return Figure(metric, Outcome.MISSING, str(error))
     ratio = now / then if then else float("inf") if now else 1.0
-    wider = is_number(allowed_before) and wanted > allowed_before >= 1
-    allowed = allowed_before if wider else wanted
+    wider = is_number(allowed_before) and stated > allowed_before >= 1
+    allowed = allowed_before if wider else stated
     outcome = Outcome.SAME
     if ratio > allowed:
         outcome = Outcome.SLOWER if low > then_high else Outcome.INCONCLUSIVE
@@ -206,7 +205,7 @@ def _figure(metric: str, before: Any, after: Any, wanted: float, allowed_before:
         overlap = "" if outcome is Outcome.SLOWER else ", but the quartiles overlap"
         text += f" ({allowed:g} allowed{overlap})"
     if wider:
-        text += f" (the baseline allows {allowed:g}: {wanted:g} counts once it is recorded)"
+        text += f" (the baseline allows {allowed:g}: {stated:g} counts once it is recorded)"
     return Figure(metric, outcome, text, then, now, ratio)
 
 
@@ -217,6 +216,7 @@ def _series(metric: str, value: Any, spread: Any) -> tuple[float, float, float]:
         raise ValueError(f"{metric} is {value!r}, no measurement")
     if spread is None:
         return value, value, value
-    if not is_interval(spread) or spread[0] < least:
+    low, high = spread
+    if not (is_number(low) and is_number(high) and least <= low <= high):
         raise ValueError(f"{metric} has the quartiles {spread!r}, no measurement")
-    return value, spread[0], spread[1]
+    return value, low, high

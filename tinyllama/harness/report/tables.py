@@ -1,4 +1,4 @@
-"""Tables made from records, and from nothing else: for a terminal, and in Markdown."""
+"""Records as tables of text: for a terminal, and in Markdown."""
 
 import io
 import re
@@ -53,7 +53,7 @@ def _over(entry: Timed) -> str:
 
 
 # Headers carry the units; what was not measured stays empty.
-def _step_columns(entries: Sequence[StepEntry]) -> list[Column[StepEntry]]:
+def step_columns(entries: Sequence[StepEntry]) -> list[Column[StepEntry]]:
     return [
         ("contender", lambda e: e.contender),
         ("ms a step", lambda e: _time(e, 1e3, ".2f")),
@@ -100,10 +100,10 @@ def last_passes(record: Record) -> list[OpEntry]:
 
 def source(record: Record) -> str:
     """What a reader must know to trust a figure: device, versions, commit, date."""
-    whole = "" if record.complete else "; INCOMPLETE: something in that run failed"
+    incomplete = "" if record.complete else "; INCOMPLETE: something in that run failed"
     missed = f"; MISSED: {'; '.join(record.missed)}" if record.missed else ""
-    where = f"{record.device}; {record.software}; commit {record.short_commit}; {record.date[:10]}"
-    return where + whole + missed
+    where = f"{record.device}; {record.software}; commit {record.short_commit}; {record.day}"
+    return where + incomplete + missed
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -116,36 +116,30 @@ def terminal(records: Sequence[Record], width: int = 140) -> list[str]:
     """Tables of the steps and ops of records as lines of text, and what was left out."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, markup=False, highlight=False)
-    tables = [(record, _steps(record, ran=True)) for record in records]
-    tables += [(record, _ops(record, ran=True)) for record in records]
-    for record, (headers, *rows) in tables:
-        if rows:
+    for record in records:
+        for headers, *cells in tables_of(record):
             table = Table(*headers, title=record.group, caption=source(record))
-            for row in rows:
+            for row in cells:
                 table.add_row(*row)
             console.print(table)
     return [*stream.getvalue().splitlines(), *left_out(records)]
 
 
-def _steps(record: Record, *, ran: bool) -> Rows:
+def tables_of(record: Record, *, ran: bool = True) -> list[Rows]:
+    """A table of the steps of a record and one of its ops, without those that are empty. ran: only
+    entries that were timed."""
     steps = [entry for entry in record.of(StepEntry) if not (ran and entry.cannot)]
-    return _rows(_step_columns(steps), steps)
-
-
-def _ops(record: Record, *, ran: bool) -> Rows:
     ops = [entry for entry in last_passes(record) if not (ran and entry.cannot)]
-    return _rows(_op_columns(ops), ops)
+    tables = (table_of(step_columns(steps), steps), table_of(_op_columns(ops), ops))
+    return [table for table in tables if len(table) > 1]
 
 
-def _rows(columns: Sequence[Column[E]], entries: Sequence[E]) -> Rows:
+def table_of(columns: Sequence[Column[E]], entries: Sequence[E]) -> Rows:
     """The header and a row for each entry, of the columns in which some entry has something."""
-    rows = [[cell(entry) for _, cell in columns] for entry in entries]
-    return _shown([[header for header, _ in columns], *rows])
-
-
-def _shown(rows: Rows) -> Rows:
-    filled = [any(column[1:]) for column in zip(*rows, strict=True)]
-    return [[cell for cell, shown in zip(row, filled, strict=True) if shown] for row in rows]
+    table = [[header for header, _ in columns]]
+    table += [[cell(entry) for _, cell in columns] for entry in entries]
+    filled = [any(column[1:]) for column in zip(*table, strict=True)]
+    return [[cell for cell, some in zip(row, filled, strict=True) if some] for row in table]
 
 
 def left_out(records: Iterable[Record]) -> list[str]:
@@ -164,64 +158,12 @@ def markdown(records: Sequence[Record]) -> str:
     """The ladders and ops of records as Markdown, each group under a heading, with sources."""
     parts = []
     for record in records:
-        tables = [_steps(record, ran=False), _ops(record, ran=False)]
-        shown = [table for table in tables if len(table) > 1]
-        for table in shown:
+        tables = tables_of(record, ran=False)
+        for table in tables:
             parts += [f"### {escaped(record.group)}", "", markdown_table(table), ""]
-        if shown:
+        if tables:
             parts += [f"Measured on {escaped(source(record))}.", ""]
     return "\n".join([*parts, *map(escaped, left_out(records))]).rstrip()
-
-
-def ladder_markdown(records: Sequence[Record]) -> str:
-    """One short table of the steps of several groups, for a README."""
-    steps = [entry for record in records for entry in record.of(StepEntry)]
-    entries = [entry for entry in _by_size(steps) if entry.cannot is None]
-    measured = _step_columns(entries)
-    columns: list[Column[StepEntry]] = [
-        ("workload", lambda e: e.workload),
-        ("precision", lambda e: e.precision),
-        *measured[:7],
-        measured[-1],
-    ]
-    return "\n".join([markdown_table(_rows(columns, entries)), "", *_sources(records)])
-
-
-def _by_size(steps: Sequence[StepEntry]) -> list[StepEntry]:
-    """Workloads from short to long steps, precisions from long to short ones."""
-    least: dict[str, float] = {}
-    of_group: dict[tuple[str, ...], float] = {}
-    for entry in (entry for entry in steps if entry.role == "tier"):
-        seconds = entry.seconds or 0.0
-        least[entry.workload] = min(seconds, least.get(entry.workload, seconds))
-        of_group[entry.group] = min(seconds, of_group.get(entry.group, seconds))
-    return sorted(steps, key=lambda e: (least.get(e.workload, 0.0), -of_group.get(e.group, 0.0)))
-
-
-def ops_markdown(records: Sequence[Record]) -> str:
-    """A row for each op, case and dtype, a column for each provider: forward + backward on the
-    device, microseconds and the share of the roofline of the same run."""
-    entries = [entry for record in records for entry in last_passes(record) if not entry.cannot]
-    cells: dict[tuple[str, ...], dict[str, str]] = {}
-    for entry in entries:
-        share = _number(entry.roofline_share, 100, ".0f", "%")
-        text = _number(entry.seconds, 1e6, ".1f") + (f" ({share})" if share else "")
-        cells.setdefault(entry.call[:3], {})[entry.provider] = text
-    baseline = baseline_of(entries)
-    providers = sorted(dict.fromkeys(e.provider for e in entries), key=lambda p: p != baseline)
-    rows = [["op", "case", "dtype", *providers]]
-    rows += [[*call, *(row.get(name, "") for name in providers)] for call, row in cells.items()]
-    return "\n".join([markdown_table(rows), "", *_sources(records)])
-
-
-def _sources(records: Sequence[Record]) -> list[str]:
-    """The sources of records, each with the groups that it is the source of."""
-    groups: dict[str, list[str]] = {}
-    for record in records:
-        groups.setdefault(source(record), []).append(record.group)
-    return [
-        escaped(f"{', '.join(names)}: measured on {text}.") + "\n" for text, names in groups.items()
-    ]
 
 
 # What would begin a tag, an entity, a link's target, or another column.
@@ -244,6 +186,6 @@ def escaped(text: str) -> str:
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown of texts as they are; the first row is the header."""
-    header, *others = [[escaped(cell) for cell in row] for row in rows]
-    lines = [header, ["---"] * len(header), *others]
+    header, *body = [[escaped(cell) for cell in row] for row in rows]
+    lines = [header, ["---"] * len(header), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

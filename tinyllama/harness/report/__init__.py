@@ -1,0 +1,1 @@
+"""What records say: tables of text, three sentences a device, and one HTML page."""
