@@ -63,7 +63,11 @@ def ratio(value: float, width: float = 0.02) -> Ratio:
 
 
 def record(
-    group: str, entries: Sequence[Entry], device: str = FIRST, date: str = DATES[-1], **other: Any
+    group: str,
+    entries: Sequence[Entry],
+    device: str = FIRST,
+    date: str = DATES[-1],
+    **other: Any,
 ) -> Record:
     """A complete record, unless ``other`` says otherwise."""
     fields: dict[str, Any] = {

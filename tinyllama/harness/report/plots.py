@@ -139,7 +139,7 @@ def roofline(record: Record, narrow: bool = False) -> str:
         axes.spines[["top", "right"]].set_visible(False)
         handles, labels = axes.get_legend_handles_labels()
         legend = dict(zip(labels, handles, strict=True))
-        where = "outside lower center" if narrow else "outside right"
+        where: Any = "outside lower center" if narrow else "outside right center"
         columns = 2 if narrow else 1
         figure.legend(legend.values(), legend.keys(), loc=where, ncols=columns, frameon=False)
         return _svg(figure)
