@@ -16,9 +16,9 @@ SHOWN = ("v1", "v2", "v3", "v4", "fastest peer", "floor")
 
 def ladder() -> str:
     """For each device a training step of the tiers, the fastest peer and the floor, in `GROUPS`."""
-    found = [{record.group: record for record in records} for records in newest(StepEntry)]
-    shown = [_ladder(groups) for groups in found if set(GROUPS) <= set(groups)]
-    return "\n\n".join(shown) or "Nothing is recorded yet."
+    devices = [{record.group: record for record in records} for records in newest(StepEntry)]
+    ladders = [_ladder(groups) for groups in devices if set(GROUPS) <= set(groups)]
+    return "\n\n".join(ladders) or "Nothing is recorded yet."
 
 
 def _ladder(records: dict[str, Record]) -> str:
@@ -63,12 +63,12 @@ def _source(record: Record) -> tuple[str, str]:
 def released_bugs() -> str:
     """How many bugs of released kernels the checks find, by the last run of `field.run`."""
     cases = json.loads(RELEASED_BUGS.read_text(encoding="utf-8"))["cases"]
-    found = [each for each in cases if each["found_by"]]  # the last run found it by all of these
-    *others, last = [f"`{library}`" for library in sorted({one["library"] for one in cases})]
-    libraries = f"{', '.join(others)} and {last}"
+    detected = [case for case in cases if case["found_by"]]  # the last run found it by all of these
+    *first, last = [f"`{library}`" for library in sorted({case["library"] for case in cases})]
+    libraries = f"{', '.join(first)} and {last}"
     return (
         f"In released kernels of {libraries}, the checks find\n"
-        f"{len(found)} of {len(cases)} bugs, each from a public issue, "
+        f"{len(detected)} of {len(cases)} bugs, each from a public issue, "
         "without a hint of\nwhere to look; more in the newest releases: "
         "[docs/FIELD.md](docs/FIELD.md)."
     )
@@ -77,8 +77,8 @@ def released_bugs() -> str:
 def versions() -> str:
     """What is supported, what CI installs, and what the figures were measured with."""
     project = tomllib.loads(_text("pyproject.toml"))["project"]
-    python = [one for one in project["classifiers"] if "Python :: 3." in one]
-    first, last = (one.rpartition(" ")[2] for one in (python[0], python[-1]))
+    python = [line for line in project["classifiers"] if "Python :: 3." in line]
+    first, last = (line.rpartition(" ")[2] for line in (python[0], python[-1]))
     torch, triton = project["dependencies"][0], project["optional-dependencies"]["triton"][0]
     lanes = set(re.findall(r'python-version: "(.*)"', _text(".github/workflows/ci.yml")))
     oldest, newer = sorted(lanes, key=lambda lane: [int(part) for part in lane.split(".")])
