@@ -8,7 +8,7 @@ from tinyllama.harness.machine.errors import UsageError
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 MEMORY = ("fast", "selective", "small")  # what a `StepPlan` may do with memory
-PLANS = ("fused", "single")  # of the blocks of a tier that has them as one op (docs/ULTRA.md)
+PLANS = ("fused", "single")  # of the blocks of a tier that has them as one op (docs/design.md)
 LARGEST = 2**31 - 1  # of a size or a count
 # Of a real number: a step computes with it in float32, also divided by 1 - beta1.
 LARGEST_NUMBER = 1e20
