@@ -43,7 +43,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "activations": model_tables.activations,
     "ladder": result_tables.ladder,
     "ladder-picture": result_figures.ladder,
-    "ladder-short": readme_tables.ladder,
     "released-bugs": readme_tables.released_bugs,
     "versions": readme_tables.versions,
     "ops": result_tables.ops,
