@@ -9,6 +9,7 @@ from tinyllama.harness.records.entries import StepEntry
 from tools.model_tables import table
 from tools.result_tables import ROOT, newest
 
+
 def released_bugs() -> str:
     """How many bugs of released kernels the checks find, by the last run of `field.run`."""
     cases = json.loads(RELEASED_BUGS.read_text(encoding="utf-8"))["cases"]
