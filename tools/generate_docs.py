@@ -42,7 +42,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "scaling": result_tables.scaling,
     "activations": model_tables.activations,
     "ladder": result_tables.ladder,
-    "ladder-short": readme_tables.ladder,
+    "ladder-picture": result_figures.ladder,
     "released-bugs": readme_tables.released_bugs,
     "versions": readme_tables.versions,
     "ops": result_tables.ops,
