@@ -1,6 +1,6 @@
 """Imports run one way, folder by folder, without circles; nothing imports a test.
 
-The order is docs/ARCHITECTURE.md's. In the harness: machine <- kernels <- declare <- check, and
+The order is docs/design.md's. In the harness: machine <- kernels <- declare <- check, and
 machine <- records; then measure <- gate <- report and plugins. In the package: harness <- testing
 <- ops <- model <- training <- bench <- profiling <- workshop <- suites <- cli.
 """
