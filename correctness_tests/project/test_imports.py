@@ -36,7 +36,7 @@ HARNESS = {  # what each folder may import beside itself
     "measure": (*CORE, "records"),
     "gate": (*CORE, "records", "measure"),
     "report": (*BASE, "records", "gate"),
-    "plugins": (*CORE, "records", "measure", "gate"),
+    "plugins": (*CORE, "records", "measure", "gate", "report"),
 }
 LAZY = ("harness", "model")  # they load what they hand on when it is asked for
 PUBLIC = {"tinyllama", "tinyllama.harness", "tinyllama.harness.values", "tinyllama.__main__"}
