@@ -16,12 +16,12 @@ __all__ = ["readings_clock", "table"]  # fixtures
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    known = [str(group) for group in ALL]
+    names = [str(group) for group in ALL]
     for name in filter(None, SEARCHED):
-        if name not in known:
+        if name not in names:
             raise pytest.UsageError(
                 f"TINYLLAMA_SEARCH names {name!r}, which is no group of steps: "
-                f"use some of {', '.join(known)}"
+                f"use some of {', '.join(names)}"
             )
 
 
@@ -29,8 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
     device = worker_device(config)
     steps = [str(group) for group in ALL if not_here(group, device) is None]
-    others = (measure_ops, sweeps, curves, longest, scaling)
-    return [*steps, *(name for each in others for name in each.groups(device))]
+    modules = (measure_ops, sweeps, curves, longest, scaling)
+    return [*steps, *(name for module in modules for name in module.groups(device))]
 
 
 @pytest.hookimpl

@@ -25,19 +25,19 @@ def group(recording: Any, device: torch.device) -> Iterator[Curves]:
     if reason:
         pytest.skip(reason)
     with recording.group(GROUP) as record:
-        found = {run: losses_of(*run, device) for run in RUNS}
-        record.add(*(entry_of(*run, curve(losses)) for run, losses in found.items()))
-        yield found
+        curves = {run: losses_of(*run, device) for run in RUNS}
+        record.add(*(entry_of(*run, curve(losses)) for run, losses in curves.items()))
+        yield curves
 
 
 @pytest.mark.parametrize(("tier", "precision"), [run for run in RUNS if run[0] != "v1"])
 def test_it_follows_v1(group: Curves, tier: str, precision: str) -> None:
-    exact, own, ours = (
+    exact, of_v1, ours = (
         curve(group[run]) for run in (("v1", "fp64"), ("v1", precision), (tier, precision))
     )
-    assert own[0] - own[-1] > 1, "V1 does not learn the text"
-    rounding = (own - exact).abs().max().item()
-    distance = (ours - own).abs().max().item()
+    assert of_v1[0] - of_v1[-1] > 1, "V1 does not learn the text"
+    rounding = (of_v1 - exact).abs().max().item()
+    distance = (ours - of_v1).abs().max().item()
     assert distance <= CLOSENESS * rounding, (
         f"{tier} is {distance:.3g} from {V1.title} in {precision}; "
         f"rounding alone makes {rounding:.3g}"
@@ -46,19 +46,19 @@ def test_it_follows_v1(group: Curves, tier: str, precision: str) -> None:
 
 @pytest.mark.parametrize("tier", ["v3", "v4"])
 def test_its_means_are_among_those_of_v1(
-    group: Curves, tier: str, device: torch.device, others: list[torch.Tensor]
+    group: Curves, tier: str, device: torch.device, more_runs: list[torch.Tensor]
 ) -> None:
     """Each mean of 100 steps is within the range of five runs of V1, widened by its own width on
     either side: the range itself leaves out one in three of equal runs (2 of 6 are at its ends)."""
-    runs = torch.stack([means(group["v1", "bf16"]), *others])
+    runs = torch.stack([means(group["v1", "bf16"]), *more_runs])
     low, high = runs.amin(0), runs.amax(0)
     assert (high > low).all(), "the runs of V1 do not differ: their weights were not changed"
-    width, found = high - low, means(group[tier, "bf16"])
-    outside = (found < low - width) | (found > high + width)
-    assert not outside.any(), f"{found[outside]} outside of {low[outside]} to {high[outside]}"
+    width, of_tier = high - low, means(group[tier, "bf16"])
+    outside = (of_tier < low - width) | (of_tier > high + width)
+    assert not outside.any(), f"{of_tier[outside]} outside of {low[outside]} to {high[outside]}"
 
 
 @pytest.fixture(scope="module")
-def others(group: Curves, device: torch.device) -> list[torch.Tensor]:
+def more_runs(group: Curves, device: torch.device) -> list[torch.Tensor]:
     """The means of the other runs of V1."""
     return [means(losses_of("v1", "bf16", device, nudged=1 + n)) for n in range(OTHERS)]

@@ -22,9 +22,9 @@ def group(
     if reason := not_here(BASE, device):
         pytest.skip(reason)
     with recording.group(GROUP) as record:
-        found = measure(device, ceilings)
-        record.add(*found.values())
-        yield found
+        entries = measure(device, ceilings)
+        record.add(*entries.values())
+        yield entries
 
 
 def test_every_contender_runs(group: dict[str, LongestEntry]) -> None:

@@ -40,8 +40,8 @@ def short_set(
     request: pytest.FixtureRequest, recording: Any, device: torch.device
 ) -> Iterator[dict[str, Run]]:
     """The groups of the short set that are asked for; the contenders of all are made together."""
-    asked = {recording.group_of.get(item.nodeid) for item in request.session.items}
-    names = [name for name in SHORT_STEPS if name in asked]
+    selected = {recording.group_of.get(item.nodeid) for item in request.session.items}
+    names = [name for name in SHORT_STEPS if name in selected]
     with prepared([Group.parse(whole(name)) for name in names], device, short=True) as runs:
         yield dict(zip(names, runs, strict=True))
 
@@ -62,9 +62,9 @@ def group(
         else:
             measured = measure(this, device)
         product = ceilings.product(this.precision)
-        found = {one.name: entry_of(one, measured, product) for one in CONTENDERS}
-        record.add(*found.values(), *ceilings.entries())
-        yield Found(measured, found)
+        entries = {c.name: entry_of(c, measured, product) for c in CONTENDERS}
+        record.add(*entries.values(), *ceilings.entries())
+        yield Found(measured, entries)
 
 
 @may_stay_empty

@@ -21,9 +21,9 @@ def group(
     if reason:
         pytest.skip(reason)
     with recording.group(str(sweep)) as record:
-        found = measure(sweep, device)
-        record.add(*found)
-        yield found
+        entries = measure(sweep, device)
+        record.add(*entries)
+        yield entries
 
 
 def test_every_tier_runs_at_the_workloads_own_size(

@@ -1,4 +1,4 @@
-"""What the documents claim of an ultra-fused step, computed for ours: the table of docs/ULTRA.md.
+"""What the documents claim of an ultra-fused step, computed for ours: the table of docs/design.md.
 
     python -m tools.claims_table    compile the kernels of V3's and V4's blocks, and write
                                     results/occupancy.json
@@ -36,23 +36,23 @@ def shares(tier: str, chip: str) -> Iterator[float]:
     """Of each launch of a tier's blocks, forward and backward: the warps that a unit holds of the
     most that it can hold."""
     op, provider = (OPS[BLOCKS[tier][0]], BLOCKS[tier][1])
-    case, known = op.timed[-1], dict[str, float]()
+    case, by_kernel = op.timed[-1], dict[str, float]()
     for launch in launches_of(op, op.providers[provider], case, torch.bfloat16, chip=chip):
-        found = compilation(launch, chip)
-        if found.key not in known:
-            held = occupancy(found.run())
-            assert held is not None, f"{chip} has units of its own: add them"
-            known[found.key] = held.warps / held.most
-        yield known[found.key]
+        compiled = compilation(launch, chip)
+        if compiled.key not in by_kernel:
+            warps = occupancy(compiled.run())
+            assert warps is not None, f"{chip} has units of its own: add them"
+            by_kernel[compiled.key] = warps.warps / warps.most
+        yield by_kernel[compiled.key]
 
 
 def record() -> None:
     """Write the mean share of each tier on each chip."""
-    found = {
+    means = {
         tier: {chip: statistics.fmean(shares(tier, chip)) for chip in CHIPS} for tier in BLOCKS
     }
     stated = {"versions": versions(), "commit": current_commit(), "date": now()}
-    write_json(RECORD, {**stated, "occupancy": found})
+    write_json(RECORD, {**stated, "occupancy": means})
 
 
 def least_bytes() -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import field.run
-from tinyllama.profiling import documents as from_documents
+from tinyllama.profiling import course
 from tools import (
     claims_table,
     gate_tables,
@@ -42,7 +42,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "scaling": result_tables.scaling,
     "activations": model_tables.activations,
     "ladder": result_tables.ladder,
-    "ladder-short": readme_tables.ladder,
+    "ladder-picture": result_figures.ladder,
     "released-bugs": readme_tables.released_bugs,
     "versions": readme_tables.versions,
     "ops": result_tables.ops,
@@ -54,7 +54,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "validation": gate_tables.validation,
     "claims-of-v4": claims_table.table,
     "field": field.run.tables,
-    "documents": from_documents.table,
+    "course": course.table,
     "plan-errors": plan_tables.errors,
 }
 

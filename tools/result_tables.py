@@ -118,9 +118,9 @@ def _scaled(entry: ScalingEntry) -> tuple[str, ...]:
     return (*what, f"{entry.time * 1e3:.2f}", over, hidden, entry.plan or "")
 
 
-def _tables(found: Iterable[tuple[Record, Sequence[Sequence[str]]]]) -> str:
+def _tables(sources: Iterable[tuple[Record, Sequence[Sequence[str]]]]) -> str:
     """The rows of each record as a table, and their source below it."""
-    tables = [f"{markdown_table(rows)}\n\n{source(record)}." for record, rows in found]
+    tables = [f"{markdown_table(rows)}\n\n{source(record)}." for record, rows in sources]
     return "\n\n".join(tables) or "Nothing is recorded yet."
 
 

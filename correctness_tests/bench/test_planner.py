@@ -54,10 +54,10 @@ def test_its_ops_do_what_a_step_does(name: str) -> None:
 def test_recorded_steps_are_within_ten_percent(records: list[Record]) -> None:
     """Times of all, and memory of all but `small`, where 64 MiB and more are neither state nor
     activations; the table of docs/train.md says so."""
-    found = {point.workload: point for point in points(records)}
+    planned_steps = {point.workload: point for point in points(records)}
     both = {f"medium, 2 GPUs, {case}" for case in ("weak", "strong")}
-    assert found.keys() == {"small", "medium", "large", *both}
-    for name, point in found.items():
+    assert planned_steps.keys() == {"small", "medium", "large", *both}
+    for name, point in planned_steps.items():
         assert abs(point.time_error) <= WITHIN, name
         assert abs(point.memory_error) <= (2 if name == "small" else 1) * WITHIN, name
 
@@ -78,10 +78,10 @@ def test_communication_is_bytes_over_the_slowest_link(rates: Rates) -> None:
     """A ring passes 2 (n - 1) / n of the gradients; shards are gathered twice and reduced once."""
     size = 4 * PRESETS["large"].parameters
     for gpus, speed in ((2, 450e9), (8, 450e9), (16, 400e9)):
-        found = planned("large", gpus, rates)
+        planned_steps = planned("large", gpus, rates)
         passed = (gpus - 1) / gpus * size / speed
-        assert found["data parallel", "fast"].communication == pytest.approx(2 * passed)
-        assert found["sharded", "fast"].communication == pytest.approx(3 * passed)
+        assert planned_steps["data parallel", "fast"].communication == pytest.approx(2 * passed)
+        assert planned_steps["sharded", "fast"].communication == pytest.approx(3 * passed)
     one_each = planned("large", 2, rates, with_fields(LINKS, per_node=1))
     assert one_each["data parallel", "fast"].communication == pytest.approx(size / 50e9)
 
@@ -96,11 +96,11 @@ def test_slow_links_are_exposed_and_fast_ones_are_not(rates: Rates) -> None:
 
 
 def test_shards_and_selective_memory_take_less(rates: Rates) -> None:
-    found = planned("large", 8, rates)
-    whole, shards = found["data parallel", "fast"], found["sharded", "fast"]
+    planned_steps = planned("large", 8, rates)
+    whole, shards = planned_steps["data parallel", "fast"], planned_steps["sharded", "fast"]
     assert shards.bytes < whole.bytes
     assert shards.optimizer < whole.optimizer / 7
-    selective = found["data parallel", "selective"]
+    selective = planned_steps["data parallel", "selective"]
     assert selective.bytes < whole.bytes
     assert whole.seconds < selective.seconds < whole.seconds + whole.forward
 

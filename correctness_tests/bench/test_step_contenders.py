@@ -84,9 +84,9 @@ def test_one_wrong_gradient_and_there_is_no_time(name: str, fault: str) -> None:
     assert stale is not None
     stale = stale.clone()
 
-    def wrong(asked: str) -> torch.Tensor | None:
-        gradient = right(asked)
-        if asked != name or gradient is None:
+    def wrong(other_name: str) -> torch.Tensor | None:
+        gradient = right(other_name)
+        if other_name != name or gradient is None:
             return gradient
         sick = gradient.clone()
         sick.view(-1)[0] = math.nan
@@ -134,8 +134,8 @@ def test_an_entry_has_the_rates_of_a_step_and_what_others_take_of_its_time() -> 
 def test_what_failed_or_cannot_run_has_an_entry_that_says_why() -> None:
     measured = Measured(Group("tiny", "fp32"), cannot={"far": "no such card"})
     measured.failed["broken"] = WorkerError("it broke")
-    found = [entry_of(contender(name), measured, 1.0) for name in ("far", "broken")]
-    assert [entry.cannot for entry in found] == ["no such card", "it broke"]
+    entries = [entry_of(contender(name), measured, 1.0) for name in ("far", "broken")]
+    assert [entry.cannot for entry in entries] == ["no such card", "it broke"]
 
 
 def contender(name: str) -> Contender:

@@ -1,6 +1,7 @@
 """`gpu_benchmark`: pytest-benchmark's fixture measures the device, and stays what it is."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     return pytester
 
 
-def recorded(project: pytest.Pytester, *options: str) -> dict[str, dict[str, object]]:
+def recorded(project: pytest.Pytester, *options: str) -> dict[str, dict[str, Any]]:
     """The benchmarks in the JSON of a run, by the name of the test."""
     result = project.runpytest_subprocess(*PLUGIN, "--benchmark-json=found.json", *options)
     assert result.ret == 0, result.stdout.str()
@@ -69,7 +70,7 @@ def test_plain_benchmark_measures_the_host_and_this_one_the_device(
     benchmarks = recorded(project, "--benchmark-only")
     host, device = (
         benchmarks[name]["stats"]["median"] * 1e6 for name in ("test_plain", "test_device")
-    )  # type: ignore[index]
+    )
     assert host == pytest.approx(HOST_US, rel=0.05)
     assert device == pytest.approx(KERNEL_US, rel=0.05)
 
@@ -112,7 +113,7 @@ def test_it_is_the_real_fixture_and_each_round_has_inputs_of_its_own(
     benchmarks = recorded(project, "--benchmark-only")
     assert benchmarks["test_inputs"]["extra_info"] == {"shape": "4x3"}
     assert benchmarks["test_inputs"]["group"] == "shapes"
-    assert benchmarks["test_inputs"]["stats"]["rounds"] == 30  # type: ignore[index]
+    assert benchmarks["test_inputs"]["stats"]["rounds"] == 30
 
 
 @pytest.mark.long

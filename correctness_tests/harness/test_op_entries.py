@@ -36,15 +36,15 @@ def run() -> OpCaseRun:
     op.reference(lambda x: x)
     for name in ("torch", "triton", "liger"):
         op.provider(name)(lambda x: x)
-    found = OpCaseRun(op, 0, "bf16")
+    result = OpCaseRun(op, 0, "bf16")
     for name, seconds in SECONDS.items():
         rounds = [seconds * (1.25 if name == "triton" and i == 5 else 1) for i in range(ROUNDS)]
-        found.readings[name] = {
+        result.readings[name] = {
             FORWARD: [Reading(s / 2, 0.1, True) for s in rounds],
             BOTH: [Reading(s, 0.1, name != "liger") for s in rounds],
         }
-        found.facts[name] = {p: {"peak_bytes": 100, "kernels": 3} for p in (FORWARD, BOTH)}
-    return found
+        result.facts[name] = {p: {"peak_bytes": 100, "kernels": 3} for p in (FORWARD, BOTH)}
+    return result
 
 
 def entries(run: OpCaseRun) -> dict[str, OpEntry]:
@@ -71,12 +71,12 @@ def missed(run: OpCaseRun, **changed: Any) -> list[str]:
 
 @pytest.mark.long
 def test_a_provider_of_ours_is_compared_with_every_other_round_by_round(run: OpCaseRun) -> None:
-    found = over(entries(run)["triton"])
-    assert set(found) == set(SECONDS) - {"triton"}
-    assert found["torch"] == (2.0, 1.6, 2.0), "the median, and both ends of its 99% interval"
+    result = over(entries(run)["triton"])
+    assert set(result) == set(SECONDS) - {"triton"}
+    assert result["torch"] == (2.0, 1.6, 2.0), "the median, and both ends of its 99% interval"
     assert over(entries(run)["torch"])["triton"] == (0.5, 0.5, 0.625)
     forward = [e for e in entries_of(run, CEILINGS) if e.passes == FORWARD]
-    assert [over(e) for e in forward if e.provider == "triton"] == [found]
+    assert [over(e) for e in forward if e.provider == "triton"] == [result]
 
 
 @pytest.mark.long
@@ -132,11 +132,11 @@ def test_the_host_time_of_calls_in_a_row_is_of_the_last_pass(run: OpCaseRun) -> 
     bar = {"metric": "repeated_host_seconds", "direction": "<=", "bound": 0.7}
     run.repeated = {"liger": [0.2, 0.2, 0.3], "triton": [0.12, 0.13, 0.15]}
     assert missed(run, **bar) == []
-    found = {(entry.provider, entry.passes): entry for entry in entries_of(run, CEILINGS)}
-    assert found["triton", BOTH].repeated_host_seconds == 0.13
-    assert found["triton", BOTH].repeated_host_seconds_quartiles == (0.12, 0.15)
-    assert found["triton", FORWARD].repeated_host_seconds is None
-    assert found["torch", BOTH].repeated_host_seconds is None
+    result = {(entry.provider, entry.passes): entry for entry in entries_of(run, CEILINGS)}
+    assert result["triton", BOTH].repeated_host_seconds == 0.13
+    assert result["triton", BOTH].repeated_host_seconds_quartiles == (0.12, 0.15)
+    assert result["triton", FORWARD].repeated_host_seconds is None
+    assert result["torch", BOTH].repeated_host_seconds is None
     run.repeated["triton"] = [0.15]
     (line,) = missed(run, **bar)
     assert "repeated_host_seconds over liger <= 0.7: measured 0.75" in line
@@ -167,10 +167,10 @@ def with_layouts(run: OpCaseRun, **layouts: Ratio) -> Any:
 
 
 def test_a_backward_of_its_own_is_held_to_the_bars_of_layouts(run: OpCaseRun) -> None:
-    found = with_layouts(run)
-    assert found == {"toy-manual-N500000000": (run.op, MEETS)}, "what torch copies is not ours"
-    assert {bar.standing for bar in layout_bars(found)} == {Standing.MET}
-    assert len(layout_bars(found)) == len(MEETS)
+    result = with_layouts(run)
+    assert result == {"toy-manual-N500000000": (run.op, MEETS)}, "what torch copies is not ours"
+    assert {bar.standing for bar in layout_bars(result)} == {Standing.MET}
+    assert len(layout_bars(result)) == len(MEETS)
 
 
 def test_the_median_of_a_layout_is_held_to_its_bar(run: OpCaseRun) -> None:

@@ -85,8 +85,8 @@ def test_tensors_at_any_address_and_in_any_layout(device: torch.device) -> None:
     for tensors in odd:
         tensors[1] = tensors[1].view(4, 3).T.contiguous().T
     results = [copies(unchanged), odd]
-    for tensors in results:
-        adamw["triton"](*tensors, *scalars(device), lr=0.1)
+    for lists in results:
+        adamw["triton"](*lists, *scalars(device), lr=0.1)
     flat = [[second.reshape(-1), first] for first, second in odd]
     for left, right in zip(itertools.chain(*flat), itertools.chain(*results[0]), strict=True):
         assert torch.equal(left, right)

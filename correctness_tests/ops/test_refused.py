@@ -283,7 +283,7 @@ def test_the_compiler_is_told_the_dtypes_of_mixed_inputs(
         ):
             results = several(_as_told(derived.custom_op, len(op.outputs), *args.values(), *params))
             outputs = results[: len(op.outputs)]
-            kept_tensors = derived.kept(tuple(args.values()), outputs)
+            kept_tensors = derived.tensors_to_keep(tuple(args.values()), outputs)
             upstream = [torch.ones_like(y) for y in outputs]
             saved = results[len(outputs) :]
             _as_told(backward, len(op.differentiable), *upstream, *kept_tensors, *saved, *params)

@@ -32,8 +32,8 @@ def test_activation_of_any_shape_in_the_halves_of_a_buffer(
     activate_backward(dh, gate, up, dgate, dup, again)
     assert layout.copies == copies
     assert torch.equal(again, activate(gate, up)), "h made again is not h"
-    for got, exact in zip(actual.chunk(2, -1), expected, strict=True):
-        assert_rounded(got, exact, 8)
+    for got, gradient in zip(actual.chunk(2, -1), expected, strict=True):
+        assert_rounded(got, gradient, 8)
     in_two_buffers = torch.full((N, 3 * F), torch.nan, device=device)[:, :F], torch.empty_like(dh)
     # every tensor with a stride of its own
     activate_backward(dh, gate, up.contiguous(), *in_two_buffers)

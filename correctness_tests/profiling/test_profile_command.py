@@ -9,7 +9,7 @@ import pytest
 from correctness_tests.support.commands import printed, refused, tinyllama
 from tinyllama.model.config import PRESETS, TrainConfig
 from tinyllama.model.tiers import TIERS
-from tinyllama.profiling import documents, flops, observe
+from tinyllama.profiling import course, flops, observe
 from tinyllama.profiling.ranges import UNKNOWN, Work, by_order, in_layers
 from tinyllama.profiling.readers import KERNELS
 from tinyllama.profiling.workload import Workload
@@ -166,12 +166,12 @@ def test_a_captured_step_is_mapped_by_order() -> None:
     ]
 
 
-# -- the documents --------------------------------------------------------------------------------
+# -- the published course -------------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_every_command_of_the_table_exists() -> None:
-    for row in documents.ROWS:
+    for row in course.ROWS:
         program, *words = row.ours.split()
         if program == "tinyllama" and words[0] == "profile":
             assert tinyllama(*words, "--print-command", "--device", "cpu").status in (0, 2)

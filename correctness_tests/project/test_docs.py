@@ -1,6 +1,5 @@
 """The documents say what is true: tables, links, the worked example, operations, memory."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -13,7 +12,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyllama.cli import main, parser
+from tinyllama.cli import parser
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.check.cases import op_cases
 from tinyllama.harness.check.evaluate import make_inputs
@@ -129,45 +128,6 @@ def test_the_worked_example_is_right_as_it_stands(device: torch.device, seed: in
         for extreme in (None, *op.extremes):
             inputs = make_inputs(op, case, torch.float64, seed=seed, extreme=extreme)
             assert not disagreements(op, source, inputs)
-
-
-def readme_block(start: str) -> str:
-    """The one block of code in README.md that contains this text."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = (block for block in BLOCK.findall(text) if start in block)
-    return str(example)
-
-
-def test_the_readme_is_short_and_its_code_runs() -> None:
-    assert (ROOT / "README.md").stat().st_size <= 8000
-    exec(readme_block("import torch"), {})
-
-
-@pytest.mark.usefixtures("forked")
-def test_the_wrong_kernel_of_the_readme_is_found_as_it_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("triton")
-    excerpt = readme_block("the mistake").splitlines()
-    source = EXAMPLES / "rms_norm_hasty.py"
-    lines = [line.strip() for line in source.read_text(encoding="utf-8").splitlines()]
-    assert all(line in lines for line in excerpt if line != "...")
-
-    output = readme_block("tinyllama check docs")
-    rows = [
-        [cell.strip() for cell in row.split("│")[1:4]] for row in output.splitlines() if "│" in row
-    ]
-    out = tmp_path / "found.json"
-    options = ["--only", ",".join(name for name, *_ in rows), "--json", str(out), "--device", "cpu"]
-    assert main(["check", str(source), *options]) == 1
-    (findings,) = json.loads(out.read_text(encoding="utf-8")).values()
-    assert [
-        [finding["check"], finding["outcome"], finding["case"] or ""] for finding in findings
-    ] == rows
-    failed = next(finding for finding in findings if finding["check"] == "gradient layouts")
-    (message,) = re.findall(r"^    (gradients: .+); \.\.\.$", output, re.M)
-    assert failed["message"].startswith(message)
-    assert output.splitlines()[-1].removesuffix("; ...") in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 """Imports run one way, folder by folder, without circles; nothing imports a test.
 
-The order is docs/ARCHITECTURE.md's. In the harness: machine <- kernels <- declare <- check, and
-machine <- records; then measure <- gate <- page and plugins. In the package: harness <- testing
+The order is docs/design.md's. In the harness: machine <- kernels <- declare <- check, and
+machine <- records; then measure <- gate <- report and plugins. In the package: harness <- testing
 <- ops <- model <- training <- bench <- profiling <- workshop <- suites <- cli.
 """
 
@@ -35,7 +35,7 @@ HARNESS = {  # what each folder may import beside itself
     "records": BASE,
     "measure": (*CORE, "records"),
     "gate": (*CORE, "records", "measure"),
-    "page": (*BASE, "records", "gate"),
+    "report": (*BASE, "records", "gate"),
     "plugins": (*CORE, "records", "measure", "gate"),
 }
 LAZY = ("harness", "model")  # they load what they hand on when it is asked for

@@ -24,7 +24,9 @@ def step(seconds: Any = 1.0, name: str = "step/v1", **fields: Any) -> StepEntry:
 
 
 def op(**layouts: Ratio) -> OpEntry:
-    texts = dict.fromkeys(("op", "provider", "role", "case", "dtype", "values", "passes"), "x")
+    texts: dict[str, Any] = dict.fromkeys(
+        ("op", "provider", "role", "case", "dtype", "values", "passes"), "x"
+    )
     return OpEntry(name="op/x", seconds=1.0, layouts=layouts, **texts)
 
 

@@ -5,8 +5,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from tinyllama.harness.records.entries import (
     CeilingEntry,
     Entry,
@@ -14,7 +12,6 @@ from tinyllama.harness.records.entries import (
     Quartiles,
     Ratio,
     StepEntry,
-    SweepEntry,
 )
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.targets import SPEED, Target
@@ -43,14 +40,6 @@ CONTENDERS: dict[str, tuple[str, str, float, int, float]] = {
     "liger": ("peer", "Hugging Face Llama with Liger kernels", 9.8, 730, 0.55),
     "torchtitan": ("peer", "torchtitan's Llama, torch.compile", 2.2, 402, 0.08),
 }
-SHARES = {
-    "products": 0.42,
-    "attention": 0.17,
-    "optimizer": 0.12,
-    "elementwise": 0.2,
-    "copies": 0.05,
-    "other": 0.04,
-}
 # op -> FLOP/byte and bytes of a large case
 OPS = {
     "rms_norm": (1.75, 400e6),
@@ -74,7 +63,11 @@ def ratio(value: float, width: float = 0.02) -> Ratio:
 
 
 def record(
-    group: str, entries: Sequence[Entry], device: str = FIRST, date: str = DATES[-1], **other: Any
+    group: str,
+    entries: Sequence[Entry],
+    device: str = FIRST,
+    date: str = DATES[-1],
+    **other: Any,
 ) -> Record:
     """A complete record, unless ``other`` says otherwise."""
     fields: dict[str, Any] = {
@@ -141,7 +134,7 @@ def step(group: str, contender: str, scale: float = 1.0, **changed: Any) -> Step
     else:
         over = ratio(CONTENDERS["v1"][2] / milliseconds, 0.0 if contender == "v1" else 0.02)
         fields |= {
-            "time_by": {name: busy * share for name, share in SHARES.items()},
+            "time_by": {"products": busy},
             "baseline": "v1",
             "over_baseline": over,
             "over": {"v1": over},
@@ -167,7 +160,7 @@ def steps(group: str, scale: float = 1.0) -> list[StepEntry]:
 
 def ops(dtype: str = "bf16") -> list[Entry]:
     """Every op by every provider, in both passes and two cases; and the ceilings."""
-    found: list[Entry] = [
+    entries: list[Entry] = [
         CeilingEntry(name="ceiling/copy", bytes_per_second=BANDWIDTH),
         CeilingEntry(name=f"ceiling/product-{dtype}", flops_per_second=PEAK),
     ]
@@ -176,8 +169,8 @@ def ops(dtype: str = "bf16") -> list[Entry]:
             for passes in ("forward", "forward+backward"):
                 for size in (1.0, 0.1):
                     wobble = 1 + 0.25 * math.sin(7 * index + 3 * len(provider) + len(passes))
-                    found.append(_op(op, provider, dtype, passes, size, share * wobble * 0.8))
-    return found
+                    entries.append(_op(op, provider, dtype, passes, size, share * wobble * 0.8))
+    return entries
 
 
 def _op(op: str, provider: str, dtype: str, passes: str, size: float, share: float) -> OpEntry:
@@ -217,57 +210,20 @@ def _op(op: str, provider: str, dtype: str, passes: str, size: float, share: flo
     )
 
 
-def sweep(group: str) -> list[SweepEntry]:
-    """Lengths at a batch of 8, batches at a length of 256 (that of 8 is in the lengths); V1 runs
-    out of memory."""
-    points = [("seq_len", 8, 2**power) for power in range(7, 14)]
-    points += [("batch_size", 2**power, 256) for power in range(8) if power != 3]
-    tiers = ("v1", "v2", "v3", "hf-compiled")
-    return [_point(group, name, *point) for name in tiers for point in points]
-
-
-def _point(group: str, contender: str, axis: str, batch: int, length: int) -> SweepEntry:
-    workload, precision = group.split("-")
-    base = CONTENDERS[contender][2] * 1e-3
-    work = batch * length / 2048 * (1 + length / 4096)
-    peak = 3e8 + 4e8 * work * (1 + (length / 512 if contender == "v1" else 0))
-    entry = SweepEntry(
-        name=f"sweep/{group}/{contender}/B{batch}T{length}",
-        workload=workload,
-        precision=precision,
-        contender=contender,
-        role=CONTENDERS[contender][0],
-        batch_size=batch,
-        seq_len=length,
-        axis=axis,
-    )
-    if peak > 2e11:
-        return replace(entry, cannot="SYNTHETIC: out of memory")
-    seconds = base * (0.3 + 0.7 * work) if contender != "v1" else max(base, base * work / 3)
-    return replace(
-        entry,
-        seconds=seconds,
-        seconds_quartiles=Quartiles(seconds * 0.98, seconds * 1.03),
-        peak_bytes=peak,
-        samples_per_second=batch / seconds,
-    )
-
-
 def sample_records() -> list[Record]:
     """Two devices; of the first three dates, the last with other versions; one incomplete."""
     older = {**VERSIONS, "torch": "2.10.0", "triton": "3.5.1"}
-    found = []
+    records = []
     for date, scale in zip(DATES, (1.3, 1.12, 1.0), strict=True):
         versions = VERSIONS if date == DATES[-1] else older
         for group, size in (("small-bf16", 1.0), ("medium-bf16", 14.0), ("small-fp32", 3.1)):
             entries = steps(group, scale * size)
-            found.append(record(group, entries, date=date, versions=versions))
-    found.append(record("ops-bf16", ops()))
-    found.append(record("sweep-small-bf16", sweep("small-bf16")))
-    found.append(record("small-tf32", steps("small-tf32")[:3], complete=False))
-    found.append(record("small-bf16", steps("small-bf16", 0.6), device=SECOND))
-    found.append(record("ops-bf16", ops(), device=SECOND, machine={}))
-    return found
+            records.append(record(group, entries, date=date, versions=versions))
+    records.append(record("ops-bf16", ops()))
+    records.append(record("small-tf32", steps("small-tf32")[:3], complete=False))
+    records.append(record("small-bf16", steps("small-bf16", 0.6), device=SECOND))
+    records.append(record("ops-bf16", ops(), device=SECOND, machine={}))
+    return records
 
 
 def sample_targets() -> list[Target]:

@@ -131,8 +131,8 @@ class Rates:
             moved = sum(OPS[op].bytes[cost](size, **dims) for cost in costs)
             least = self._roofline(flops, moved)
             passes.append(least / self._share(op, which, dims, least))
-        forward, both = passes
-        return forward, max(both - forward, 0.0)
+        forward, total = passes
+        return forward, max(total - forward, 0.0)
 
     def _roofline(self, flops: float, moved: float) -> float:
         return max(flops / self.product, moved / self.copy)
@@ -143,14 +143,14 @@ class Rates:
         of this width, only those are used."""
         timed = [e for e in self._entries if e.op == op and e.passes == which]
         alike = [e for e in timed if re.search(rf"K{dims.get('K')}(?!\d)", e.case)]
-        known = sorted(
+        recorded = sorted(
             (math.log(least), least / e.time)
             for e in (alike if len(alike) > 1 else timed)
             for least in [self._roofline(e.flops or 0.0, e.bytes or 0.0)]
         )
-        if not known:
+        if not recorded:
             return 1.0
-        at, shares = zip(*known, strict=True)
+        at, shares = zip(*recorded, strict=True)
         return float(np.interp(math.log(least), at, shares))
 
 
@@ -189,14 +189,14 @@ class Work:
         """Forward and backward; selective memory recomputes all of a block but attention."""
         forward = backward = again = 0.0
         for op, count, size, dims in self.ops():
-            one, other = rates.seconds(op, size, dims)
-            forward, backward = forward + count * one, backward + count * other
-            again += count * one if count > 1 and op != "attention" else 0.0
+            there, back = rates.seconds(op, size, dims)
+            forward, backward = forward + count * there, backward + count * back
+            again += count * there if count > 1 and op != "attention" else 0.0
         rounding = self.model.num_layers * self.layer * (FP32 + BF16) / rates.copy
         again += rounding
         return forward + rounding, backward + (again if memory == "selective" else 0.0)
 
-    def kept(self, memory: str) -> float:
+    def activations(self, memory: str) -> float:
         """Bytes that the blocks keep for the backward pass (weights in bf16 among them, in fast
         memory), and what the loss does."""
 
@@ -220,8 +220,8 @@ class Work:
 
 def plans(work: Work, gpus: int, links: Links, rates: Rates) -> list[Plan]:
     """The step on several GPUs, each with this work: all parameters on each, or shards (FSDP2)."""
-    both = [_plan(work, gpus, links, rates, memory, False) for memory in MODES]
-    return both + [_plan(work, gpus, links, rates, m, True) for m in MODES if gpus > 1]
+    copies = [_plan(work, gpus, links, rates, memory, False) for memory in MODES]
+    return copies + [_plan(work, gpus, links, rates, m, True) for m in MODES if gpus > 1]
 
 
 def _plan(work: Work, gpus: int, links: Links, rates: Rates, memory: str, sharded: bool) -> Plan:
@@ -230,7 +230,7 @@ def _plan(work: Work, gpus: int, links: Links, rates: Rates, memory: str, sharde
     mine = model.parameters / gpus if sharded else float(model.parameters)
     speed, passed = links.ring(gpus), (gpus - 1) / gpus * FP32
     once = passed * model.parameters / speed  # all parameters gathered, or gradients scattered
-    kept, buckets = work.kept(memory), gpus > 1 and not sharded
+    activations, buckets = work.activations(memory), gpus > 1 and not sharded
     embedding, layer = model.vocab_size * model.hidden_dim, work.layer
     # The embedding is read first and last: nothing is left to hide the reduction of its gradient.
     ends = 2 * passed * embedding / speed
@@ -251,7 +251,7 @@ def _plan(work: Work, gpus: int, links: Links, rates: Rates, memory: str, sharde
         communication=(3 if sharded else 2) * once,
         exposed=exposed,
         state=STATE * mine + gathered,
-        passing=kept + FP32 * mine if buckets else max(kept, FP32 * mine),
+        passing=activations + FP32 * mine if buckets else max(activations, FP32 * mine),
     )
 
 
@@ -288,19 +288,19 @@ def points(records: Iterable[Record]) -> list[Point]:
             ours = scaled.contender in ("v3", "v3-shards") and scaled.precision == "bf16"
             if ours and scaled.ran and scaled.ranks > 1:
                 several[f"{scaled.workload}, {scaled.ranks} GPUs, {scaled.case}"] = scaled
-    one = Links(per_node=1, inside=math.inf, between=math.inf)
-    found = []
+    alone = Links(per_node=1, inside=math.inf, between=math.inf)
+    compared = []
     for name, workload in WORKLOADS.items():
         if name in newest:
             work = Work(workload.model, workload.batch_size, workload.seq_len)
-            found.append(_point(name, newest[name], _plan(work, 1, one, rates, "fast", False)))
+            compared.append(_point(name, newest[name], _plan(work, 1, alone, rates, "fast", False)))
     for name, scaled in several.items():
         workload, gpus = WORKLOADS[scaled.workload], scaled.ranks
         links = Links(per_node=gpus, inside=scaled.link_bytes_per_second or 0.0, between=math.inf)
         work = Work(workload.model, scaled.batch_size // gpus, workload.seq_len)
         shards = scaled.contender.endswith("shards")
-        found.append(_point(name, scaled, _plan(work, gpus, links, rates, "fast", shards)))
-    return found
+        compared.append(_point(name, scaled, _plan(work, gpus, links, rates, "fast", shards)))
+    return compared
 
 
 def _point(name: str, entry: Timed, plan: Plan) -> Point:

@@ -132,8 +132,8 @@ class StepContender:
 
         Raises AssertionError that names the parameters whose gradient is absent or wrong.
         """
-        found = self.check_gradients()
-        return {"gradients": len(found), "parameters": len(self.parameters)}
+        right = self.check_gradients()
+        return {"gradients": len(right), "parameters": len(self.parameters)}
 
     def check_gradients(self, allowed: Mapping[str, float] | None = None) -> dict[str, float]:
         """Do the same, and return the error allowed for each gradient: a multiple of V1's error in
@@ -143,12 +143,12 @@ class StepContender:
         self.make_gradients()
         exact = self._reference_gradients(weights, batch, torch.float64)
         if allowed is None:
-            own = self._reference_gradients(weights, batch, torch.float32)
+            eager = self._reference_gradients(weights, batch, torch.float32)
             allowed = {
-                name: GRADIENT_SLACK * float((own[name] - oracle).norm())
+                name: GRADIENT_SLACK * float((eager[name] - oracle).norm())
                 for name, oracle in exact.items()
             }
-            del own
+            del eager
         wrong = []
         for name, oracle in exact.items():
             got = self.gradient_of(name)
@@ -219,17 +219,17 @@ class StepContender:
         except NotQueuedError:
             return {"unavailable": dict.fromkeys(("device_seconds", "host_seconds"), NOT_APART)}
         return {
-            **summary("device_seconds", [one.device for one in read]),
-            **summary("host_seconds", [one.host for one in read]),
+            **summary("device_seconds", [reading.device for reading in read]),
+            **summary("host_seconds", [reading.host for reading in read]),
         }
 
     def launched(self) -> dict[str, Any]:
         """Kernels, copies and waits of a step, and where its time goes."""
-        found = launches(self.next, self.device)
-        counts = found.counts
+        launched = launches(self.next, self.device)
+        counts = launched.counts
         if self.device.type == "cpu":
-            counts["copies"] = found.by_name.get("aten::copy_", (0, 0.0))[0]
-        return {**counts, "busy_seconds": found.busy_seconds, "time_by": found.time_by}
+            counts["copies"] = launched.by_name.get("aten::copy_", (0, 0.0))[0]
+        return {**counts, "busy_seconds": launched.busy_seconds, "time_by": launched.time_by}
 
     def memory(self) -> dict[str, int]:
         """Bytes after a step and at most during one; see `tinyllama.harness.measure.memory`."""
@@ -270,13 +270,13 @@ def energy_used(
     if isinstance(gpu, str):
         return {"unavailable": {"joules_per_sample": gpu}}
     try:
-        found = energy(step, device, gpu, seconds)
+        reading = energy(step, device, gpu, seconds)
     except NotToldError as error:
         return {"unavailable": {"joules_per_sample": str(error)}}
     return {
-        "joules_per_sample": found.joules / samples,
-        "watts": found.watts,
-        "energy_source": found.source,
+        "joules_per_sample": reading.joules / samples,
+        "watts": reading.watts,
+        "energy_source": reading.source,
     }
 
 
@@ -311,7 +311,7 @@ class TierStep(StepContender):
         if self.training.plan.memory == "fast":
             self.next()
             return
-        self._seen: dict[str, torch.Tensor] = {}
+        self._gradients: dict[str, torch.Tensor] = {}
         hooks = [
             parameter.register_hook(partial(self._see, name))
             for name, parameter in self.parameters.items()
@@ -329,9 +329,9 @@ class TierStep(StepContender):
         return {"held_bytes": uncaptured.live, "held_peak_bytes": uncaptured.peak}
 
     def _see(self, name: str, gradient: torch.Tensor) -> None:
-        self._seen[name] = gradient.clone()
+        self._gradients[name] = gradient.clone()
 
     def gradient_of(self, name: str) -> torch.Tensor | None:
         if self.training.plan.memory == "fast":
             return super().gradient_of(name)
-        return self._seen.get(name)
+        return self._gradients.get(name)

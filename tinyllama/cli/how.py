@@ -18,7 +18,7 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the rows of a name; 0. Raises UsageError for a name that is not there."""
-    from tinyllama.profiling.documents import ROWS, find
+    from tinyllama.profiling.course import ROWS, find
 
     rows = find(args.name)
     if not rows:

@@ -108,8 +108,8 @@ def _rows(verdict: "Verdict") -> list[tuple[str, ...]]:
         (
             verdict.name,
             figure.metric,
-            _shown(figure.metric, figure.before),
-            _shown(figure.metric, figure.after),
+            _figure_text(figure.metric, figure.before),
+            _figure_text(figure.metric, figure.after),
             "" if figure.ratio is None else f"{figure.ratio:.3f}",
             _outcome(figure) if verdict.gated else "not gated",
         )
@@ -122,7 +122,7 @@ def _outcome(figure: "Figure") -> str:
     return title if figure.outcome.green else f"{title}: {figure.text}"
 
 
-def _shown(metric: str, value: float | None) -> str:
+def _figure_text(metric: str, value: float | None) -> str:
     if value is None:
         return ""
     if metric.endswith("seconds"):
@@ -148,20 +148,20 @@ def _selected(args: argparse.Namespace) -> "list[tuple[Path, Record]]":
     """The records that the options select. Raises ConfigError if there are none."""
     from tinyllama.harness.machine.device import slug
 
-    every = stored(args.results_dir)
-    found = [
+    records = stored(args.results_dir)
+    selected = [
         (path, record)
-        for path, record in every
+        for path, record in records
         if args.device is None or slug(args.device) == slug(record.device)
         if args.group in (None, record.group)
     ]
-    if not found:
-        there = sorted({f"{record.device} {record.group}" for _, record in every})
+    if not selected:
+        there = sorted({f"{record.device} {record.group}" for _, record in records})
         raise ConfigError(
             f"no record of --device {args.device or 'any'} --group {args.group or 'any'} in "
             f"{str(args.results_dir)!r}: there are {', '.join(there) or 'none'}"
         )
-    return found
+    return selected
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -47,9 +47,9 @@ def report(args: argparse.Namespace) -> int:
     printed = args.markdown == Path("-")
     aside = None if printed else args.markdown
     check_apart(("--html", args.html), ("--markdown", aside))
-    every = [record for _, record in stored(args.results_dir)]
-    records = _of_device(every, args.results_dir, args.device)
-    targets = _targets(every)
+    stored_records = [record for _, record in stored(args.results_dir)]
+    records = _of_device(stored_records, args.results_dir, args.device)
+    targets = _targets(stored_records)
     try:
         check_needs()  # before the summary, beneath which nobody would look for it
     except ValueError as error:
@@ -71,11 +71,13 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_device(every: "Sequence[Record]", root: Path, device: str | None) -> "list[Record]":
+def _of_device(
+    stored_records: "Sequence[Record]", root: Path, device: str | None
+) -> "list[Record]":
     from tinyllama.harness.machine.device import slug
     from tinyllama.harness.machine.distribution import recording
 
-    records = [r for r in every if device is None or slug(device) == slug(r.device)]
+    records = [r for r in stored_records if device is None or slug(device) == slug(r.device)]
     if not records:
         of = f" of {device!r}" if device else ""
         raise ConfigError(

@@ -8,7 +8,7 @@ from tinyllama.harness.machine.errors import UsageError
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 MEMORY = ("fast", "selective", "small")  # what a `StepPlan` may do with memory
-PLANS = ("fused", "single")  # of the blocks of a tier that has them as one op (docs/ULTRA.md)
+PLANS = ("fused", "single")  # of the blocks of a tier that has them as one op
 LARGEST = 2**31 - 1  # of a size or a count
 # Of a real number: a step computes with it in float32, also divided by 1 - beta1.
 LARGEST_NUMBER = 1e20
@@ -130,7 +130,7 @@ PRESETS: dict[str, ModelConfig] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model and the batch it is trained on, as the documents and targets name them."""
+    """A model and the batch it is trained on, as the published course and the bars name them."""
 
     model: ModelConfig
     batch_size: int
@@ -147,7 +147,7 @@ WORKLOADS: dict[str, Workload] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train; the defaults are the documents'.
+    """How to train; the defaults are the published course's.
 
     learning_rate, betas, eps, weight_decay are AdamW's; ``precision`` is one of
     `PRECISIONS`: fp32 (IEEE products), tf32, or bf16 and fp16 autocast with fp32 weights.

@@ -7,5 +7,5 @@ command_lines  command lines of external tools, by version
 running        a profiled program with a time limit, and the folder that it leaves
 observe        what PyTorch itself can see of a step: trace, memory, operations, energy
 shown          the tables
-documents      scripts and commands of the published documents, and what does their work here
+course         scripts and commands of the published course, and what does their work here
 """

@@ -28,7 +28,7 @@ WARM_UP = 0.2  # seconds
 # The RMSNorm of exercise 5, whose block has a size of its own.
 LESSON = Path(__file__).resolve().parents[1] / "workshop" / "solutions" / "rms_norm.py"
 BLOCKS = (64, 128, 256, 512, 1024)
-WIDTH, ROWS = 2048, 1024  # of the RMSNorm that the documents analyse
+WIDTH, ROWS = 2048, 1024  # of the RMSNorm that the published course analyses
 CHIP = "sm_90"  # that kernels are compiled for where there is no GPU
 NEEDS_GPU = "needs a GPU"
 

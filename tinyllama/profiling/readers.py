@@ -27,7 +27,7 @@ from tinyllama.profiling.profiles import (
 )
 
 KERNELS = "kernels.json"  # in a folder of `tinyllama profile`
-MOST_BYTES = 512 * 2**20  # of a trace, unpacked: to read it takes ten times as much memory
+MOST_BYTES = 256 * 2**20  # of a trace, unpacked: to read it takes ten times as much memory
 LARGEST = 2**63  # nanoseconds; no clock has counted 292 years
 LONGEST = 200  # characters of a file's content in a message
 

@@ -1,4 +1,4 @@
-"""The documents' performance study: time and memory over lengths and batches, from the sweeps that
+"""The published performance study: time and memory over lengths and batches, from the sweeps that
 ``pytest perf_tests`` recorded."""
 
 from collections.abc import Sequence
@@ -57,4 +57,3 @@ def show(sweeps: Sequence[Record]) -> None:
         out.print(table)
         for reason in dict.fromkeys(f"{e.contender}: {e.cannot}" for e in entries if e.cannot):
             out.print(reason)
-    out.print("pictures of them: python -m tinyllama report")

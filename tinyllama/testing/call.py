@@ -21,8 +21,10 @@ DIFFERENTIABLE = (*FLOATS, torch.float64)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function, or of the class of a module."""
-    return str(getattr(function, "__name__", type(function).__name__))
+    """The name of a function, or of the class of a module, behind that of its file or package."""
+    named = function if hasattr(function, "__name__") else type(function)
+    home = (getattr(named, "__module__", None) or "").rpartition(".")
+    return ".".join(filter(None, (home[2], named.__name__)))
 
 
 class Call:

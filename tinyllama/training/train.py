@@ -177,7 +177,8 @@ class _Run:
         several, steps = self.step.ranks.count > 1, self.step.config.num_steps
         try:
             # Several ranks end after the same step, whichever of them got the signal.
-            with held_interrupts() if several else contextlib.nullcontext([]) as signals:
+            with contextlib.ExitStack() as stack:
+                signals = stack.enter_context(held_interrupts()) if several else []
                 self._prepare()
                 for number in range(1, steps + 1):
                     if self.result.status == FAILED:

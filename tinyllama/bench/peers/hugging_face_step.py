@@ -125,13 +125,13 @@ class HuggingFaceStep(StepContender):
         self.optimizer.zero_grad(set_to_none=True)
         self._start_again()
         forget_peak(self.device)
-        kept: list[torch.Tensor] = []
-        self.graphs = capture_graphs([lambda: kept.append(self._eager_step(static))])
+        losses: list[torch.Tensor] = []
+        self.graphs = capture_graphs([lambda: losses.append(self._eager_step(static))])
 
         def replay(batch: torch.Tensor) -> torch.Tensor:
             static.copy_(batch)
             self.graphs[0].replay()
-            return kept[0]
+            return losses[0]
 
         self.step = replay
 

@@ -69,8 +69,8 @@ def liger_cross_entropy(
     """It writes the gradient over the logits, so it is given a copy; the copy is timed too."""
     apply = _function("cross_entropy", "LigerCrossEntropyFunction").apply
     ignored = TORCHS_OWN if ignore_index is None else ignore_index
-    found = apply(logits_NV.clone(), targets_N, None, ignored, 0.0, 0.0, reduction)
-    return (found[0] if isinstance(found, tuple) else found).float()
+    result = apply(logits_NV.clone(), targets_N, None, ignored, 0.0, 0.0, reduction)
+    return (result[0] if isinstance(result, tuple) else result).float()
 
 
 @linear_cross_entropy.provider("liger", requires=NEEDS, double_backward=False, waits=True)
@@ -84,7 +84,7 @@ def liger_linear_cross_entropy(
     """The fused product and loss; its gradients are accumulated in the inputs' dtype."""
     module = "fused_linear_cross_entropy"
     ignored = TORCHS_OWN if ignore_index is None else ignore_index
-    found = _function(module, "LigerFusedLinearCrossEntropyFunction").apply(
+    result = _function(module, "LigerFusedLinearCrossEntropyFunction").apply(
         x_ND, weight_VD, targets_N, None, None, ignored, 0.0, 0.0, reduction
     )
-    return (found[0] if isinstance(found, tuple) else found).float()
+    return (result[0] if isinstance(result, tuple) else result).float()

@@ -51,5 +51,5 @@ def _reasons(*qkv: torch.Tensor) -> str:
         try:
             sdpa(*qkv)
         except RuntimeError:
-            return "; ".join(str(one.message).splitlines()[0] for one in said)
+            return "; ".join(str(warning.message).splitlines()[0] for warning in said)
     return ""

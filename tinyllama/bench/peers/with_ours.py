@@ -53,7 +53,5 @@ def with_ours(model: Any) -> Any:
 def loss_with(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The mean loss () of tokens and targets, each (B T) int64; no logits are in memory."""
     hidden = model.model(tokens).last_hidden_state.flatten(0, 1)
-    found: torch.Tensor = linear_cross_entropy[OURS](
-        hidden, model.lm_head.weight, targets.flatten()
-    )
-    return found
+    loss: torch.Tensor = linear_cross_entropy[OURS](hidden, model.lm_head.weight, targets.flatten())
+    return loss

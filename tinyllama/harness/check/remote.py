@@ -117,10 +117,11 @@ def limit_memory() -> None:
 def processes(device: str) -> dict[str, dict[str, str]]:
     """The processes that check on a device: where each one runs, and with which variables.
 
-    One that judges on the CPU sees no GPU, so that code which asks for one does as without it.
+    One that judges on the CPU sees no GPU, so that code which asks for one does as without it. It
+    has one thread: tensors are small, and on a busy machine a second one only spins.
     """
     gpus = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    hidden = dict.fromkeys(gpus, "")
+    hidden = {**dict.fromkeys(gpus, ""), "OMP_NUM_THREADS": "1"}
     if device == "cpu":
         return {"cpu": hidden}
     return {device: {}, "cpu": {**hidden, "TRITON_INTERPRET": "1"}}

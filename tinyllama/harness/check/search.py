@@ -69,8 +69,8 @@ def first_fault(
         if growth and len(point.axes) == 1 and not point.case.varied:
             (axis,) = point.axes
             growth[axis].add(point.case.case.dims[axis], accesses)
-        if finding is None:
-            continue
+        if finding is None or (point.parameter and finding.rank is Rank.REFUSED):
+            continue  # nobody has to take a parameter's value that no case declares
         if finding.outcome is Outcome.BLOCKED:
             endless = work if ENDLESS in finding.message else endless
         elif finding.rank in (Rank.WRONG, Rank.UNSAFE):

@@ -7,7 +7,7 @@ checked as a whole when it is written and when it is read (`tinyllama.harness.re
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -78,7 +78,7 @@ class Entry(
         return None
 
 
-class Timed(Entry, kw_only=True):
+class Timed(Entry, kw_only=True, frozen=True):
     """``seconds`` is the median of so many ``rounds``, and seconds_quartiles are their quartiles.
 
     over_baseline: how many times as long ``baseline`` takes. over: the same for each other one.
@@ -117,7 +117,7 @@ class Timed(Entry, kw_only=True):
         return self.group
 
 
-class Contended(Timed, kw_only=True):
+class Contended(Timed, kw_only=True, frozen=True):
     """A training step of one contender.
 
     plan: how the step ran. left_out: how it could have run -> why it did not.
@@ -141,7 +141,7 @@ class Contended(Timed, kw_only=True):
         return self.workload, self.precision
 
 
-class StepEntry(Contended, tag="step", kw_only=True):
+class StepEntry(Contended, tag="step", kw_only=True, frozen=True):
     title: str | None = None
     software: str | None = None
     device_seconds: Amount | None = None
@@ -180,7 +180,7 @@ class StepEntry(Contended, tag="step", kw_only=True):
         return self.gradients / self.parameters
 
 
-class SweepEntry(Contended, tag="sweep", kw_only=True):
+class SweepEntry(Contended, tag="sweep", kw_only=True, frozen=True):
     """axis: the field that is varied, ``seq_len`` or ``batch_size``."""
 
     batch_size: int
@@ -189,7 +189,7 @@ class SweepEntry(Contended, tag="sweep", kw_only=True):
     samples_per_second: Amount | None = None
 
 
-class LongestEntry(Contended, tag="longest", kw_only=True):
+class LongestEntry(Contended, tag="longest", kw_only=True, frozen=True):
     """seq_len: the longest that ran. bytes_per_token: the growth of the peak."""
 
     batch_size: int
@@ -199,7 +199,7 @@ class LongestEntry(Contended, tag="longest", kw_only=True):
     bytes_per_token: Number | None = None
 
 
-class ScalingEntry(Contended, tag="scaling", kw_only=True):
+class ScalingEntry(Contended, tag="scaling", kw_only=True, frozen=True):
     """A step on ``ranks`` GPUs. case: ``one`` GPU with the workload's batch, ``weak`` (as much on
     each) or ``strong`` (as much on all). batch_size: of all ranks. sharing: how gradients were
     summed, in records of before 2026-11-29.
@@ -222,7 +222,7 @@ class ScalingEntry(Contended, tag="scaling", kw_only=True):
     steps: int | None = None
 
 
-class OpEntry(Timed, tag="op", kw_only=True):
+class OpEntry(Timed, tag="op", kw_only=True, frozen=True):
     op: str
     provider: str
     case: str
@@ -259,7 +259,7 @@ class OpEntry(Timed, tag="op", kw_only=True):
         return self.op, self.case, self.dtype, self.passes
 
 
-class CurveEntry(Entry, tag="curve", kw_only=True):
+class CurveEntry(Entry, tag="curve", kw_only=True, frozen=True):
     """losses: of every ``every``-th step the mean loss of the ``window`` steps from it on."""
 
     held_by_tests: ClassVar[bool] = True
@@ -277,16 +277,19 @@ class CurveEntry(Entry, tag="curve", kw_only=True):
         return self.contender
 
 
-class CeilingEntry(Entry, tag="ceiling", kw_only=True):
+class CeilingEntry(Entry, tag="ceiling", kw_only=True, frozen=True):
     """Bytes read plus written of a copy, or operations of a square product, per second."""
 
     bytes_per_second: Amount | None = None
     flops_per_second: Amount | None = None
 
 
-AnyEntry = (
-    StepEntry | SweepEntry | LongestEntry | ScalingEntry | OpEntry | CurveEntry | CeilingEntry
-)
+if TYPE_CHECKING:
+    AnyEntry = Entry
+else:  # the kinds that a file may have
+    AnyEntry = (
+        StepEntry | SweepEntry | LongestEntry | ScalingEntry | OpEntry | CurveEntry | CeilingEntry
+    )
 
 
 def baseline_of(entries: Iterable[Timed]) -> str | None:

@@ -26,7 +26,7 @@ import torch
 
 from tinyllama.harness.machine.device import device_name, slug
 from tinyllama.harness.machine.files import read_regular, write_new
-from tinyllama.harness.records.entries import Amounts, AnyEntry, Entry, Number
+from tinyllama.harness.records.entries import Amount, AnyEntry, Entry
 from tinyllama.harness.records.entries import is_number as is_number
 
 DATE = "%Y-%m-%dT%H:%M:%SZ"
@@ -44,7 +44,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     schema: Literal[3] = 3
     group: PartOfFileName
     device: str
-    machine: dict[str, str | Number | int | Amounts | None]
+    machine: dict[str, str | Amount | dict[str, str | Amount] | None]
     versions: dict[str, str]
     commit: PartOfFileName
     date: str

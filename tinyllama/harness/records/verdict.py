@@ -93,8 +93,8 @@ def _no_baseline(record: Record, usable: Sequence[Record]) -> Verdict:
         words = ", ".join(f"{name} {last} -> {now}" for name, (last, now) in sorted(changed))
         text = f"the baselines are of other versions: {words}"
     elif usable:
-        others = ", ".join(sorted({r.device for r in usable}))
-        text = f"the baselines are of other devices: {others}; this is {record.device}"
+        devices = ", ".join(sorted({r.device for r in usable}))
+        text = f"the baselines are of other devices: {devices}; this is {record.device}"
     else:
         text = f"no complete record of an unchanged tree on {record.device}"
         return Verdict(record.group, Outcome.NO_BASELINE, text)

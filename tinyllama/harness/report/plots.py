@@ -61,10 +61,10 @@ def ladder(records: Sequence[Record], narrow: bool = False) -> str:
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
-        shown = {name: names[name] for name in (*map(str.upper, order), *KINDS) if name in names}
-        columns = 3 if narrow else len(shown)
+        legend = {name: names[name] for name in (*map(str.upper, order), *KINDS) if name in names}
+        columns = 3 if narrow else len(legend)
         figure.legend(
-            shown.values(), shown.keys(), loc="outside upper left", ncols=columns, frameon=False
+            legend.values(), legend.keys(), loc="outside upper left", ncols=columns, frameon=False
         )
         return _svg(figure)
 
@@ -81,7 +81,7 @@ def _timed(record: Record) -> list[StepEntry]:
 def _rungs(steps: Sequence[StepEntry]) -> list[str]:
     """The tiers; a way of a tier, such as v3-small, is no rung of the ladder."""
     tiers = [step.who for step in steps if step.role == "tier"]
-    return [name for name in tiers if not any(name.startswith(f"{other}-") for other in tiers)]
+    return [name for name in tiers if not any(name.startswith(f"{tier}-") for tier in tiers)]
 
 
 def _row(
@@ -138,10 +138,10 @@ def roofline(record: Record, narrow: bool = False) -> str:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         handles, labels = axes.get_legend_handles_labels()
-        shown = dict(zip(labels, handles, strict=True))
-        where = "outside lower center" if narrow else "outside right"
+        legend = dict(zip(labels, handles, strict=True))
+        where: Any = "outside lower center" if narrow else "outside right center"
         columns = 2 if narrow else 1
-        figure.legend(shown.values(), shown.keys(), loc=where, ncols=columns, frameon=False)
+        figure.legend(legend.values(), legend.keys(), loc=where, ncols=columns, frameon=False)
         return _svg(figure)
 
 

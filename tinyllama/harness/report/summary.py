@@ -58,12 +58,12 @@ class FastestProvider:
     group: str
     provider: str
     cases: int
-    every: int
+    all_cases: int
     over_next: float  # the median, over the cases in which it is fastest and somebody else ran
 
     def __str__(self) -> str:
         return (
-            f"{self.group}: {self.provider} in {self.cases} of {self.every} cases, "
+            f"{self.group}: {self.provider} in {self.cases} of {self.all_cases} cases, "
             f"{self.over_next:.2f} times as fast as the next in the median"
         )
 
@@ -85,10 +85,10 @@ class HeldBar:
         metric = PHRASES.get(target.metric, target.metric.replace("_", " "))
         of = f" times that of {' or '.join(target.over)}" if target.over else ""
         value = "not measured" if self.ratio is None else shown(self.ratio, target.bound) + of
-        asked = {">=": "at least", "<=": "at most"}[target.direction]
+        bound = {">=": "at least", "<=": "at most"}[target.direction]
         caveat = f" ({target.caveat})" if target.caveat else ""
         where = f"{'-'.join(self.call) if target.kind is StepEntry else ' '.join(self.call)}"
-        return f"{where}, {target.who}: {metric} {value}; {asked} {target.bound:g} is asked{caveat}"
+        return f"{where}, {target.who}: {metric} {value}; {bound} {target.bound:g} is asked{caveat}"
 
 
 @dataclass(frozen=True)
@@ -236,16 +236,16 @@ def summaries(records: Iterable[Record], targets: Sequence[Target] = ()) -> list
     by_device: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.date):
         by_device.setdefault(record.device, []).append(record)
-    devices = [_summary(device, every, targets) for device, every in by_device.items()]
+    devices = [_summary(device, records, targets) for device, records in by_device.items()]
     return sorted(devices, key=lambda summary: summary.records[-1].date, reverse=True)
 
 
-def _summary(device: str, every: Sequence[Record], targets: Sequence[Target]) -> Summary:
-    newest = latest(every)
+def _summary(device: str, records: Sequence[Record], targets: Sequence[Target]) -> Summary:
+    newest = latest(records)
     changes: list[Change] = []
     compared, not_compared, history = [], [], []
     for record in newest:
-        series = [other for other in every if other.group == record.group and other.complete]
+        series = [r for r in records if r.group == record.group and r.complete]
         if len(series) < 2:
             continue
         before = series[-2]

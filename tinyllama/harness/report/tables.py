@@ -94,8 +94,8 @@ def latest(records: Iterable[Record]) -> list[Record]:
 def last_passes(record: Record) -> list[OpEntry]:
     """The gated entries of ops: forward and backward where an op has both."""
     ops = record.of(OpEntry)
-    both = {entry.op for entry in ops if entry.passes == "forward+backward"}
-    return [entry for entry in ops if entry.op not in both or entry.passes != "forward"]
+    differentiable = {entry.op for entry in ops if entry.passes == "forward+backward"}
+    return [entry for entry in ops if entry.op not in differentiable or entry.passes != "forward"]
 
 
 def source(record: Record) -> str:
@@ -179,8 +179,8 @@ def escaped(text: str) -> str:
     """A text of a record, which may come from elsewhere, as one line of Markdown without HTML,
     links or images."""
     text = " ".join(text.split())
-    for markup, shown in _MARKUP.items():
-        text = re.sub(markup, shown, text)
+    for markup, escape in _MARKUP.items():
+        text = re.sub(markup, escape, text)
     return text
 
 

@@ -1,4 +1,4 @@
-"""RMSNorm as the documents write it: one program for a row, which loops over blocks of columns.
+"""RMSNorm as the published course has it: one program for a row, which loops over its blocks.
 
 y = x rstd w with rstd = 1 / sqrt(mean(x^2) + eps). With n = x rstd and the upstream gradient dy:
 dx = rstd (w dy - n mean(n w dy)), dw = the sum over rows of n dy.

@@ -1,4 +1,4 @@
-"""Scripts, programs and commands of the published documents, and what does their work here."""
+"""Scripts, programs and commands of the published course, and what does their work here."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from tinyllama.harness.machine.parsed import tomllib
 
 @dataclass(frozen=True)
 class Row:
-    """A table of documents.toml, which explains the fields."""
+    """A table of course.toml, which explains the fields."""
 
     theirs: str
     ours: str
@@ -29,6 +29,6 @@ def find(name: str) -> list[Row]:
 
 def table() -> str:
     """Markdown: every row."""
-    lines = ["| in the documents | here | what it writes or prints | note |", "|---|---|---|---|"]
+    lines = ["| in the course | here | what it writes or prints | note |", "|---|---|---|---|"]
     lines += [f"| `{r.theirs}` | `{r.ours}` | {r.leaves} | {r.note} |" for r in ROWS]
     return "\n".join(lines)
