@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.check.cases import WIDER, OpCase, References
+from tinyllama.harness.check.cases import PERTURBATIONS, WIDER, OpCase, References
 from tinyllama.harness.check.compare import Comparison
 from tinyllama.harness.check.evaluate import (
     ContractError,
@@ -156,7 +156,9 @@ class _Trial:
         # Not moved by a rounding: nearly all points end here.
         if not self._failures(results, replace(references, perturbed=[references.oracle])):
             return None
-        moved = self.point.case.references(self.inputs, draws=2)
+        declared = self.point.check not in (SIZES, VALUES)
+        draws = PERTURBATIONS if declared else 2
+        moved = self.point.case.references(self.inputs, draws)
         references = replace(moved, magnitudes=references.magnitudes, terms=references.terms)
         failures = {
             name: comparison
