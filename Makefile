@@ -12,7 +12,7 @@ WORKERS := -n $(shell expr $$(nproc) + 1) --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test test-all quick test-slow test-checks test-tools test-processes soak bench bench-full mutants corpus sanitize counters lint floor clean bootstrap
+.PHONY: help test test-all quick test-slow test-checks test-tools test-processes soak bench bench-full mutants corpus sanitize lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -23,7 +23,7 @@ test: bootstrap ## the correctness tests, but for those that take long
 test-all: bootstrap ## those as well, as CI does
 	$(RUN) pytest correctness_tests $(WORKERS)
 
-QUICK := ops/test_ops.py ops/test_references.py harness/test_compare.py project/test_imports.py
+QUICK := ops/test_ops.py ops/test_references.py check/test_compare.py project/test_imports.py
 
 quick: bootstrap ## under a minute: each provider's first case, the references, the comparison
 	$(RUN) pytest $(addprefix correctness_tests/,$(QUICK)) -m quick -q
@@ -37,7 +37,7 @@ test-checks: bootstrap ## our kernels through our checks: every case, every conf
 test-tools: bootstrap ## the tests of tools/, and of a new op in a copy of this tree
 	$(RUN) pytest tools/tests $(WORKERS)
 
-PROCESSES := $(addprefix gate/test_gate_,own.py certify_command.py) project/test_cli_signals.py \
+PROCESSES := $(addprefix gate/test_gate_,own.py certify_command.py) $(addprefix project/test_,cli_signals.py extras.py) \
 	$(addprefix harness/test_,plugin.py lost_gpu.py declarations.py)
 
 test-processes: bootstrap ## the tests that start gates, workers of pytest or training runs
@@ -68,9 +68,6 @@ corpus: bootstrap ## every check on every variant of the corpus, and its table (
 sanitize: bootstrap ## the kernels under compute-sanitizer (needs a GPU and the CUDA toolkit)
 	$(RUN) tools.sanitize
 
-counters: bootstrap ## operations that kernels execute (needs a GPU and Nsight Compute)
-	$(RUN) tools.count_flops
-
 lint: bootstrap ## style, formatting, types and workflows
 	$(RUN) ruff check
 	$(RUN) ruff format --check
@@ -81,7 +78,7 @@ floor: .venv-floor/made ## the core tests on the oldest supported Python, torch 
 	.venv-floor/bin/python -m pytest -n auto -m "not slow" \
 		$(addprefix correctness_tests/,ops/test_ops.py \
 			$(addprefix model/,test_gradients.py test_tiers.py test_model.py) kernels/test_compiled.py \
-			$(addprefix harness/,test_interpreter.py test_kernels.py test_configs.py) check/test_resources.py)
+			$(addprefix harness/,test_interpreter.py test_kernels.py test_configs.py) kernels/test_resources.py)
 
 clean: ## remove what the other targets made
 	rm -rf .venv .venv-floor build report.html *.egg-info .pytest_cache .benchmarks .hypothesis .mypy_cache .ruff_cache

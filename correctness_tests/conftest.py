@@ -63,8 +63,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """The same for what a file of tests leaves: `check` collects several times in each run."""
-    apart = nextitem is None or nextitem.path != item.path
-    if apart and worker_device(item.config).type == "cpu":
+    last_of_file = nextitem is None or nextitem.path != item.path
+    if last_of_file and worker_device(item.config).type == "cpu":
         gc.collect()
         gc.freeze()
 
@@ -82,7 +82,11 @@ def _ops_as_declared(request: pytest.FixtureRequest) -> Iterator[None]:
     for name, providers in request.config.stash[DECLARED].items():
         now = OPS[name].providers
         either = {**now, **providers}
-        left += [f"{name}-{one}" for one in either if now.get(one) is not providers.get(one)]
+        left += [
+            f"{name}-{provider_name}"
+            for provider_name in either
+            if now.get(provider_name) is not providers.get(provider_name)
+        ]
         now.clear()
         now.update(providers)
     assert not left, f"providers left registered or changed: {left}: use providers_restored"

@@ -42,10 +42,12 @@ def layer_norm(
 def probabilities(spread: float = 1.0) -> Values:
     """Rows that sum to one: the softmax of normal logits."""
     draw = normal(spread).sample
-    return Values(f"probabilities({spread:g})", lambda *given: draw(*given).softmax(-1))
+    return Values(f"probabilities({spread:g})", lambda *arguments: draw(*arguments).softmax(-1))
 
 
 def log_probabilities(spread: float = 1.0) -> Values:
     """The logarithms of such rows."""
     draw = normal(spread).sample
-    return Values(f"log_probabilities({spread:g})", lambda *given: draw(*given).log_softmax(-1))
+    return Values(
+        f"log_probabilities({spread:g})", lambda *arguments: draw(*arguments).log_softmax(-1)
+    )

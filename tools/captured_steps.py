@@ -80,12 +80,12 @@ def serve(group: str, tiers: list[str]) -> None:
     """Make the steps, tell the digests of their kernels, and time the tier that each line names."""
     from tinyllama.bench.steps import TierStep
 
-    steps, digests, known = {}, {}, set[str]()
+    steps, digests, digested = {}, {}, set[str]()
     for tier in tiers:
         steps[tier] = TierStep(tier, group=group, device="cuda")
-        kernels = kernels_in(Path(os.environ["TRITON_CACHE_DIR"])) - known
+        kernels = kernels_in(Path(os.environ["TRITON_CACHE_DIR"])) - digested
         digests[tier] = hashlib.sha256("".join(sorted(kernels)).encode()).hexdigest()[:12]
-        known |= kernels
+        digested |= kernels
     print(json.dumps({"answer": digests}), flush=True)
     for line in sys.stdin:
         print(json.dumps({"answer": steps[line.strip()].turn(CALLS)}), flush=True)
@@ -111,7 +111,7 @@ def compared(group: str, tiers: list[str], trees: list[Path], rounds: int) -> bo
         text = f"{group} {tier}: {1e3 * statistics.median(s[0] for s in seconds[tier]):.3f} ms"
         text += f", kernels {workers[0].digests[tier]}"
         if len(workers) == 2:
-            ratios = [mine / other for mine, other in seconds[tier]]
+            ratios = [mine / theirs for mine, theirs in seconds[tier]]
             low, median, high = statistics.quantiles(ratios, n=4)
             same = workers[0].digests[tier] == workers[1].digests[tier]
             near = near and same and abs(median - 1) <= WITHIN

@@ -1,4 +1,4 @@
-"""What the documents claim of an ultra-fused step, computed for ours: the table of docs/ULTRA.md.
+"""What the documents claim of an ultra-fused step, computed for ours: the table of docs/design.md.
 
     python -m tools.claims_table    compile the kernels of V3's and V4's blocks, and write
                                     results/occupancy.json

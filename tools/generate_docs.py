@@ -3,7 +3,7 @@
     python -m tools.generate_docs            rewrite them
     python -m tools.generate_docs --check    exit 1 and name those that are stale
 
-A table stands in any ``*.md`` of the root, docs/ or docs/workshop/, between the lines
+A table stands in any ``*.md`` of the root or docs/, between the lines
 ``<!-- generated: NAME -->`` and ``<!-- end -->``. NAME is a key of `GENERATORS`.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import field.run
-from tinyllama.profiling import documents as from_documents
+from tinyllama.profiling import course
 from tools import (
     claims_table,
     gate_tables,
@@ -24,7 +24,6 @@ from tools import (
     readme_tables,
     result_figures,
     result_tables,
-    roofline_table,
     stage_table,
 )
 
@@ -34,23 +33,16 @@ OPENING = re.compile(r"^<!-- generated:", re.MULTILINE)
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "presets": model_tables.presets,
-    "parameters": model_tables.parameters,
-    "initial-loss": model_tables.initial_loss,
     "tiers": model_tables.tiers,
     "autocast": model_tables.autocast,
     "step-flops": model_tables.step_flops,
-    "op-costs": model_tables.op_costs,
-    "op-costs-small": model_tables.op_costs_small,
-    "counted": result_tables.counted,
-    "roofline": roofline_table.table,
     "guide": guide_table.table,
     "stages": stage_table.table,
     "longest": result_tables.longest,
     "scaling": result_tables.scaling,
-    "state": model_tables.state,
     "activations": model_tables.activations,
     "ladder": result_tables.ladder,
-    "ladder-short": readme_tables.ladder,
+    "ladder-picture": result_figures.ladder,
     "released-bugs": readme_tables.released_bugs,
     "versions": readme_tables.versions,
     "ops": result_tables.ops,
@@ -62,9 +54,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "validation": gate_tables.validation,
     "claims-of-v4": claims_table.table,
     "field": field.run.tables,
-    "documents": from_documents.table,
+    "course": course.table,
     "plan-errors": plan_tables.errors,
-    "plan-steps": plan_tables.steps,
 }
 
 
@@ -74,7 +65,7 @@ class DocumentError(ValueError):
 
 def documents() -> list[Path]:
     """Every document that may hold tables."""
-    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "workshop")
+    folders = (ROOT, ROOT / "docs")
     return [path for folder in folders for path in sorted(folder.glob("*.md"))]
 
 

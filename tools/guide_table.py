@@ -17,12 +17,13 @@ IMPORTED = re.compile(r"^from tinyllama\.ops(?:\.(\w+)\S*| import (\w+))", re.M)
 def table() -> str:
     """For each tier: its own kernels' lines, and of the newest record of `GROUP` on each device the
     time, launches and peak of a step."""
-    found = [
-        next((one for one in records if one.group == GROUP), None) for records in newest(StepEntry)
+    of_group = [
+        next((record for record in records if record.group == GROUP), None)
+        for records in newest(StepEntry)
     ]
     headers = ["tier", "lines of kernels", "ms a step", "over V1", "kernels a step", "peak, MiB"]
     tables = []
-    for record in filter(None, found):
+    for record in filter(None, of_group):
         entries = {entry.contender: entry for entry in record.of(StepEntry) if entry.ran}
         rows = [
             [
@@ -45,13 +46,13 @@ def kernel_lines(tier: Tier) -> int:
     """Lines of the functions under ``@jit`` of the ops whose kernels a tier launches, and of those
     that these import."""
     waiting = [op for op, provider in tier.table.items() if provider in ("triton", *PLANS)]
-    seen: set[str] = set()
+    done: set[str] = set()
     lines = 0
     while waiting:
         op = waiting.pop()
-        if op in seen:
+        if op in done:
             continue
-        seen.add(op)
+        done.add(op)
         alone = OPS / f"{op}.py"
         for path in [alone] if alone.is_file() else (OPS / op).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
@@ -65,5 +66,8 @@ def _jit_lines(text: str) -> int:
         (node.end_lineno or node.lineno) - node.lineno + 1
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef)
-        and any(isinstance(one, ast.Name) and one.id == "jit" for one in node.decorator_list)
+        and any(
+            isinstance(decorator, ast.Name) and decorator.id == "jit"
+            for decorator in node.decorator_list
+        )
     )

@@ -1,25 +1,19 @@
-"""The tables of docs/MODEL.md and docs/OPS.md, computed from configs, ops and the model itself."""
+"""The tables of docs/model.md, computed from configs, ops and the model itself."""
 
-import math
 import re
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
 
 from tinyllama.harness import Op
-from tinyllama.model.config import PRESETS, WORKLOADS, ModelConfig, TrainConfig, Workload
+from tinyllama.model.config import PRESETS, WORKLOADS, ModelConfig, Workload
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, V1, Tier
 from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS
-from tinyllama.training.data import RandomTokens
 
 FP32 = 4  # bytes
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "int64"}
@@ -118,11 +112,6 @@ def table(headers: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-@cache
-def model_of(preset: str) -> TinyLlama:
-    return TinyLlama(PRESETS[preset])
-
-
 def mib(count: float) -> str:
     return f"{count / 2**20:,.1f}"
 
@@ -135,42 +124,6 @@ def presets() -> str:
         return [f"`{name}`", *(of[c] for c in "DLHGKFV"), f"{model.parameters:,}", workload]
 
     headers = ["preset", *"DLHGKFV", "parameters", "workload B × T"]
-    return table(headers, (row(*item) for item in PRESETS.items()))
-
-
-def parameters() -> str:
-    """The parameters of ``small``, as the model has them; those of its layers as one row."""
-    shapes = {"embedding": "V D", "final_norm": "D"}
-    shapes.update((f"layers.i.{n}", t.shape) for n, t in OPS["block"].inputs.items())
-    found: dict[str, list[torch.Tensor]] = {}
-    for name, parameter in model_of("small").named_parameters():
-        found.setdefault(re.sub(r"\d+", "i", name), []).append(parameter)
-    rows: list[list[object]] = []
-    for name, same in found.items():
-        size = " × ".join(map(str, same[0].shape))
-        count = f"{sum(p.numel() for p in same):,}"
-        rows.append([f"`{name}`", shapes[name], size, len(same), count])
-    tensors = sum(len(same) for same in found.values())
-    rows.append(["all", "", "", tensors, f"{PRESETS['small'].parameters:,}"])
-    return table(["name", "shape", "in `small`", "tensors", "parameters"], rows)
-
-
-def initial_loss() -> str:
-    """What the model of each workload loses before its first step, and what is expected."""
-
-    def measured(name: str) -> str:
-        workload = WORKLOADS[name]
-        config = TrainConfig(batch_size=workload.batch_size, seq_len=workload.seq_len)
-        tokens, targets = RandomTokens(workload.model.vocab_size, config).batch(0)
-        with torch.no_grad():
-            return f"{model_of(name).loss(tokens, targets).item():.2f}"
-
-    def row(name: str, model: ModelConfig) -> list[object]:
-        log_v, half = math.log(model.vocab_size), model.init_std**2 * model.hidden_dim / 2
-        found = measured(name) if name in ("tiny", "small") else "not run"
-        return [f"`{name}`", f"{log_v:.2f}", f"{half:.2f}", f"{log_v + half:.2f}", found]
-
-    headers = ["preset", "ln V", "σ²D / 2", "expected", "measured"]
     return table(headers, (row(*item) for item in PRESETS.items()))
 
 
@@ -249,65 +202,6 @@ def step_flops() -> str:
     ]
     rows.append(["`step_flops`", "", *map(giga, totals.values())])
     return table(["part", "operations", *(f"`{w}`, GFLOP" for w in WORKLOADS)], rows)
-
-
-def model_ops() -> list[Op]:
-    """The ops of the tiers, and those that their code imports. An op that no tier uses is on no
-    page, so that adding one makes none stale."""
-    used: set[str] = set()
-    left = [op for tier in TIERS.values() for op in tier.table]
-    while left:
-        op = OPS[left.pop()]
-        if op.name not in used:
-            used.add(op.name)
-            file = Path(str(sys.modules[op.module].__file__))
-            files = file.parent.glob("*.py") if op.folder else [file]
-            text = "".join(file.read_text(encoding="utf-8") for file in files)
-            left += OPS.keys() & set(re.findall(r"tinyllama\.ops\.(\w+)", text))
-    return [op for op in OPS.values() if op.name in used]
-
-
-def op_costs() -> str:
-    def row(op: Op, which: str) -> list[object]:
-        counted = (cost(op, kind, which, LETTERS, LETTERS["s"]) for kind in ("bytes", "flops"))
-        return [f"`{op.name}`", which, *map(formula, counted)]
-
-    rows = (row(op, which) for op in model_ops() for which in op.bytes)
-    return table(["op", "pass", "bytes", "operations"], rows)
-
-
-def op_costs_small() -> str:
-    """The costs of one call in the workload ``small``, in float32, and its calls in a step."""
-    of = sizes(WORKLOADS["small"])
-    calls = Counter(name for name, _, _ in traced(V1))
-    calls.update(name for name in V1.table if OPS[name].mutated)  # the optimizer's, once a step
-
-    def row(op: Op) -> list[object]:
-        cells: list[object] = [f"`{op.name}`", calls[op.name]]
-        for which in ("forward", "backward"):
-            if which not in op.bytes:
-                cells += [""] * 3
-                continue
-            moved, done = (cost(op, kind, which, of) for kind in ("bytes", "flops"))
-            cells += [
-                f"{moved / 2**20:.2f}",
-                f"{done / 1e6:,.1f}",
-                f"{done / moved if moved else 0:.1f}",
-            ]
-        return cells
-
-    headers = ["op", "calls"]
-    headers += [f"{w}: {of}" for w in ("forward", "backward") for of in ("MiB", "MFLOP", "FLOP/B")]
-    return table(headers, map(row, model_ops()))
-
-
-def state() -> str:
-    def row(name: str, model: ModelConfig) -> list[object]:
-        once = FP32 * model.parameters
-        return [f"`{name}`", *map(mib, (once, once, 2 * once, 4 * once))]
-
-    headers = ["preset", "parameters, MiB", "gradients", "AdamW m and v", "sum"]
-    return table(headers, (row(*item) for item in PRESETS.items()))
 
 
 def activations() -> str:

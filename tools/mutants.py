@@ -106,7 +106,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
 
 def replaced(text: str, line: int, end_line: int | None, at: int, end: int | None, new: str) -> str:
     """The text with what stands between two places replaced. Columns are bytes of UTF-8."""
-    lines = [each.encode() for each in text.splitlines(keepends=True)]
+    lines = [line_text.encode() for line_text in text.splitlines(keepends=True)]
     assert end_line is not None
     first, last = lines[line - 1][:at], lines[end_line - 1][end:]
     lines[line - 1 : end_line] = [first + f"({new})".encode() + last]
@@ -134,8 +134,10 @@ def outcome(mutant: Mutant) -> str:
         if not out.is_file():
             return "raised"
         data = json.loads(out.read_text(encoding="utf-8"))
-    findings = [each for name, checks in data.items() if "triton" in name for each in checks]
-    outcomes = {each["outcome"] for each in findings if each["rank"] in ("wrong result", "unsafe")}
+    findings = [check for name, checks in data.items() if "triton" in name for check in checks]
+    outcomes = {
+        check["outcome"] for check in findings if check["rank"] in ("wrong result", "unsafe")
+    }
     return "killed" if "failed" in outcomes else "raised" if outcomes else "survived"
 
 
@@ -166,9 +168,9 @@ def main() -> int:
     mutants = list(sampled(ops, args.sample, args.seed))
     outcomes: Counter[str] = Counter()
     with ThreadPoolExecutor(args.jobs) as pool:
-        for mutant, found in zip(mutants, pool.map(outcome, mutants), strict=True):
-            outcomes[found] += 1
-            if found == "survived":
+        for mutant, result in zip(mutants, pool.map(outcome, mutants), strict=True):
+            outcomes[result] += 1
+            if result == "survived":
                 print(f"survived: {mutant}", flush=True)
     judged = outcomes["killed"] + outcomes["survived"]
     rate = outcomes["killed"] / judged if judged else 0.0

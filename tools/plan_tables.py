@@ -1,21 +1,11 @@
-"""Tables of the planner (docs/PARALLEL.md): its errors, and what it says of some steps."""
+"""Tables of the planner (docs/train.md): its errors."""
 
-from tinyllama.bench.planner import SHAPES, Links, Rates, Work, plans, points
-from tinyllama.cli.plan import BETWEEN, INSIDE
+from tinyllama.bench.planner import Rates, points
 from tinyllama.harness.records.results import Record, load
 from tinyllama.harness.report.tables import markdown_table
-from tinyllama.model.config import PRESETS
 from tools.result_tables import tracked
 
 WITHIN = 0.10  # of what was measured: what is asked of the planner
-# Model, sequences of each GPU, tokens of a sequence, GPUs.
-STEPS = (
-    ("medium", 16, 512, 2),
-    ("large", 4, 4096, 2),
-    ("large", 4, 4096, 8),
-    ("8B", 1, 8192, 64),
-    ("70B", 1, 8192, 1024),
-)
 
 
 def _records() -> list[Record]:
@@ -54,29 +44,3 @@ def errors() -> str:
     rates = Rates(_records()).record
     source = f"Rates of ops: {rates.device}, commit {rates.short_commit}, {rates.date[:10]}."
     return f"{markdown_table(rows)}\n\n{said} {source}"
-
-
-def steps() -> str:
-    """Planned steps on several GPUs; none of them was measured."""
-    rates = Rates(_records())
-    links = Links(per_node=8, inside=INSIDE * 1e9, between=BETWEEN * 1e9)
-    heads = ["model", "GPUs", "B × T per GPU", "parameters", "memory mode", "ms a step"]
-    rows = [[*heads, "exposed communication, ms", "tokens/s", "GiB per GPU"]]
-    for name, batch, length, gpus in STEPS:
-        work = Work(SHAPES[name] if name in SHAPES else PRESETS[name], batch, length)
-        for plan in plans(work, gpus, links, rates):
-            where = "shards" if plan.way == "sharded" else "on each"
-            rows.append(
-                [
-                    name,
-                    f"{gpus}",
-                    f"{batch} × {length}",
-                    where,
-                    plan.memory,
-                    f"{plan.seconds * 1e3:,.1f}",
-                    f"{plan.exposed * 1e3:,.1f}",
-                    f"{plan.tokens_per_second:,.0f}",
-                    f"{plan.bytes / 2**30:,.1f}",
-                ]
-            )
-    return markdown_table(rows)

@@ -10,7 +10,6 @@ from pathlib import Path
 from tinyllama.bench.targets import TARGETS
 from tinyllama.harness.records.entries import (
     Entry,
-    FlopsEntry,
     LongestEntry,
     OpEntry,
     ScalingEntry,
@@ -29,7 +28,6 @@ from tinyllama.harness.report.tables import (
     step_columns,
     table_of,
 )
-from tools.count_flops import rows
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -137,13 +135,6 @@ def _longest(entry: LongestEntry) -> tuple[str, ...]:
         f"{entry.mfu or 0:.0%}",
         f"{(entry.peak_bytes or 0) / 2**30:.0f}",
     )
-
-
-def counted() -> str:
-    """What the counters of each device counted of each op, from its last record of all ops."""
-    head = ("op", "case", "dtype", "declared", "matrix units", "threads, fp32", "of declared")
-    last = [records[0] for records in newest(FlopsEntry)]
-    return _tables((record, [head, *rows(record)]) for record in last)
 
 
 def step_bars() -> str:

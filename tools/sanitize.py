@@ -12,6 +12,7 @@ or a tool that misses the planted fault.
 import argparse
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,18 +25,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tinyllama.harness.check.cases import OpCase, op_cases
 from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.kernels.launch import jit, tl
-from tinyllama.harness.machine.device import synchronize
+from tinyllama.harness.machine.device import cannot, default_device, synchronize
 from tinyllama.ops import OPS
-from tools import cuda_tools
-from tools.cuda_tools import SECONDS, ToolError
 
 ROOT = Path(__file__).resolve().parent.parent
 # Races are looked for in shared memory; Triton has no way to plant one there.
 TOOLS = {"memcheck": "store", "racecheck": None, "initcheck": "load"}
-FOUND = 86  # what the sanitizer is asked to exit with
-TIMED_OUT = 124  # the status of timeout(1)
+FAULT = 86  # what the sanitizer is asked to exit with
+SECONDS = 1800.0  # that a sanitized process may take
 SHOWN = 8  # last lines of a tool that misses the planted fault
 DTYPES = (torch.float32, torch.bfloat16)
+aten = torch.ops.aten
+
+
+class ToolError(RuntimeError):
+    """Why the kernels cannot be sanitized here; exit status 2."""
 
 
 @jit
@@ -47,70 +51,73 @@ def stray_kernel(x, y, n, FAULT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cuda_tools.parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--only", default="", metavar="OP,OP", help="only these ops")
     parser.add_argument("--tool", action="append", choices=TOOLS, help="default: all three")
     parser.add_argument("--timed", action="store_true", help="the timed cases instead")
-    parser.add_argument("--inside", help=argparse.SUPPRESS)  # what a sanitized process runs
+    parser.add_argument("--inside", choices=("store", "load", "ops"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    names = [name for name in args.only.split(",") if name] or list(OPS)
+    sanitizer = shutil.which("compute-sanitizer")
     try:
-        names = cuda_tools.op_names(args.only)
-        if args.inside:
-            _launch_stray(args.inside) if args.inside in ("store", "load") else _run(
-                names, args.timed
-            )
+        if unknown := [name for name in names if name not in OPS]:
+            raise ToolError(f"--only {unknown[0]!r} is no op: use some of {', '.join(OPS)}")
+        if args.inside:  # this process is the sanitized one
+            if args.inside == "ops":
+                _run(names, args.timed)
+            else:
+                _launch_stray(args.inside)
             return 0
-        sanitizer = cuda_tools.program("compute-sanitizer")
-        which = "timed" if args.timed else "ops"
-        return max([_status(sanitizer, tool, names, which) for tool in args.tool or TOOLS])
+        if sanitizer is None:
+            raise ToolError("compute-sanitizer is not on the PATH: the CUDA toolkit brings it")
+        if reason := cannot("gpu", default_device()):
+            raise ToolError(reason)
+        return max([_status(sanitizer, tool, names, args.timed) for tool in args.tool or TOOLS])
     except ToolError as error:
         print(f"sanitize: {error}", file=sys.stderr)
         return 2
 
 
-def _status(sanitizer: str, tool: str, names: Sequence[str], which: str = "ops") -> int:
+def _status(sanitizer: str, tool: str, names: Sequence[str], timed: bool) -> int:
     """1 where a tool finds a fault in these ops, else 0.
 
     Raises ToolError for a tool that misses the planted fault.
     """
     planted = TOOLS[tool]
     if planted is not None:
-        status, said = _process(sanitizer, tool, planted, ())
-        if status != FOUND:
+        done = _sanitized(sanitizer, tool, "--inside", planted, stdout=subprocess.PIPE)
+        if done.returncode != FAULT:
+            last = "\n".join(done.stdout.splitlines()[-SHOWN:])
             raise ToolError(
-                f"{tool} does not see the planted {planted} here (status {status}). It said:\n"
-                + "\n".join(said.splitlines()[-SHOWN:])
+                f"{tool} does not see the planted {planted} here (status {done.returncode}). "
+                f"It said:\n{last}"
             )
-    status, _ = _process(sanitizer, tool, which, names)
+    words = ["--inside", "ops", "--only", ",".join(names), *(["--timed"] if timed else [])]
+    status = _sanitized(sanitizer, tool, *words).returncode
     if status == 0:
         print(f"{tool}: nothing found in {', '.join(names)}")
         return 0
-    print(f"{tool}: {'faults, above' if status == FOUND else f'it ended with status {status}'}")
+    print(f"{tool}: {'faults, above' if status == FAULT else f'it ended with status {status}'}")
     return 1
 
 
-def _process(sanitizer: str, tool: str, inside: str, names: Sequence[str]) -> tuple[int, str]:
-    """The status of a sanitized process, and for a planted fault what it printed."""
-    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
-    command += [sys.executable, "-m", "tools.sanitize", "--inside", inside]
-    command += ["--timed"] if inside == "timed" else []
-    command += ["--only", ",".join(names)]
-    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    output = None if inside in ("ops", "timed") else subprocess.PIPE
+def _sanitized(
+    sanitizer: str, tool: str, *words: str, stdout: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A process of this program under a tool. Raises ToolError where it does not end."""
+    command = [sanitizer, "--tool", tool, "--error-exitcode", str(FAULT), "--print-limit", "20"]
     try:
-        done = subprocess.run(
-            command,
+        return subprocess.run(
+            [*command, sys.executable, "-m", "tools.sanitize", *words],
             cwd=ROOT,
-            env=env,
-            stdout=output,
-            stderr=output and subprocess.STDOUT,
+            env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+            stdout=stdout,
+            stderr=stdout and subprocess.STDOUT,
             text=True,
             timeout=SECONDS,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        print(f"{tool}: no end after {SECONDS:.0f} s")
-        return TIMED_OUT, ""
-    return done.returncode, done.stdout or ""
+    except subprocess.TimeoutExpired as error:
+        raise ToolError(f"{tool}: no end after {SECONDS:.0f} s") from error
 
 
 def _launch_stray(fault: str) -> None:
@@ -143,9 +150,6 @@ class Written(TorchDispatchMode):
         if func in (aten.mm.out, aten.bmm.out, aten.addmm.out, aten.baddbmm.out):
             kwargs["out"].zero_()
         return func(*args, **kwargs)
-
-
-aten = torch.ops.aten
 
 
 def _run(names: Sequence[str], timed: bool) -> None:

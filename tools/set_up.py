@@ -34,32 +34,34 @@ def main(folder: str, extras: str, constraints: str = "") -> None:
     tested = "newest" if sys.version_info >= (3, 11) else "floor"
     pins = Path(constraints or f"constraints/{tested}.txt").read_text().splitlines()
     rocm = False
-    seen: dict[str, str] = {}  # versions of the caller's distributions
+    versions: dict[str, str] = {}  # versions of the caller's distributions
     if util.find_spec("torch"):
         from torch.version import hip  # its owner has to repair a torch for which this raises
 
         rocm = hip is not None
         for dist in metadata.distributions():
-            seen.setdefault(project(dist.metadata["Name"]), dist.version)
+            versions.setdefault(project(dist.metadata["Name"]), dist.version)
         # What else pip finds there may be upgraded, but needs no version of ours.
-        pins = [pin for pin in pins if project(pin) not in {"torch", "triton", *seen}]
-        pins += [f"{name}=={seen[name]}" for name in seen if name == "torch" or "triton" in name]
+        pins = [pin for pin in pins if project(pin) not in {"torch", "triton", *versions}]
+        pins += [
+            f"{name}=={versions[name]}" for name in versions if name == "torch" or "triton" in name
+        ]
     if not rocm and subprocess.call(AMD, shell=True) == 0:
         sys.exit(
             f"for the AMD GPU {sys.executable} needs a ROCm torch: install it, or use a container"
         )
-    if not rocm and not (seen and has_triton):
+    if not rocm and not (versions and has_triton):
         extras += ",triton"
 
     run(sys.executable, "-m", "venv", "--clear", venv)
-    if seen:  # --system-site-packages would not show the packages of a virtual environment
+    if versions:  # --system-site-packages would not show the packages of a virtual environment
         (packages,) = venv.glob("lib/python*/site-packages")
         paths = [path for path in sys.path if path.endswith("-packages")]
         (packages / "caller.pth").write_text("\n".join(paths))
     pip = (venv / "bin/python", "-m", "pip")
     (venv / "constraints.txt").write_text("\n".join(pins))
     run(*pip, "install", "-qe", f".[{extras}]", "-c", venv / "constraints.txt")
-    if has_triton and seen and "triton" not in seen:
+    if has_triton and versions and "triton" not in versions:
         # ROCm's has another name; that which liger-kernel requires would be found before it.
         run(*pip, "uninstall", "-qy", "triton")
 

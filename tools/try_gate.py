@@ -24,7 +24,7 @@ from typing import Any
 from tinyllama.harness.gate.noise import noise_path
 from tinyllama.harness.machine.device import cannot, default_device, device_name
 from tinyllama.harness.machine.files import check_results_dir, only_writer, replace_text
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.harness.records.results import current_commit, now, versions
 from tools.copies import BASE, commit, copied, git
 

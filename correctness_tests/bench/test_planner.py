@@ -53,7 +53,7 @@ def test_its_ops_do_what_a_step_does(name: str) -> None:
 @pytest.mark.long
 def test_recorded_steps_are_within_ten_percent(records: list[Record]) -> None:
     """Times of all, and memory of all but `small`, where 64 MiB and more are neither state nor
-    activations; the table of docs/PARALLEL.md says so."""
+    activations; the table of docs/train.md says so."""
     planned_steps = {point.workload: point for point in points(records)}
     both = {f"medium, 2 GPUs, {case}" for case in ("weak", "strong")}
     assert planned_steps.keys() == {"small", "medium", "large", *both}

@@ -23,7 +23,7 @@ RUNNER = """
 from tinyllama.harness.check import remote
 from tinyllama.harness.check.run import Finding, Outcome
 remote.Checks.findings = lambda self, provider, only, *rest: [
-    Finding(name, Outcome.PASSED).as_dict() for name in only
+    Finding(name, Outcome.PASSED) for name in only
 ]
 """
 APART_PATCHED = "from tinyllama.harness.check import independent_judge\nindependent_judge."
@@ -40,7 +40,11 @@ PATCHES = {
         "    {'fp32': 1e9, 'bf16': 1e9, 'fp16': 1e9}, {}, (None,) * len(cases))\n",
         "a slack of 1000000000.0: state at most 100",
     ),
-    "its answers": (f"{APART_PATCHED}answer = lambda *args: {{}}\n", "y is missing"),
+    "its answers": (
+        f"{APART_PATCHED}answer = (\n"
+        "    lambda candidate, number, seed, file: independent_judge.save_file({}, file))\n",
+        "y is missing",
+    ),
     "an error": (f"{APART_PATCHED}answer = None\n", "TypeError"),
 }
 

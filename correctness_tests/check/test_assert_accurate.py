@@ -148,9 +148,9 @@ def test_structures_of_tensors_and_exact_integers() -> None:
     def wrong(tensors: Any, names: dict[str, Any]) -> dict[str, Any]:
         return {**reference(tensors, names), "best": tensors[0].argmin(-1)}
 
-    given = [drawn(3, 5), drawn(5)], {"c": torch.arange(4)}
-    assert_accurate(reference, reference, *given)
-    text = failure(wrong, reference, *given)
+    arguments = [drawn(3, 5), drawn(5)], {"c": torch.arange(4)}
+    assert_accurate(reference, reference, *arguments)
+    text = failure(wrong, reference, *arguments)
     assert "output['best']: " in text
     assert "output['sum']" not in text
 
@@ -168,9 +168,9 @@ def test_a_rounding_where_the_right_gradient_cancels_to_zero_passes(dtype: torch
         normed = (wide - mean * (1 - error)) * (square + 1e-5).rsqrt()
         return ((normed - normed.detach() + normed.detach() * 0) * weight.float()).to(x.dtype)
 
-    given = drawn(5, 1, dtype=dtype), drawn(1, dtype=dtype)
-    assert_accurate(functools.partial(candidate, error=1e-7), layer_norm, *given)
-    assert "grad x: " in failure(functools.partial(candidate, error=1e-3), layer_norm, *given)
+    arguments = drawn(5, 1, dtype=dtype), drawn(1, dtype=dtype)
+    assert_accurate(functools.partial(candidate, error=1e-7), layer_norm, *arguments)
+    assert "grad x: " in failure(functools.partial(candidate, error=1e-3), layer_norm, *arguments)
 
 
 def test_an_input_that_the_reference_writes_is_a_result() -> None:
@@ -180,9 +180,9 @@ def test_an_input_that_the_reference_writes_is_a_result() -> None:
     def forgets(x: torch.Tensor, y: torch.Tensor) -> None:
         pass
 
-    given = drawn(4), drawn(4)
-    assert_accurate(add, add, *given, grad=False)
-    assert "x: " in failure(forgets, add, *given, grad=False)
+    arguments = drawn(4), drawn(4)
+    assert_accurate(add, add, *arguments, grad=False)
+    assert "x: " in failure(forgets, add, *arguments, grad=False)
 
 
 # -- wrong code ------------------------------------------------------------------------------------
@@ -192,62 +192,63 @@ def scaled(x: torch.Tensor, dim: int) -> torch.Tensor:
     return (torch.softmax(x.float(), dim) * 1.01).to(x.dtype)
 
 
-def test_a_result_scaled_by_a_hundredth_fails_in_bfloat16() -> None:
-    text = failure(scaled, torch.softmax, drawn(64, 259, dtype=torch.bfloat16), dim=-1)
-    assert "output: scale error 0.0" in text
-    assert "> allowed 0.00" in text
-    assert "softmax itself" in text
-
-
-def wrong_tail(x: torch.Tensor, dim: int) -> torch.Tensor:
-    y = torch_softmax(x, dim)
-    y[2, 64:] = y[2, 64:].detach() * 1.5
-    return y
-
-
-def has_nan(x: torch.Tensor, dim: int) -> torch.Tensor:
+def with_nan(x: torch.Tensor, dim: int) -> torch.Tensor:
     return torch_softmax(x, dim).index_fill(1, torch.tensor(5), float("nan"))
 
 
+def detached(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch_softmax(x.detach(), dim)
+
+
+def shortened(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.softmax(x, dim)[:3]
+
+
+def widened(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.softmax(x, dim).double()
+
+
+def as_if_dense(upstream: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return gradient(upstream.as_strided(y.shape, y.stride()), y)
+
+
+def misread(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return softmax(x, dim, backward=as_if_dense)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "texts"),
+    [
+        (scaled, ["output: at [", "scale error 0.0", "> allowed 0.00", "softmax itself"]),
+        (with_nan, ["at [0, 5]: got nan, expected 0."]),
+        (detached, ["outputs ['output'] are detached from the inputs"]),
+        (shortened, ["output has shape (3, 259), not (64, 259)"]),
+        (widened, ["output has dtype torch.float64, not torch.bfloat16"]),
+    ],
+)
+def test_a_wrong_result_is_named(candidate: Softmax, texts: list[str]) -> None:
+    text = failure(candidate, torch.softmax, drawn(64, 259, dtype=torch.bfloat16), dim=-1)
+    assert all(part in text for part in texts), text
+
+
+def test_an_upstream_gradient_of_stride_0_that_is_misread_fails() -> None:
+    text = failure(misread, torch.softmax, drawn(4, 67), dim=-1)
+    assert "grad x: " in text
+    assert "stride 0" in text
+
+
 def test_the_worst_element_is_named_with_both_values() -> None:
+    def wrong_tail(x: torch.Tensor, dim: int) -> torch.Tensor:
+        y = torch_softmax(x, dim)
+        y[2, 64:] = y[2, 64:].detach() * 1.5
+        return y
+
     x = drawn(4, 67)
     x[2, 66] = 3.0
     right = float(torch.softmax(x, -1)[2, 66])
     text = failure(wrong_tail, torch.softmax, x, dim=-1, grad=False)
     assert f"at [2, 66]: got {1.5 * right:.6g}, expected {right:.6g}" in text
     assert "row error" in text
-    assert "[0, 5]: got nan, expected 0." in failure(has_nan, torch.softmax, x, dim=-1, grad=False)
-
-
-def test_a_lost_gradient_fails() -> None:
-    def detached(x: torch.Tensor, dim: int) -> torch.Tensor:
-        return torch_softmax(x.detach(), dim)
-
-    x = drawn(4, 67)
-    assert "grad x is missing" in failure(detached, torch.softmax, x, dim=-1)
-    assert_accurate(detached, torch.softmax, x, dim=-1, grad=False)
-
-
-def test_an_upstream_gradient_of_stride_0_that_is_misread_fails() -> None:
-    def as_if_dense(upstream: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return gradient(upstream.as_strided(y.shape, y.stride()), y)
-
-    x = drawn(4, 67)
-    text = failure(functools.partial(softmax, backward=as_if_dense), torch.softmax, x, dim=-1)
-    assert "grad x" in text
-    assert "stride 0" in text
-
-
-def test_other_shapes_and_dtypes_fail() -> None:
-    def other(x: torch.Tensor, dim: int) -> torch.Tensor:
-        return torch.softmax(x, dim)[:3].double()
-
-    text = failure(other, torch.softmax, drawn(4, 67), dim=-1, grad=False)
-    assert "output has shape (3, 67), not (4, 67)" in text
-    text = failure(
-        lambda x, dim: torch.softmax(x, dim).double(), torch.softmax, drawn(4, 67), dim=-1
-    )
-    assert "output has dtype torch.float64, not torch.float32" in text
 
 
 def test_an_access_out_of_bounds_fails_with_its_line() -> None:
@@ -279,7 +280,7 @@ def test_inputs_and_their_gradients_are_untouched() -> None:
         tensor.grad = torch.ones_like(tensor)
     before = copy.deepcopy(inputs)
     assert_accurate(multiply, multiply, *inputs)
-    assert "it changed its input weight" in failure(writes, multiply, *inputs)
+    assert "forward changed its input weight" in failure(writes, multiply, *inputs)
     for tensor, old in zip(inputs, before, strict=True):
         assert torch.equal(tensor, old)
         assert tensor.grad is not None
@@ -303,29 +304,22 @@ def test_a_reference_that_rounds_its_float64_run_is_named_with_the_line() -> Non
         return x - x.mean(-1, keepdim=True)
 
     first = inspect.getsourcelines(norm)[1]
-    with pytest.raises(UsageError, match="float32") as caught:
+    with pytest.raises(UsageError, match=r"float32.*oracle=") as caught:
         assert_accurate(exact, norm, drawn(4, 67))
     assert f"{__file__}:{first + 1}: " in str(caught.value)
-    assert "oracle=" in str(caught.value)
     assert_accurate(norm, norm, drawn(4, 67, dtype=torch.bfloat16), oracle=exact)
 
 
-def test_a_random_reference_is_refused() -> None:
-    def dropout(x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(x, 0.5)
-
-    with pytest.raises(UsageError, match="random"):
-        assert_accurate(dropout, dropout, drawn(4, 67))
-
-
-def test_a_reference_without_float64_is_refused() -> None:
-    weight = drawn(67, 3)
-
-    def linear(x: torch.Tensor) -> torch.Tensor:
-        return x @ weight
-
-    with pytest.raises(UsageError, match="does not run in float64"):
-        assert_accurate(linear, linear, drawn(4, 67))
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (lambda x: F.dropout(x, 0.5), "random"),
+        (lambda x: x @ torch.ones(67, 3), "does not run in float64"),
+    ],
+)
+def test_a_reference_without_one_result_in_float64_is_refused(reference: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        assert_accurate(reference, reference, drawn(4, 67))
 
 
 def test_modules_with_other_parameters_are_refused() -> None:

@@ -68,13 +68,5 @@ def test_a_fault_names_the_kernel_with_its_line(name: str, check: str, tmp_path:
 def test_a_wrong_result_in_another_order_names_the_kernel(tmp_path: Path) -> None:
     name = "second_launch_needs_its_order"
     answer = finding(tmp_path, "column_sums", name, "program order")["program order"]
-    assert answer.message.startswith(f"column_sums_{name}.sum_kernel (")
-    assert "programs interleaved: y: " in answer.message
-
-
-def test_configurations_that_fit_no_chip_are_named(tmp_path: Path) -> None:
-    name = "first_configuration_fits_no_chip_with_a_case_of_one_element"
-    answer = finding(tmp_path, "tuned_row_sums", name, "resources")["resources"]
-    assert answer.outcome is Outcome.PASSED, answer
-    assert "configurations that autotune leaves out: " in answer.message
-    assert "sum_kernel [BLOCK=64, num_warps=64" in answer.message
+    assert answer.message.startswith("programs interleaved: y: ")
+    assert f"column_sums_{name}.sum_kernel (" in answer.message

@@ -13,9 +13,8 @@ from tinyllama.harness.check.run import Finding, Outcome, Rank
 
 ROWS = {"x": Tensor("N D", grad=True), "w": Tensor("D", grad=True)}
 Call = Callable[..., Any]
-KEPT: list[torch.Tensor] = []
+TENSORS: list[torch.Tensor] = []
 CACHE: dict[Any, torch.Tensor] = {}
-GRADIENTS: dict[Any, torch.Tensor] = {}
 
 
 def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -61,16 +60,6 @@ class ScaledInPlace(Scaled):
         return dy.mul_(w), of_w
 
 
-class OneBuffer(Scaled):
-    """Each backward pass returns the same memory."""
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x, w = ctx.saved_tensors
-        of_w = GRADIENTS.setdefault(w.shape, torch.empty_like(w))
-        return dy * w, torch.sum(dy * x, 0, out=of_w)
-
-
 def cached_by_address(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     copy = CACHE.setdefault(w.data_ptr(), w.detach().clone())
     return x * (w + (copy - w).detach())
@@ -85,26 +74,17 @@ def seeded(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x * w
 
 
-def in_the_default_dtype(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return x * (w * torch.full((), 1 / 3)) * 3
-
-
 def kept_for_ever(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    KEPT.append(x * w)
-    return KEPT[-1] * 1
-
-
-def read_back(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return x * w if w[0].item() > 0 else x * w.clone()
+    TENSORS.append(x * w)
+    return TENSORS[-1] * 1
 
 
 def checked(call: Call, check: str, reference: Call = scaled) -> Finding:
     CACHE.clear()
-    GRADIENTS.clear()
     try:
         return finding(small("scaled", reference, ROWS, {"y": "N D"}), call, check)
     finally:
-        KEPT.clear()
+        TENSORS.clear()
 
 
 @pytest.mark.parametrize("check", ["fresh contents", "backward twice", "scaled upstream"])
@@ -119,12 +99,9 @@ def test_a_right_call_is_not_accused(call: Call, check: str) -> None:
     [
         (cached_by_address, "fresh contents", Rank.WRONG, "y"),
         (in_place_without_gradients, "fresh contents", Rank.WRONG, "has changed"),
-        (in_the_default_dtype, "fresh contents", Rank.WRONG, "with default dtype bfloat16"),
         (seeded, "fresh contents", Rank.UNSAFE, "changes torch's random numbers"),
-        (read_back, "backward twice", Rank.WARNING, "values are read back"),
         (UnsafelySaved.apply, "backward twice", Rank.UNSAFE, "double inputs of A"),
         (ScaledInPlace.apply, "backward twice", Rank.WRONG, "upstream gradient of y has changed"),
-        (OneBuffer.apply, "backward twice", Rank.WRONG, "grad w of A has changed"),
         (kept_for_ever, "backward twice", Rank.UNSAFE, "is not released"),
     ],
 )
@@ -143,13 +120,3 @@ def test_what_the_reference_does_too_is_no_fault() -> None:
 
     right = checked(view, "fresh contents", reference=lambda x, w: x[:])
     assert right.outcome is not Outcome.FAILED, right.message
-
-
-def test_settings_are_as_before_a_check() -> None:
-    before = torch.get_num_threads(), torch.get_default_dtype(), torch.random.initial_seed()
-    checked(seeded, "fresh contents")
-    assert before == (
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-        torch.random.initial_seed(),
-    )

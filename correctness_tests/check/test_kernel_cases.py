@@ -32,12 +32,12 @@ def test_tensors_are_as_the_shapes_say(case: KernelCase) -> None:
 
 
 def test_lengths_are_next_to_powers_of_two_in_each_dtype_and_layout() -> None:
-    every = cases_of("N D")
-    lengths = {case.shape["D"] for case in every}
+    cases = cases_of("N D")
+    lengths = {case.shape["D"] for case in cases}
     assert {1, 2, 3, 48, 67, 128, 1027} <= lengths
-    assert {case.dtype for case in every} == {torch.float32, torch.bfloat16, torch.float16}
-    assert any(not case.tensors[0].is_contiguous() for case in every)
-    assert max(case.tensors[0].numel() for case in every) < 2**17
+    assert {case.dtype for case in cases} == {torch.float32, torch.bfloat16, torch.float16}
+    assert any(not case.tensors[0].is_contiguous() for case in cases)
+    assert max(case.tensors[0].numel() for case in cases) < 2**17
     assert {case.dtype for case in cases_of("N", dtypes=[torch.float16])} == {torch.float16}
 
 

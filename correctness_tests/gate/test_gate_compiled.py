@@ -3,17 +3,20 @@ lines and nothing else; what is changed in a kernel or its launch is seen."""
 
 import importlib.util
 import itertools
+import os
 import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from tinyllama.harness.gate.compiled import code_of, fingerprint
 from tinyllama.harness.kernels import resources
-from tinyllama.harness.kernels.launch import Launched, recorded, target_of
+from tinyllama.harness.kernels.chips import target_of
+from tinyllama.harness.kernels.launch import Launched, recorded
 
 triton = pytest.importorskip("triton")
 CHIPS = ["sm_90", "gfx942"]
@@ -67,7 +70,7 @@ def compiled(source: str, chip: str, folder: Path, **options: Any) -> Launched:
     with recorded(chip) as launches:
         module_of(source, folder).scale[(4,)](x, x, 1000, BLOCK=256, **options)
     made = resources.compilation(launches[0], chip)
-    with resources._surroundings(str(folder / "cache")):
+    with patch.dict(os.environ, TRITON_CACHE_DIR=str(folder / "cache")):
         kernel = triton.compile(made.source, target=target_of(chip), options=made.options.__dict__)
     return Launched(kernel, launches[0].grid)
 

@@ -80,7 +80,6 @@ def test_an_op_runs_what_its_file_imports_and_no_other_op() -> None:
 @pytest.mark.long
 def test_who_imports_the_package_of_ops_may_use_any_of_them() -> None:
     every = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tinyllama/ops").rglob("*.py")}
-    every = {name for name in every if not name.endswith("/offsets.py")}  # imported by tests alone
     assert every <= names(ROOT, "tinyllama.ops")
     assert every <= names(ROOT, "tinyllama.model.tiers"), "`from tinyllama.ops import OPS`"
 

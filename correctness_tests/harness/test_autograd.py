@@ -101,14 +101,6 @@ def test_an_output_that_no_loss_uses_gives_no_gradient_and_no_zeros(by: str) -> 
     assert used == [[False, True]]
 
 
-def test_forward_must_return_what_is_declared() -> None:
-    op = scaled_pair("short")
-    none = derived(lambda x, weight, factor: x, lambda grads, kept, saved, needs, factor: {})
-    op.provider("one", keep=("x",))(none)
-    with pytest.raises(TypeError, match="returned 1 tensors, declared are 2"):
-        op(torch.ones(1, 1), torch.ones(1), provider="one")
-
-
 @pytest.mark.long
 def test_the_custom_op_is_sound_for_the_compiler() -> None:
     """opcheck: schema, fake version, autograd registration, and tracing, compiled and eager."""

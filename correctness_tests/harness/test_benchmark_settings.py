@@ -71,20 +71,20 @@ def test_a_changed_tree_is_judged_and_not_kept_unless_asked(baseline: Suite) -> 
 def test_what_cannot_be_is_refused_before_anything_runs(
     baseline: Suite, option: str, args: list[str], message: str
 ) -> None:
-    found = baseline.run(option, *args)
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    lines(found, message)
-    assert not re.search(r"\d passed", found.stdout.str())
+    result = baseline.run(option, *args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    lines(result, message)
+    assert not re.search(r"\d passed", result.stdout.str())
     assert len(baseline.records()) == 2
 
 
 def test_a_corrupt_record_is_named_before_anything_runs(baseline: Suite) -> None:
     path = baseline.paths()[0]
     path.write_text(path.read_text()[:40])
-    found = baseline.run(COMPARE)
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    lines(found, f"{path.name} is not a record of this version.*; repair or remove that file")
-    assert "passed" not in found.stdout.str()
+    result = baseline.run(COMPARE)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    lines(result, f"{path.name} is not a record of this version.*; repair or remove that file")
+    assert "passed" not in result.stdout.str()
 
 
 @pytest.mark.long
@@ -102,12 +102,12 @@ def test_what_the_benchmark_plugin_saves_changes_no_verdict(
 ) -> None:
     baseline.measure(1.2)
     for _ in range(2):
-        found = baseline.run(COMPARE, *args)
-        assert found.ret == 10
-        lines(found, "SLOWER one/a")
+        result = baseline.run(COMPARE, *args)
+        assert result.ret == 10
+        lines(result, "SLOWER one/a")
     baseline.measure()
     assert baseline.run(COMPARE, *args).ret == 0
-    del found  # a result holds its whole session
+    del result  # a result holds its whole session
     gc.collect()  # a file that was left open is an error here, not in whatever test comes next
 
 
@@ -133,10 +133,10 @@ def test_results_go_to_the_folder_named(suite: Suite) -> None:
 
 
 def test_only_the_groups_named_are_measured_and_expected(baseline: Suite) -> None:
-    found = baseline.run(COMPARE, "--groups", "two")
-    assert found.ret == 0
-    found.assert_outcomes(passed=2 + 2, deselected=2)
-    lines(found, r"2  not in --groups")
+    result = baseline.run(COMPARE, "--groups", "two")
+    assert result.ret == 0
+    result.assert_outcomes(passed=2 + 2, deselected=2)
+    lines(result, r"2  not in --groups")
     assert sum(record["group"] == "two" for record in baseline.records()) == 2
 
 
@@ -144,7 +144,7 @@ def test_only_the_groups_named_are_measured_and_expected(baseline: Suite) -> Non
 def test_a_group_is_measured_once(suite: Suite) -> None:
     text = Path("test_timed.py").read_text()
     Path("test_other.py").write_text(text)
-    found = suite.pytester.runpytest_inprocess("--device", "cpu", "--record")
-    assert found.ret == pytest.ExitCode.TESTS_FAILED
-    lines(found, "group 'one' is measured twice")
+    result = suite.pytester.runpytest_inprocess("--device", "cpu", "--record")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    lines(result, "group 'one' is measured twice")
     assert not any(record["complete"] for record in suite.records())

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.support import tried
 from tinyllama.harness import DeclarationError
-from tinyllama.harness.check.run import Outcome
 from tinyllama.ops import OPS
 
 SILU = OPS["silu_mul"]
@@ -28,10 +26,3 @@ def test_a_trait_of_nothing_and_a_slack_without_end_are_refused(
     with pytest.raises(DeclarationError) as error:
         SILU.provider("other", **traits)(SILU["eager"].call)
     assert message in str(error.value)
-
-
-def test_a_provider_that_needs_a_gpu_is_not_checked_without_one() -> None:
-    pytest.importorskip("triton")
-    finding = tried.finding(SILU, SILU["eager"].call, "outputs", requires=("triton", "gpu"))
-    assert finding.outcome is Outcome.UNSUPPORTED, finding
-    assert "GPU" in finding.message

@@ -1,8 +1,5 @@
 """Kernels of other projects run without a GPU: what they ask of one is answered, and no more."""
 
-import re
-import shlex
-import subprocess
 import textwrap
 from pathlib import Path
 
@@ -11,7 +8,7 @@ import torch
 
 pytest.importorskip("triton.language.extra.libdevice", reason="triton is missing")
 
-from correctness_tests.support.commands import ROOT, python, tinyllama
+from correctness_tests.support.commands import python
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.interpreter_values import stock
 
@@ -92,42 +89,3 @@ def test_a_module_is_imported_and_called_without_a_gpu_or_its_package(tmp_path: 
         "absent.tools.unused is not imported: `foreign` stands for absent.tools",
         "no package 'nowhere': install it",
     ]
-
-
-# -- the commands of docs/FOREIGN.md print what it says, on the files that it shows --------------
-
-TEXT = (ROOT / "docs" / "FOREIGN.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(python|console)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-COMMANDS = [
-    tuple(command.partition("\n")[::2])
-    for kind, text in BLOCKS
-    if kind == "console"
-    for command in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
-]
-
-
-def shown(output: str) -> list[str]:
-    """A check's table as the guide shows it, ``check | verdict``, and the line below it."""
-    rows = re.findall(r"^│ (\S[^│]*?) +│ (\w+) ", output, re.MULTILINE)
-    lines = [" | ".join(row) for row in rows]
-    return lines + re.findall(r"^\S+: (?:wrong result|unsafe): .*$", output, re.MULTILINE)
-
-
-@pytest.mark.usefixtures("forked")
-def test_the_guide_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for kind, text in BLOCKS:
-        if kind == "python":
-            (tmp_path / text.split()[1]).write_text(text)
-    assert len(COMMANDS) >= 3
-    for command, expected in COMMANDS:
-        argv = shlex.split(command)
-        if argv[0] == "sed":
-            assert not expected
-            subprocess.run(argv, check=True)
-            continue
-        assert argv[:3] == ["python", "-m", "tinyllama"]
-        done = tinyllama(*argv[3:])
-        assert done.status in (0, 1), done.err
-        assert shown(done.out) == expected.splitlines(), done.out
-        assert done.status == ("wrong result" in expected)

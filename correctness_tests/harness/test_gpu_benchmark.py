@@ -1,6 +1,7 @@
 """`gpu_benchmark`: pytest-benchmark's fixture measures the device, and stays what it is."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -38,12 +39,12 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     return pytester
 
 
-def recorded(project: pytest.Pytester, *options: str) -> dict[str, dict[str, object]]:
+def recorded(project: pytest.Pytester, *options: str) -> dict[str, dict[str, Any]]:
     """The benchmarks in the JSON of a run, by the name of the test."""
     result = project.runpytest_subprocess(*PLUGIN, "--benchmark-json=found.json", *options)
     assert result.ret == 0, result.stdout.str()
-    found = json.loads((project.path / "found.json").read_text())["benchmarks"]
-    return {one["name"]: one for one in found}
+    benchmarks = json.loads((project.path / "found.json").read_text())["benchmarks"]
+    return {benchmark["name"]: benchmark for benchmark in benchmarks}
 
 
 @pytest.mark.long
@@ -66,9 +67,11 @@ def test_plain_benchmark_measures_the_host_and_this_one_the_device(
             gpu_benchmark(QUEUE.call())
         """
     )
-    found = recorded(project, "--benchmark-only")
-    plain, device = (found[name]["stats"]["median"] * 1e6 for name in ("test_plain", "test_device"))  # type: ignore[index]
-    assert plain == pytest.approx(HOST_US, rel=0.05)
+    benchmarks = recorded(project, "--benchmark-only")
+    host, device = (
+        benchmarks[name]["stats"]["median"] * 1e6 for name in ("test_plain", "test_device")
+    )
+    assert host == pytest.approx(HOST_US, rel=0.05)
     assert device == pytest.approx(KERNEL_US, rel=0.05)
 
 
@@ -107,10 +110,10 @@ def test_it_is_the_real_fixture_and_each_round_has_inputs_of_its_own(
             assert calls == len(seen)
         """
     )
-    found = recorded(project, "--benchmark-only")
-    assert found["test_inputs"]["extra_info"] == {"shape": "4x3"}
-    assert found["test_inputs"]["group"] == "shapes"
-    assert found["test_inputs"]["stats"]["rounds"] == 30  # type: ignore[index]
+    benchmarks = recorded(project, "--benchmark-only")
+    assert benchmarks["test_inputs"]["extra_info"] == {"shape": "4x3"}
+    assert benchmarks["test_inputs"]["group"] == "shapes"
+    assert benchmarks["test_inputs"]["stats"]["rounds"] == 30
 
 
 @pytest.mark.long

@@ -8,14 +8,8 @@ import torch
 from correctness_tests.support.commands import python
 from correctness_tests.support.launched import every_launch
 from tinyllama.harness.kernels import launch as kernels
-from tinyllama.harness.kernels.launch import (
-    cdiv,
-    chip_of,
-    dot_precisions,
-    jit,
-    recorded,
-    tl,
-)
+from tinyllama.harness.kernels.chips import chip_of, dependent, dot_precisions
+from tinyllama.harness.kernels.launch import cdiv, jit, recorded, tl
 from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.harness.kernels.resources import CHIPS, lacking
 from tinyllama.harness.measure.launches import kind_of
@@ -92,7 +86,7 @@ def test_a_grid_may_be_a_function_of_the_arguments() -> None:
 )
 def test_launches_depend_on_chips_that_have_that(chip: str, there: bool) -> None:
     with recorded(chip):
-        found = kernels.dependent(CPU)
+        found = dependent(CPU)
     has = hasattr(tl.extra.cuda, "gdc_wait")  # from triton 3.4 on
     assert found == ({"PDL": True, "launch_pdl": True} if there and has else {"PDL": False})
 

@@ -1,19 +1,15 @@
-"""A launch takes the kernel that was compiled for one like it, on the device of its tensors.
+"""A launch takes the kernel that was compiled for one like it.
 
 No GPU is needed: see `correctness_tests.support.posed`, whose compiled kernels raise an error where
 an argument is not what they were compiled for.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
-
-from triton.runtime.jit import JITFunction
 
 from correctness_tests.support.posed import Posed
 from tinyllama.harness.kernels import HAS_DESCRIPTORS, described, jit, tl
@@ -44,23 +40,23 @@ UNLIKE: dict[str, dict[str, Any]] = {
 
 
 def result(**changed: Any) -> torch.Tensor:
-    out, given = torch.full((64,), -1.0), {**USUAL, **changed}
-    x, y, factor, n = (given.pop(name) for name in ("x", "y", "factor", "n"))
-    add_kernel[(64 // given["BLOCK"],)](x, y, out, factor, n, **given)
+    out, named = torch.full((64,), -1.0), {**USUAL, **changed}
+    x, y, factor, n = (named.pop(name) for name in ("x", "y", "factor", "n"))
+    add_kernel[(64 // named["BLOCK"],)](x, y, out, factor, n, **named)
     return out
 
 
 def expected(**changed: Any) -> torch.Tensor:
-    given = {**USUAL, **changed}
-    y = 0.0 if given["y"] is None else given["TIMES"] * given["y"]
-    total: torch.Tensor = given["factor"] * given["x"].float() + y
-    return torch.where(torch.arange(64) < given["n"], total, -1.0)
+    named = {**USUAL, **changed}
+    y = 0.0 if named["y"] is None else named["TIMES"] * named["y"]
+    total: torch.Tensor = named["factor"] * named["x"].float() + y
+    return torch.where(torch.arange(64) < named["n"], total, -1.0)
 
 
 @pytest.mark.parametrize("changed", UNLIKE.values(), ids=UNLIKE)
 def test_each_launch_gives_its_own_result(changed: dict[str, Any], posed: Posed) -> None:
-    for each in ({}, {"factor": 5.0}, changed, {}, changed, {"x": X + 1}):
-        assert torch.equal(result(**each), expected(**each)), each
+    for values in ({}, {"factor": 5.0}, changed, {}, changed, {"x": X + 1}):
+        assert torch.equal(result(**values), expected(**values)), values
     assert len(posed.specialised) == 2
 
 
@@ -72,60 +68,15 @@ def copy_kernel(x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignor
 
 @pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton makes no descriptors on the host")
 def test_descriptors_of_one_form_share_a_kernel(posed: Posed) -> None:
-    rows, apart, short = torch.randn(8, 64), torch.randn(8, 128)[:, :64], torch.randn(8, 64).half()
-    for x, compiled in ((rows, 1), (rows + 1, 1), (apart, 1), (short, 2)):
+    rows, wider, short = torch.randn(8, 64), torch.randn(8, 128)[:, :64], torch.randn(8, 64).half()
+    for x, compiled in ((rows, 1), (rows + 1, 1), (wider, 1), (short, 2)):
         y = torch.zeros(4, 32, dtype=x.dtype)
         copy_kernel[(1,)](described(x, (4, 32)), y, ROWS=4, COLUMNS=32)
         assert torch.equal(y, x[:4, :32])
         assert len(posed.specialised) == compiled
 
 
-# -- the device -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The device that was current at each launch, on a machine that seems to have two."""
-    current, launches = [0], []
-
-    @contextlib.contextmanager
-    def device(wanted: torch.device) -> Iterator[None]:
-        before, current[0] = current[0], wanted.index
-        try:
-            yield
-        finally:
-            current[0] = before
-
-    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
-        launches.append(current[0])
-
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
-    monkeypatch.setattr(JITFunction, "run", run)
-    return launches
-
-
-class Elsewhere(torch.Tensor):
-    """Says that it lies on a device, which need not be there."""
-
-    device = torch.device("cpu")
-
-    def get_device(self) -> int:
-        return -1 if self.device.index is None else self.device.index
-
-
-def launch_on(*devices: str) -> None:
-    tensors = [torch.empty(8).as_subclass(Elsewhere) for _ in devices]
-    for tensor, device in zip(tensors, devices, strict=True):
-        tensor.device = torch.device(device)
-    add_kernel[(1,)](tensors[0], tensors[0], tensors[1], 2.0, 8, TIMES=1, BLOCK=8)
-
-
-def test_a_launch_is_on_the_device_of_its_tensors(launched: list[int]) -> None:
-    for index in (1, 0, 1):
-        launch_on(f"cuda:{index}", f"cuda:{index}")
-    assert launched == [1, 0, 1]
-    for devices in (("cuda:0", "cuda:1"), ("cpu", "cuda:1"), ("cuda:1", "cpu")):
-        with pytest.raises(ValueError, match=f"on {devices[0]} and on {devices[1]} in one launch"):
-            launch_on(*devices)
-    assert launched == [1, 0, 1]
+def test_tensors_of_two_devices_are_refused() -> None:
+    here, elsewhere = torch.empty(8), torch.empty(8, device="meta")
+    with pytest.raises(ValueError, match="on cpu and on meta in one launch"):
+        add_kernel[(1,)](here, None, elsewhere, 2.0, 8, TIMES=1, BLOCK=8)

@@ -44,10 +44,10 @@ WHY = "no call on the GPU works in this process any more (*test_one[[]3[]]): CUD
 def test_a_worker_that_lost_its_gpu_is_replaced(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
-    found = pytester.runpytest_subprocess("--device", "cpu", "-n", "1", "-rf")
-    found.stdout.fnmatch_lines([WHY, "FAILED *test_one[[]1[]]*", "FAILED *test_one[[]3[]]*"])
+    result = pytester.runpytest_subprocess("--device", "cpu", "-n", "1", "-rf")
+    result.stdout.fnmatch_lines([WHY, "FAILED *test_one[[]1[]]*", "FAILED *test_one[[]3[]]*"])
     # The worker's end is a failure of that test, too.
-    assert found.parseoutcomes() == {"passed": 7, "failed": 3}
+    assert result.parseoutcomes() == {"passed": 7, "failed": 3}
 
 
 @pytest.mark.long
@@ -58,10 +58,10 @@ def test_without_workers_the_session_ends_there(
         monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
-    found = pytester.runpytest_inprocess("--device", "cpu")
-    found.stdout.fnmatch_lines([WHY, f"! {WHY} !"])
-    assert found.parseoutcomes() == {"passed": 2, "failed": 2}
-    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    result = pytester.runpytest_inprocess("--device", "cpu")
+    result.stdout.fnmatch_lines([WHY, f"! {WHY} !"])
+    assert result.parseoutcomes() == {"passed": 2, "failed": 2}
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
 CANDIDATE = """
@@ -91,12 +91,16 @@ def loses(q, k, cos, sin):
 
 @pytest.mark.usefixtures("forked")
 def test_the_checks_behind_a_lost_gpu_have_another_process(tmp_path: Path) -> None:
-    path, out = tmp_path / "candidate.py", tmp_path / "found.json"
+    path, out = tmp_path / "candidate.py", tmp_path / "result.json"
     path.write_text(CANDIDATE)
     only = "--only=outputs,input layouts,gradients,scaled upstream,determinism"
     assert main(["check", str(path), "--device=cpu", f"--json={out}", only]) == 1
-    found = {one["check"]: one for one in json.loads(out.read_text())["rope-loses"]}
-    wrong = {check: one["message"] for check, one in found.items() if one["outcome"] != "passed"}
+    result = {finding["check"]: finding for finding in json.loads(out.read_text())["rope-loses"]}
+    wrong = {
+        check: finding["message"]
+        for check, finding in result.items()
+        if finding["outcome"] != "passed"
+    }
     assert list(wrong) == ["input layouts"]
     assert "no call on the GPU works any more: CUDA error: misaligned" in wrong["input layouts"]
-    assert "strided" in found["input layouts"]["case"]
+    assert "strided" in result["input layouts"]["case"]

@@ -98,12 +98,12 @@ def test_on_a_cpu_the_operators_are_timed_and_nothing_is_counted() -> None:
         time.sleep(0.05)
         took = time.perf_counter() - start
 
-    found = launches(call, CPU)
-    assert (found.kernels, found.copies, found.host_syncs) == (None, None, None)
-    assert set(found.time_by) == {"products", "elementwise"}
-    assert all(seconds > 0 for seconds in found.time_by.values())
-    assert found.busy_seconds == pytest.approx(sum(found.time_by.values()))
-    assert found.busy_seconds < took - 0.04, "the host's own time is not an operator's"
+    measured = launches(call, CPU)
+    assert (measured.kernels, measured.copies, measured.host_syncs) == (None, None, None)
+    assert set(measured.time_by) == {"products", "elementwise"}
+    assert all(seconds > 0 for seconds in measured.time_by.values())
+    assert measured.busy_seconds == pytest.approx(sum(measured.time_by.values()))
+    assert measured.busy_seconds < took - 0.04, "the host's own time is not an operator's"
 
 
 @pytest.mark.gpu
@@ -123,10 +123,10 @@ def test_kernels_of_a_captured_graph_are_counted_one_by_one(
         for _ in range(2):
             y.copy_(x)
     graph.replay()
-    found = launches(graph.replay, gpu)
-    assert (found.kernels, found.copies, found.host_syncs) == (5, 2, 0), found.by_name
-    assert set(found.time_by) == {"elementwise", "copies"}
-    assert 0 < found.busy_seconds <= sum(found.time_by.values()) * 1.01
+    measured = launches(graph.replay, gpu)
+    assert (measured.kernels, measured.copies, measured.host_syncs) == (5, 2, 0), measured.by_name
+    assert set(measured.time_by) == {"elementwise", "copies"}
+    assert 0 < measured.busy_seconds <= sum(measured.time_by.values()) * 1.01
 
 
 @pytest.mark.gpu

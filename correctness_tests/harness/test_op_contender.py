@@ -48,27 +48,29 @@ def test_the_providers_of_the_tree_raise_no_false_alarm(
 
 
 def test_inputs_are_fresh_and_caches_cold_in_each_round(contender: Contender) -> None:
-    seen: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        seen.append(x.detach().clone())
+        inputs.append(x.detach().clone())
         return weighed(x, weight)
 
     right = contender(call)
     flushes: list[int] = []
-    made: list[torch.Tensor] = []
+    flushed: list[torch.Tensor] = []
 
     def flush() -> None:
-        flushes.append(len(seen))
-        made.append(right.args.get("x", torch.empty(0)).detach().clone())
+        flushes.append(len(inputs))
+        flushed.append(right.args.get("x", torch.empty(0)).detach().clone())
 
     right.flush = flush  # type: ignore[assignment]
     for _ in range(4):
         right.turn()
-    assert len(seen) >= 1 + 2 * 4
-    assert len({x.sum().item() for x in seen}) == len(seen)
-    assert flushes == list(range(1, len(seen))), "ahead of each try to time a call"
-    assert all(map(torch.equal, made, seen[1:])), "behind the making of inputs, which warms caches"
+    assert len(inputs) >= 1 + 2 * 4
+    assert len({x.sum().item() for x in inputs}) == len(inputs)
+    assert flushes == list(range(1, len(inputs))), "ahead of each try to time a call"
+    assert all(map(torch.equal, flushed, inputs[1:])), (
+        "behind the making of inputs, which warms caches"
+    )
 
 
 def test_a_call_that_waits_is_timed_by_what_the_device_does(contender: Contender) -> None:
@@ -94,17 +96,17 @@ def test_layouts_see_a_provider_that_is_slow_on_strided_inputs(contender: Conten
                 torch.cuda._sleep(4_000_000)
         return weighed(x, weight)
 
-    found = contender(call).layouts(("strided", "expanded"), rounds=8)
-    assert set(found) == {"strided", "expanded"}
-    for median, low, high in found.values():
+    ratios = contender(call).layouts(("strided", "expanded"), rounds=8)
+    assert set(ratios) == {"strided", "expanded"}
+    for median, low, high in ratios.values():
         assert low <= median <= high
         assert median > 2
 
 
 def test_facts_are_of_each_pass(contender: Contender, device: torch.device) -> None:
-    found = contender(weighed).facts()
-    assert set(found) == {FORWARD, BOTH}
-    for facts in found.values():
+    by_pass = contender(weighed).facts()
+    assert set(by_pass) == {FORWARD, BOTH}
+    for facts in by_pass.values():
         assert set(facts) == {"peak_bytes", "kernels"}
         if device.type == "cpu":
             assert set(facts.values()) == {None}, "a CPU counts neither"
@@ -121,9 +123,9 @@ def size(tensor: torch.Tensor | None) -> int:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("gpu")
 def test_both_passes_hold_what_they_give(contender: Contender) -> None:
-    made = contender(weighed)
-    first = made.facts()
-    results = sum(map(size, (*made.outputs, *made.gradients)))
-    made.turn()
-    assert made.facts() == first
+    right = contender(weighed)
+    first = right.facts()
+    results = sum(map(size, (*right.outputs, *right.gradients)))
+    right.turn()
+    assert right.facts() == first
     assert first[BOTH]["peak_bytes"] >= results > first[FORWARD]["peak_bytes"]

@@ -24,8 +24,9 @@ from correctness_tests.support.posed import Posed
 from tinyllama.harness.declare import checked
 from tinyllama.harness.declare.checked import BySignature
 from tinyllama.harness.kernels import launch, launch_cache
+from tinyllama.harness.kernels.chips import processors
 from tinyllama.harness.kernels.configs import Config
-from tinyllama.harness.kernels.launch import launched, processors, recorded
+from tinyllama.harness.kernels.launch import launched, recorded
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.plans import Repeated
 

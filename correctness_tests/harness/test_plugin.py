@@ -37,9 +37,9 @@ def test_quick(seed): pass
 @pytest.mark.long
 def test_left_out_cases_are_counted_by_reason(suite: pytest.Pytester) -> None:
     suite.makepyfile(CASES)
-    found = suite.runpytest_inprocess()
-    found.assert_outcomes(passed=1, skipped=1, deselected=3)
-    found.stdout.fnmatch_lines(
+    result = suite.runpytest_inprocess()
+    result.assert_outcomes(passed=1, skipped=1, deselected=3)
+    result.stdout.fnmatch_lines(
         ["4 cases left out", "*3  slow, run with -m slow: takes an hour", "*1  no such device"]
     )
     suite.runpytest_inprocess("-m", "slow").assert_outcomes(passed=3, deselected=2)
@@ -51,12 +51,12 @@ def test_workers_leave_out_the_same_and_take_the_seed_that_was_drawn(
 ) -> None:
     suite.makepyfile(CASES)
     options = ("-q", "--device", "cpu", "--soak-seeds", "4")
-    found = suite.runpytest_subprocess(*options, "-n", "2", "-v", "-rA")
-    found.assert_outcomes(passed=4, skipped=4)
-    found.stdout.fnmatch_lines(
+    result = suite.runpytest_subprocess(*options, "-n", "2", "-v", "-rA")
+    result.assert_outcomes(passed=4, skipped=4)
+    result.stdout.fnmatch_lines(
         ["7 cases left out", "*4  no such device", "*3  slow, run with -m slow: takes an hour"]
     )
-    passed = re.findall(r"^PASSED.*test_quick\[seed(\d+)\]", str(found.stdout), re.M)
+    passed = re.findall(r"^PASSED.*test_quick\[seed(\d+)\]", str(result.stdout), re.M)
     assert len(set(passed)) == 4
     seeds = sorted(map(int, set(passed)))
     assert seeds[-1] - seeds[0] == 3
@@ -64,16 +64,16 @@ def test_workers_leave_out_the_same_and_take_the_seed_that_was_drawn(
 
 def test_a_slow_case_without_a_reason_is_an_error(suite: pytest.Pytester) -> None:
     suite.makepyfile("import pytest\n@pytest.mark.slow\ndef test_slow(): pass")
-    found = suite.runpytest_inprocess()
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["*test_slow: pytest.mark.slow needs a reason"])
+    result = suite.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*test_slow: pytest.mark.slow needs a reason"])
 
 
 def test_a_soak_repeats_random_cases_with_fresh_seeds(suite: pytest.Pytester) -> None:
     suite.makepyfile("def test_random(seed): print('seed', seed)\ndef test_fixed(): pass")
-    found = suite.runpytest_inprocess("--soak-seeds", "3", "--soak-base", "40", "-v")
-    found.assert_outcomes(passed=3, deselected=1)
-    found.stdout.fnmatch_lines(["*test_random?seed42?*", "*1  not in a soak: takes no random*"])
+    result = suite.runpytest_inprocess("--soak-seeds", "3", "--soak-base", "40", "-v")
+    result.assert_outcomes(passed=3, deselected=1)
+    result.stdout.fnmatch_lines(["*test_random?seed42?*", "*1  not in a soak: takes no random*"])
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_a_soak_repeats_random_cases_with_fresh_seeds(suite: pytest.Pytester) ->
 )
 def test_bad_options_are_refused(suite: pytest.Pytester, args: list[str], message: str) -> None:
     suite.makepyfile("def test_nothing(device): pass")
-    found = suite.runpytest_inprocess(*args)
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    assert message in found.stderr.str() + found.stdout.str()
+    result = suite.runpytest_inprocess(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert message in result.stderr.str() + result.stdout.str()
 
 
 @pytest.mark.parametrize("quiet", [[], ["-q"], ["-q", "-n", "2"]], ids=str)
@@ -96,9 +96,9 @@ def test_a_device_that_is_not_there_is_refused_where_nothing_uses_it(
 ) -> None:
     """Quiet runs have no header, which asks for the device too."""
     suite.makepyfile("def test_nothing(): pass")
-    found = suite.runpytest_inprocess("--device", "warp", *quiet)
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--device warp: " in found.stderr.str()
+    result = suite.runpytest_inprocess("--device", "warp", *quiet)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--device warp: " in result.stderr.str()
 
 
 # -- ``--ops FILE`` of a file that cannot be used: one line with its place, and no test runs -----
@@ -108,7 +108,7 @@ def test_a_device_that_is_not_there_is_refused_where_nothing_uses_it(
 def test_a_run_with_such_a_file_ends_before_any_test(tmp_path: Path) -> None:
     path = tmp_path / "wrong.py"
     path.write_text("from tinyllama.harness import Op\nOp('Name', inputs={}, outputs={}, cases=[])")
-    found = python("-m", "pytest", "-q", str(ROOT / "correctness_tests"), "--ops", str(path))
-    assert found.returncode == pytest.ExitCode.USAGE_ERROR, found.stdout + found.stderr
-    (line,) = found.stderr.strip().splitlines()
+    result = python("-m", "pytest", "-q", str(ROOT / "correctness_tests"), "--ops", str(path))
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR, result.stdout + result.stderr
+    (line,) = result.stderr.strip().splitlines()
     assert line.startswith(f"ERROR: --ops {path}: op 'Name'")

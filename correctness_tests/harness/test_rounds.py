@@ -12,11 +12,11 @@ def test_turns_alternate_and_each_comes_first_as_often_as_last() -> None:
     order: list[str] = []
 
     def turn(name: str) -> Callable[[], float]:
-        def one() -> float:
+        def call() -> float:
             order.append(name)
             return float(len(order))
 
-        return one
+        return call
 
     seconds = interleaved({name: turn(name) for name in "ABC"}, rounds=4)
     assert "".join(order) == "ABCCBAABCCBA"
@@ -28,12 +28,12 @@ def drifting(rounds: int, growth: float) -> dict[str, list[float]]:
     turns = 0
 
     def turn(seconds: float) -> Callable[[], float]:
-        def one() -> float:
+        def call() -> float:
             nonlocal turns
             turns += 1
             return seconds * growth**turns
 
-        return one
+        return call
 
     return interleaved({"slow": turn(2.0), "fast": turn(1.0)}, rounds)
 
@@ -42,16 +42,16 @@ def test_drift_falls_out_of_the_ratio() -> None:
     """The machine slows down by a factor of 7 meanwhile; the ratio moves by one turn's drift."""
     seconds = drifting(rounds=100, growth=1.01)
     assert max(seconds["fast"]) > 7 * min(seconds["fast"])
-    found = ratio(seconds["slow"], seconds["fast"])
-    assert found.median == pytest.approx(2.0, rel=1e-3)
-    assert 2.0 / 1.011 < found.low < 2.0 < found.high < 2.0 * 1.011
+    result = ratio(seconds["slow"], seconds["fast"])
+    assert result.median == pytest.approx(2.0, rel=1e-3)
+    assert 2.0 / 1.011 < result.low < 2.0 < result.high < 2.0 * 1.011
 
 
 def test_a_ratio_is_the_median_of_the_rounds_with_its_interval() -> None:
     fast = [1.0, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 3.0]
-    found = ratio([2.0, 4.0, 6.0, 2.0, 2.0, 2.0, 2.0, 9.0], fast)
-    assert found == Ratio(2.0, 2.0, 4.0)
-    assert found == (2.0, 2.0, 4.0)
+    result = ratio([2.0, 4.0, 6.0, 2.0, 2.0, 2.0, 2.0, 9.0], fast)
+    assert result == Ratio(2.0, 2.0, 4.0)
+    assert result == (2.0, 2.0, 4.0)
     assert str(Ratio(1.234, 1.0, 1.5)) == "1.23 [1.00, 1.50]"
 
 
@@ -67,9 +67,9 @@ def test_the_interval_covers_the_true_median_in_99_of_100_runs(rounds: int) -> N
     truth = 1.0  # both series have the same distribution
     missed = 0
     for _ in range(runs):
-        found = ratio([seconds() for _ in range(rounds)], [seconds() for _ in range(rounds)])
-        assert found.low <= found.median <= found.high
-        missed += not found.low <= truth <= found.high
+        result = ratio([seconds() for _ in range(rounds)], [seconds() for _ in range(rounds)])
+        assert result.low <= result.median <= result.high
+        missed += not result.low <= truth <= result.high
     # Binomial with p = 0.01: a correct interval misses more than 14 with a chance below 0.001.
     assert missed <= 14
 
@@ -82,8 +82,8 @@ def test_too_few_rounds_for_an_interval_are_an_error(rounds: int) -> None:
 
 def test_a_summary_has_the_median_and_the_quartiles() -> None:
     readings = [500.0, 1.0, 3.0, 2.0, 4.0]  # one was disturbed
-    found = summary("seconds", readings)
-    assert found == {"seconds": 3.0, "seconds_quartiles": (2.0, 4.0)}
+    fields = summary("seconds", readings)
+    assert fields == {"seconds": 3.0, "seconds_quartiles": (2.0, 4.0)}
     assert readings == [500.0, 1.0, 3.0, 2.0, 4.0], "the series keeps its order"
     assert summary("x", [7.0]) == {"x": 7.0, "x_quartiles": (7.0, 7.0)}
     assert summary("x", [float(i) for i in range(101)])["x_quartiles"] == (25.0, 75.0)

@@ -29,10 +29,10 @@ def saved(suite: Suite) -> Suite:
 
 @pytest.mark.parametrize("value", ["", "=0001", "=0001_first"])
 def test_a_saved_run_is_in_the_table_and_the_verdict_is_ours(saved: Suite, value: str) -> None:
-    found = saved.run(COMPARE + value)
-    assert found.ret == 0, found.stdout.str()
-    lines(found, r"^SAME one/a", r"test_it_is_fast\[one\] \(0001_first\)", r"\[one\] \(NOW\)")
-    lines(found, "^2 benchmarks compared with saved runs$")
+    result = saved.run(COMPARE + value)
+    assert result.ret == 0, result.stdout.str()
+    lines(result, r"^SAME one/a", r"test_it_is_fast\[one\] \(0001_first\)", r"\[one\] \(NOW\)")
+    lines(result, "^2 benchmarks compared with saved runs$")
     saved.measure(1.2)
     assert saved.run(COMPARE + value).ret == 10
 
@@ -55,8 +55,8 @@ def test_thresholds_hold_and_the_summary_says_what_they_miss(saved: Suite) -> No
     lines(within, "^--benchmark-compare-fail compares one figure .* new or missing")
     (path,) = stored(saved.pytester.path)
     run = json.loads(path.read_text())
-    for one in run["benchmarks"]:
-        one["stats"]["min"] = 1e-12
+    for benchmark in run["benchmarks"]:
+        benchmark["stats"]["min"] = 1e-12
     path.write_text(json.dumps(run))
     beyond = saved.pytester.runpytest_subprocess(
         "test_timed.py", "--device", "cpu", COMPARE, f"{FAIL}=min:5%"
@@ -81,10 +81,10 @@ def test_thresholds_hold_and_the_summary_says_what_they_miss(saved: Suite) -> No
 def test_what_would_compare_nothing_is_refused_before_anything_runs(
     saved: Suite, args: list[str], message: str
 ) -> None:
-    found = saved.run(*args)
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    lines(found, message.replace("(", r"\("))
-    assert "passed" not in found.stdout.str()
+    result = saved.run(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    lines(result, message.replace("(", r"\("))
+    assert "passed" not in result.stdout.str()
 
 
 def test_readings_are_entered_under_benchmark_only(
@@ -110,8 +110,8 @@ def test_readings_are_entered_under_benchmark_only(
         """
     )
     options = ("-Werror", "-pno:cacheprovider", "-pno:xdist", "--benchmark-only")
-    found = pytester.runpytest_subprocess(*options, "--benchmark-json=found.json")
-    found.assert_outcomes(passed=2, skipped=1)
-    (entered,) = json.loads((pytester.path / "found.json").read_text())["benchmarks"]
+    result = pytester.runpytest_subprocess(*options, "--benchmark-json=result.json")
+    result.assert_outcomes(passed=2, skipped=1)
+    (entered,) = json.loads((pytester.path / "result.json").read_text())["benchmarks"]
     assert (entered["group"], entered["extra_info"]) == ("small", {"plan": "captured"})
     assert entered["stats"]["data"] == [0.5, 0.25, 0.75]

@@ -1,26 +1,39 @@
-"""What a GPU's management library tells: values, units, and what it does not know, by reason.
+"""What a GPU's management library tells: values in units, reasons, energy, and what disturbs.
 
-Two made-up libraries stand for NVML and AMD SMI, by their documented names and units.
+Two simulated libraries stand for NVML and AMD SMI, by their documented names and units.
 """
 
+import os
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tinyllama.harness.machine import facts as machine
-from tinyllama.harness.machine.sensors import AmdSmiSensor, NotToldError, NvmlSensor, Sensor, sensor
+from tinyllama.harness.machine import facts
+from tinyllama.harness.machine.sensors import NotToldError, Sensor, sensor
+from tinyllama.harness.measure.energy import energy
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 UUID = "8e4b1d52-1111-2222-3333-444455556666"
-VIOLATIONS = ("prochot_thrm", "ppt_pwr", "socket_thrm", "vr_thrm", "hbm_thrm")
-CALM = {f"active_{name}": False for name in VIOLATIONS}
-TELLS = ("driver", "power_limit_watts", "clocks_mhz", "energy_joules", "watts", "busy_share")
+CALM = {f"active_{name}": False for name in ("prochot_thrm", "ppt_pwr", "socket_thrm", "hbm_thrm")}
+READINGS = {
+    "driver": "580.65.06",
+    "power_limit_watts": 700,
+    "watts": 312.5,
+    "energy_joules": 4.5,
+    "clocks_mhz": {"sm": 1755, "memory": 3201, "sm_max": 1980, "memory_max": 3202},
+    "processes": [41],
+    "busy_share": 0.37,
+    "throttled": None,
+}
 
 
-def made_up_nvml() -> Any:
+def simulated_nvml() -> Any:
     """The module ``pynvml`` on a machine with one GPU: mW, mJ, percent, a mask of reasons."""
     nvml: Any = ModuleType("pynvml")
     nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM = 1, 2
@@ -34,202 +47,208 @@ def made_up_nvml() -> Any:
     nvml.nvmlDeviceGetMaxClockInfo = lambda handle, kind: {1: 1980, 2: 3202}[kind]
     nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: [SimpleNamespace(pid=41)]
     nvml.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=37, memory=90)
-    nvml.nvmlClocksThrottleReasonSwPowerCap = 4
     nvml.nvmlClocksThrottleReasonHwSlowdown = 8
     nvml.nvmlClocksThrottleReasonSwThermalSlowdown = 32
     nvml.nvmlClocksThrottleReasonHwThermalSlowdown = 64
     nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 128
-    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 4
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 4  # the power cap
     return nvml
 
 
-def made_up_amdsmi() -> Any:
-    """The module ``amdsmi`` on a machine with two GPUs: uW, W, counts of 15.3 uJ, percent."""
+def simulated_amdsmi() -> Any:
+    """The module ``amdsmi`` on a machine with three GPUs: uW, W, counts of uJ, percent."""
     smi: Any = ModuleType("amdsmi")
     smi.AmdSmiClkType = SimpleNamespace(GFX="gfx", MEM="mem")
     smi.amdsmi_init = lambda: None
     smi.amdsmi_get_processor_handles = lambda: ["0000:0c:00.0", "0001:0c:00.0", "0000:22:00.0"]
     smi.amdsmi_get_gpu_device_bdf = lambda handle: handle
-    clocks = {"gfx": {"clk": 2100, "max_clk": 2101}, "mem": {"clk": 900, "max_clk": 1300}}
-    answers: dict[str, Any] = {
-        "gpu_driver_info": {"driver_version": "6.12.12"},
-        "power_cap_info": {"power_cap": 1_000_000_000},
-        "power_info": {"current_socket_power": 640, "average_socket_power": "N/A"},
-        "energy_count": {"energy_accumulator": 2_000_000, "counter_resolution": 15.3},
+    smi.answers = {
+        "gpu_driver_info": {"driver_version": "580.65.06"},
+        "power_cap_info": {"power_cap": 700_000_000},
+        "power_info": {"current_socket_power": 312.5, "average_socket_power": "N/A"},
+        "energy_count": {"energy_accumulator": 300_000, "counter_resolution": 15.0},
         "gpu_activity": {"gfx_activity": 37},
         "gpu_process_list": [{"name": "python", "pid": 41}],
         "violation_status": dict(CALM),
         "gpu_metrics_info": {"throttle_status": "N/A"},
     }
-    for name, answer in answers.items():
+    for name, answer in smi.answers.items():
         setattr(smi, f"amdsmi_get_{name}", lambda handle, answer=answer: answer)
+    clocks = {"gfx": {"clk": 1755, "max_clk": 1980}, "mem": {"clk": 3201, "max_clk": 3202}}
     smi.amdsmi_get_clock_info = lambda handle, kind: clocks[kind]
-    smi.answers, smi.clocks = answers, clocks
     return smi
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = made_up_nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", made)
-    monkeypatch.setitem(sys.modules, "amdsmi", None)
-    known = SimpleNamespace(uuid=UUID)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known)
-    return made
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The simulated library of that name, the only one that is installed."""
+    name = getattr(request, "param", "pynvml")
+    module = simulated_nvml() if name == "pynvml" else simulated_amdsmi()
+    for installed in ("pynvml", "amdsmi"):
+        monkeypatch.setitem(sys.modules, installed, module if installed == name else None)
+    properties = SimpleNamespace(uuid=UUID, pci_bus_id=0x0C, pci_domain_id=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return module
 
 
-@pytest.fixture
-def smi(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = made_up_amdsmi()
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setitem(sys.modules, "amdsmi", made)
-    made.device = SimpleNamespace(pci_bus_id=0x0C, pci_domain_id=1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: made.device)
-    return made
-
-
-def found() -> Sensor:
+def gpu_sensor() -> Sensor:
     gpu = sensor(GPU)
     assert not isinstance(gpu, str), gpu
     return gpu
 
 
-# -- one library, the other, or neither -------------------------------------------------------
+each_library = pytest.mark.parametrize("library", ["pynvml", "amdsmi"], indirect=True)
+amd = pytest.mark.parametrize("library", ["amdsmi"], indirect=True)
 
 
-def test_nvml_in_watts_joules_and_shares(nvml: Any) -> None:
-    gpu = found()
-    assert isinstance(gpu, NvmlSensor)
-    assert gpu.driver() == "580.65.06"
-    assert gpu.power_limit_watts() == 700
-    assert gpu.watts() == 312.5
-    assert gpu.energy_joules() == 4.5
-    assert gpu.clocks_mhz() == {"sm": 1755, "memory": 3201, "sm_max": 1980, "memory_max": 3202}
-    assert gpu.processes() == [41]
-    assert gpu.busy_share() == 0.37
+@each_library
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_reading_is_in_its_unit(library: Any, reading: str) -> None:
+    assert getattr(gpu_sensor(), reading)() == READINGS[reading]
 
 
 @pytest.mark.parametrize(
     ("mask", "words"),
+    [(32 | 4, "software thermal slowdown"), (8 | 128, "hardware slowdown, power")],
+)
+def test_nvml_says_why_clocks_are_lowered(library: Any, mask: int, words: str) -> None:
+    library.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: mask
+    assert str(gpu_sensor().throttled()).startswith(words)
+
+
+@amd
+@pytest.mark.parametrize(
+    ("violations", "words"),
     [
-        (0, None),
-        (4, None),  # the power cap: how a GPU works at full load
-        (8, "hardware slowdown"),
-        (32 | 4, "software thermal slowdown"),
-        (8 | 64, "hardware slowdown, hardware thermal slowdown"),
-        (128, "power brake"),
+        ({"active_ppt_pwr": True}, None),  # the power cap is how a GPU works at full load
+        ({"active_socket_thrm": True}, "socket thermal limit"),
+        (dict.fromkeys(CALM, "N/A"), "the driver reports throttling"),  # an earlier GPU
     ],
 )
-def test_nvml_tells_why_clocks_are_held_down(nvml: Any, mask: int, words: str | None) -> None:
-    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: mask
-    assert found().throttled() == words
+def test_amdsmi_says_why_clocks_are_lowered(
+    library: Any, violations: dict[str, Any], words: str | None
+) -> None:
+    library.answers["violation_status"].update(violations)
+    library.answers["gpu_metrics_info"]["throttle_status"] = True
+    assert gpu_sensor().throttled() == words
 
 
-def test_amdsmi_in_watts_joules_and_shares(smi: Any) -> None:
-    gpu = found()
-    assert isinstance(gpu, AmdSmiSensor)
-    assert gpu.handle == "0001:0c:00.0", "the same bus in another domain is another GPU"
-    assert gpu.driver() == "6.12.12"
-    assert gpu.power_limit_watts() == 1000
-    assert gpu.watts() == 640
-    assert gpu.energy_joules() == pytest.approx(30.6)
-    assert gpu.clocks_mhz() == {"sm": 2100, "memory": 900, "sm_max": 2101, "memory_max": 1300}
-    assert gpu.processes() == [41]
-    assert gpu.busy_share() == 0.37
-    assert gpu.throttled() is None
+@amd
+def test_amdsmi_has_the_fields_of_older_gpus_and_releases(library: Any) -> None:
+    library.answers["power_info"].update(current_socket_power="N/A", average_socket_power=250)
+    count = library.answers["energy_count"]
+    count["power"] = count.pop("energy_accumulator")
+    assert gpu_sensor().watts() == 250
+    assert gpu_sensor().energy_joules() == pytest.approx(4.5)
 
 
-def test_amdsmi_has_the_words_of_older_cards_and_releases(smi: Any) -> None:
-    smi.answers["power_info"].update(current_socket_power="N/A", average_socket_power=250)
-    smi.answers["energy_count"]["power"] = smi.answers["energy_count"].pop("energy_accumulator")
-    gpu = found()
-    assert gpu.watts() == 250
-    assert gpu.energy_joules() == pytest.approx(30.6)
-    smi.answers["violation_status"].update(dict.fromkeys(CALM, "N/A"))
-    smi.answers["gpu_metrics_info"]["throttle_status"] = False
-    assert gpu.throttled() is None
-    smi.answers["gpu_metrics_info"]["throttle_status"] = True
-    assert gpu.throttled() == "the driver reports throttling"
-    del smi.amdsmi_get_violation_status
-    assert gpu.throttled() == "the driver reports throttling"
+@amd
+def test_amdsmi_does_not_guess_which_gpu_a_device_is(library: Any) -> None:
+    assert vars(gpu_sensor())["handle"] == "0001:0c:00.0"
+    torch.cuda.get_device_properties(GPU).pci_bus_id = 0x0D
+    assert "0 of 3 GPUs are on PCI domain" in str(sensor(GPU))
 
 
-def test_amdsmi_tells_why_clocks_are_held_down(smi: Any) -> None:
-    smi.answers["violation_status"].update(active_ppt_pwr=True)
-    assert found().throttled() is None, "the power cap is how a GPU works at full load"
-    smi.answers["violation_status"].update(active_socket_thrm="N/A")
-    assert found().throttled() is None, "what is not known is not held against it"
-    smi.answers["violation_status"].update(active_socket_thrm=True, active_hbm_thrm=True)
-    assert found().throttled() == "socket thermal limit, memory thermal limit"
-    for name, words in (("prochot_thrm", "processor hot"), ("hbm_thrm", "memory thermal limit")):
-        alone = {**dict.fromkeys(smi.answers["violation_status"], "N/A"), f"active_{name}": True}
-        smi.amdsmi_get_violation_status = lambda handle, alone=alone: alone
-        assert found().throttled() == words, "alone of those that are known"
-
-
-def test_amdsmi_does_not_guess_which_gpu_it_is(smi: Any) -> None:
-    smi.device = SimpleNamespace(pci_bus_id=0x22)  # a torch that tells no domain
-    assert vars(found())["handle"] == "0000:22:00.0"
-    for vague in (SimpleNamespace(pci_bus_id=0x0C), SimpleNamespace()):
-        smi.device = vague
-        assert "of 3 GPUs are on PCI domain" in str(sensor(GPU))
-    smi.amdsmi_get_processor_handles = lambda: ["0000:05:00.0"]
-    assert vars(found())["handle"] == "0000:05:00.0", "the only one is it"
-
-
-def test_a_device_that_neither_knows_has_a_reason_naming_both(nvml: Any) -> None:
-    def fails() -> None:
-        raise RuntimeError("NVML Shared Library Not Found")
-
-    nvml.nvmlInit = fails
+def test_a_device_without_a_sensor_has_a_reason_for_each_library(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     reason = str(sensor(GPU))
-    assert "NvmlSensor: RuntimeError: NVML Shared Library Not Found" in reason
+    assert "NvmlSensor: ModuleNotFoundError: " in reason
     assert "AmdSmiSensor: ModuleNotFoundError: " in reason
     assert "pip install 'tinyllama-harness[sensors]'" in reason
     assert sensor(CPU) == "a CPU has no GPU sensor"
 
 
-@pytest.mark.parametrize("method", TELLS)
-def test_what_amdsmi_does_not_know_has_a_reason(smi: Any, method: str) -> None:
-    for answer in (*smi.answers.values(), *smi.clocks.values()):
-        if isinstance(answer, dict):
-            answer.update(dict.fromkeys(answer, "N/A"))
-    with pytest.raises(NotToldError, match="amdsmi does not know "):
-        getattr(found(), method)()
+@pytest.mark.parametrize("reading", READINGS)
+def test_what_nvml_refuses_has_a_reason(library: Any, reading: str) -> None:
+    gpu = gpu_sensor()
+    for name in [name for name in vars(library) if "Get" in name]:
+        setattr(library, name, lambda *_: 1 / 0)
+    with pytest.raises(NotToldError, match=f"NvmlSensor.{reading}: ZeroDivisionError"):
+        getattr(gpu, reading)()
 
 
-@pytest.mark.parametrize("method", [*TELLS, "processes", "throttled"])
-def test_what_a_library_refuses_has_a_reason(nvml: Any, method: str) -> None:
-    class NotSupportedError(Exception):
-        """As NVMLError_NotSupported: an exception of the library's own."""
-
-    def refused(*_: Any) -> None:
-        raise NotSupportedError("Not Supported")
-
-    gpu = found()
-    for name in [name for name in vars(nvml) if "Get" in name]:
-        setattr(nvml, name, refused)
-    with pytest.raises(
-        NotToldError, match=f"NvmlSensor.{method}: NotSupportedError: Not Supported"
-    ):
-        getattr(gpu, method)()
+@amd
+def test_a_record_has_what_is_read_and_reasons_for_the_rest(library: Any) -> None:
+    library.answers["power_cap_info"]["power_cap"] = "N/A"
+    machine = facts.describe(GPU)
+    assert {"processor", "cores", "memory_bytes", "system", "driver", "clocks_mhz"} < set(machine)
+    assert machine["unavailable"] == {"power_limit_watts": "amdsmi does not know power_cap"}
 
 
-# -- the machine of a record ------------------------------------------------------------------
+# -- energy -----------------------------------------------------------------------------------
 
-HOST = {"processor", "cores", "memory_bytes", "system"}
-
-
-def test_a_cpu_is_described_without_a_gpu() -> None:
-    told = machine.describe(CPU)
-    assert set(told) == HOST
-    assert told["processor"]
-    assert told["cores"] >= 1
-    assert told["memory_bytes"] > 2**28
+WATTS = 200.0
 
 
-def test_what_a_sensor_does_not_tell_is_absent_with_its_reason(smi: Any) -> None:
-    smi.answers["power_cap_info"]["power_cap"] = "N/A"
-    told = machine.describe(GPU)
-    assert set(told) == {*HOST, "driver", "clocks_mhz", "unavailable"}
-    assert told["unavailable"] == {"power_limit_watts": "amdsmi does not know power_cap"}
+class ConstantPower:
+    """A GPU that draws constant power. counter: whether it counts its energy, in steps of 20 ms."""
+
+    def __init__(self, counter: bool = True, power: bool = True) -> None:
+        self.counter, self.power = counter, power
+
+    def energy_joules(self) -> float:
+        return 5e6 + (WATTS * (time.perf_counter() // 0.02) * 0.02 if self.counter else 0.0)
+
+    def watts(self) -> float:
+        if not self.power:
+            raise NotToldError("there is no power")
+        return WATTS
+
+
+@pytest.mark.parametrize(("counter", "source"), [(True, "counter"), (False, "power")])
+def test_energy_of_a_call_is_of_the_counter_or_of_power(counter: bool, source: str) -> None:
+    gpu: Any = ConstantPower(counter)
+    measured = energy(lambda: time.sleep(0.01), CPU, gpu, seconds=0.4)
+    assert measured.source == source
+    assert measured.watts == pytest.approx(WATTS, rel=0.15)
+    assert measured.joules == pytest.approx(measured.watts * 0.01, rel=0.5)
+
+
+def test_energy_without_counter_and_power_is_an_error() -> None:
+    gpu: Any = ConstantPower(counter=False, power=False)
+    with pytest.raises(NotToldError, match="neither its energy nor"):
+        energy(lambda: time.sleep(0.01), CPU, gpu, seconds=0.1)
+
+
+# -- what disturbs ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., int]]:
+    """Starts a process, in a group of its own as those of other users are, or in this one."""
+    processes = []
+
+    def start(group_of_its_own: bool) -> int:
+        sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+        processes.append(subprocess.Popen(sleep, start_new_session=group_of_its_own))
+        return processes[-1].pid
+
+    yield start
+    for running in processes:
+        running.kill()
+        running.wait()
+
+
+def test_another_process_disturbs_and_a_worker_does_not(
+    library: Any, process: Callable[..., int]
+) -> None:
+    library.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=0)
+    elsewhere = 2**22 + 1  # in a container the ids are those of the host
+    pids = [os.getpid(), process(group_of_its_own=False), elsewhere]
+    library.nvmlDeviceGetComputeRunningProcesses = lambda handle: [
+        SimpleNamespace(pid=pid) for pid in pids
+    ]
+    assert facts.disturbance(GPU) is None
+    pids.append(process(group_of_its_own=True))
+    assert facts.disturbance(GPU) == f"other processes compute on the GPU: {pids[-1]}"
+
+
+def test_a_busy_or_throttled_gpu_disturbs(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "time", SimpleNamespace(sleep=lambda seconds: None))
+    library.nvmlDeviceGetComputeRunningProcesses = lambda handle: []
+    assert facts.disturbance(GPU) == "the GPU is 37% busy with nothing of ours running"
+    library.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=0)
+    library.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 128
+    assert facts.disturbance(GPU) == "the GPU is throttled: power brake"

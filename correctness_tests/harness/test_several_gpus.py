@@ -87,13 +87,13 @@ def test_a_gpu_is_free_again_when_its_session_is_killed(tmp_path: Path) -> None:
         "print(flush=True)\ntime.sleep(60)"
     )
     path = tmp_path / "tinyllama-gate-gpu-0.lock"
-    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
         mine = Card()
         with pytest.raises(BusyError):
             mine.hold(ONE)
-        other.kill()
-        other.wait(30)
+        process.kill()
+        process.wait(30)
         mine.hold(ONE)
         mine.release()

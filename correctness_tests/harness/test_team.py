@@ -41,9 +41,9 @@ def test_a_table_that_is_wrong_is_refused_before_anything_runs(
     suite: Suite, text: str, message: str
 ) -> None:
     write(text)
-    found = suite.run()
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    said = found.stdout.str() + found.stderr.str()
+    result = suite.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = result.stdout.str() + result.stderr.str()
     assert "pyproject.toml" in said
     assert message in said
 
@@ -52,11 +52,11 @@ def test_a_table_that_is_wrong_is_refused_before_anything_runs(
 def test_groups_and_lanes_are_what_is_measured_and_expected(suite: Suite) -> None:
     suite.expect("one", "two")
     write("groups = ['two', 'on-a-gpu']\nlanes = { nightly = ['one', 'two'], gpu = ['on-a-gpu'] }")
-    found = suite.run("--record")
-    assert found.ret == 0
+    result = suite.run("--record")
+    assert result.ret == 0
     assert [record["group"] for record in suite.records()] == ["two"]
     lines(
-        found,
+        result,
         r"^\[tool.tinyllama\] of pyproject.toml: groups two, on-a-gpu; lane nightly one, two",
         "^of pyproject.toml, not measured on this device: on-a-gpu$",
         "2  not in groups of pyproject.toml",
@@ -101,8 +101,8 @@ def test_the_gate_takes_the_stricter_of_both_sides(
         if share is not None:
             write(f"slowdowns = {{ {DEVICE} = {share} }}", gated.path)
             gated.commit(f"{share}")
-    found = gated.run()
+    result = gated.run()
     assert gated.script.session is not None
     stricter = min(share for share in (base, candidate) if share is not None)
     assert gated.script.session.found["a"].benchmark.slowdowns == {DEVICE: stricter}
-    lines(found, rf"^\[tool.tinyllama\] of pyproject.toml: {DEVICE} {candidate:.2%} in the gate")
+    lines(result, rf"^\[tool.tinyllama\] of pyproject.toml: {DEVICE} {candidate:.2%} in the gate")

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from tinyllama.cli import main
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.kernels import launch
+from tinyllama.harness.kernels import chips
 from tinyllama.harness.kernels.configs import FORCED, Config, Space
 from tinyllama.harness.machine import device
 from tinyllama.harness.measure import tuning
@@ -24,7 +24,7 @@ OLD, NEW, OTHER = (Config(BLOCK=block, num_warps=4) for block in (64, 128, 256))
 WITHIN, BEYOND = 1 - MARGIN / 2, 1 - 2 * MARGIN
 
 
-def found(seconds: dict[Config, float], spilled: dict[Config, int] | None = None) -> Search:
+def searched(seconds: dict[Config, float], spilled: dict[Config, int] | None = None) -> Search:
     return Search("space", {"D": 64}, OLD, seconds, spilled or {})
 
 
@@ -43,7 +43,7 @@ def found(seconds: dict[Config, float], spilled: dict[Config, int] | None = None
 def test_the_fastest_configuration_is_chosen_beyond_noise(
     seconds: dict[Config, float], spilled: dict[Config, int], best: Config
 ) -> None:
-    assert found(seconds, spilled).best == best
+    assert searched(seconds, spilled).best == best
 
 
 @pytest.fixture(autouse=True)
@@ -74,13 +74,13 @@ def test_a_configuration_that_fails_or_gives_another_result_is_not_timed() -> No
     op.reference(lambda x: 2 * x)
     op.provider("tuned")(Doubling())
     case = OpCase(op, op["tuned"], op.cases[0], torch.float32)
-    (one,) = search(case, torch.device("cpu"))
+    (result,) = search(case, torch.device("cpu"))
     right, wrong, failing = (Config(TIMES=times) for times in (2, 3, 0))
-    assert list(one.seconds) == [right]
-    assert one.best == right
-    assert one.failed.keys() == {wrong, failing}
-    assert "y differs by" in one.failed[wrong]
-    assert "it does not compile" in one.failed[failing]
+    assert list(result.seconds) == [right]
+    assert result.best == right
+    assert result.failed.keys() == {wrong, failing}
+    assert "y differs by" in result.failed[wrong]
+    assert "it does not compile" in result.failed[failing]
 
 
 @pytest.mark.gpu
@@ -89,13 +89,13 @@ def test_a_search_times_each_configuration_and_counts_spills(
 ) -> None:
     op = OPS["transpose"]
     case = OpCase(op, op["triton"], op.timed[0], torch.float32)
-    (one,) = search(case, gpu)
-    assert one.space == "transpose"
-    assert not one.failed
-    assert one.best in one.seconds
-    assert set(one.seconds) <= set(one.spilled)
-    assert all(seconds > 0 for seconds in one.seconds.values())
-    assert set(one.spilled.values()) == {0}
+    (result,) = search(case, gpu)
+    assert result.space == "transpose"
+    assert not result.failed
+    assert result.best in result.seconds
+    assert set(result.seconds) <= set(result.spilled)
+    assert all(seconds > 0 for seconds in result.seconds.values())
+    assert set(result.spilled.values()) == {0}
 
 
 def test_a_search_adds_to_the_chips_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ def test_a_search_adds_to_the_chips_table(monkeypatch: pytest.MonkeyPatch, tmp_p
     table, config = tmp_path / "sm_90.json", Config(num_warps=8, BLOCK=64)
     before = {"another": {"D=1": config.kwargs()}, "transpose": {"D=2": config.kwargs()}}
     table.write_text(json.dumps({"chip": "sm_90", "spaces": before}))
-    each = [Search("transpose", {"D": d}, config, {config: 1.0}) for d in (3, 4)]
+    searches = [Search("transpose", {"D": d}, config, {config: 1.0}) for d in (3, 4)]
     monkeypatch.setattr(device, "default_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(device, "device_name", lambda one: "a GPU")
-    monkeypatch.setattr(launch, "chip_of", lambda one: "sm_90")
-    monkeypatch.setattr(tuning, "compiled_ahead", lambda *given: None)
-    monkeypatch.setattr(tuning, "search", lambda *given: iter(each))
+    monkeypatch.setattr(device, "device_name", lambda chosen: "a GPU")
+    monkeypatch.setattr(chips, "chip_of", lambda chosen: "sm_90")
+    monkeypatch.setattr(tuning, "compiled_ahead", lambda *arguments: None)
+    monkeypatch.setattr(tuning, "search", lambda *arguments: iter(searches))
     assert main(["tune", "--op", "transpose", "--output", str(tmp_path)]) == 0
     spaces = json.loads(table.read_text())["spaces"]
     assert {name: sorted(keys) for name, keys in spaces.items()} == {

@@ -1,4 +1,4 @@
-"""Occupancy, overlap, layouts and interruptions, each by its definition."""
+"""Occupancy, overlap and interruptions, each by its definition."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness.check.layouts import LAYOUTS, TIED, UPSTREAMS, laid_out
 from tinyllama.harness.kernels.occupancy import Occupancy, occupancy
 from tinyllama.harness.machine.interrupts import held_interrupts, sigterm_as_interrupt
 from tinyllama.harness.measure.overlap import overlap_of
-
-CPU = torch.device("cpu")
-
 
 # -- occupancy ------------------------------------------------------------------------------------
 
@@ -96,68 +91,6 @@ def test_what_lies_under_computation(
     assert (found.collective, found.hidden) == pytest.approx((collective * 1e-6, hidden * 1e-6))
     expected = hidden / collective if collective else None
     assert found.share == (None if expected is None else pytest.approx(expected))
-
-
-# -- layouts --------------------------------------------------------------------------------------
-
-STRIDES = {
-    "contiguous": (12, 4, 1),
-    "strided": (24, 8, 2),
-    "transposed": (1, 2, 6),
-    "expanded": (0, 4, 1),
-    "summed": (0, 0, 0),
-    "distinct": (45, 15, 3),  # the third tensor of a call: elements 3 apart, rows of 3 * (4 + 1)
-    "offset": (12, 4, 1),
-    "padded": (20, 5, 1),
-    "swapped": (4, 8, 1),
-    "channels_last": (12, 1, 3),
-    "single": (12, 4, 1),  # of axes of one entry
-    "cut": (16, 4, 1),
-    "parted": (12, 4, 1),  # of four axes
-    "broadcast": (3, 1, 0),
-    "shared": (4, 0, 1),
-}
-GAPS = {"strided": 24, "distinct": 66, "offset": 2, "padded": 16, "cut": 8}
-
-
-@pytest.mark.parametrize("layout", STRIDES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_each_layout_has_its_strides_and_keeps_its_values(layout: str, dtype: torch.dtype) -> None:
-    sample = torch.arange(24.0).view(2, 3, 4)
-    found = laid_out(sample, dtype, CPU, layout, 3)
-    assert found.shape == sample.shape
-    assert found.dtype is dtype
-    if layout in TIED and dtype is torch.int64:
-        layout = "contiguous"
-    assert found.stride() == STRIDES[layout]
-    repeated = {"expanded": sample[:1], "summed": sample[:1, :1, :1]}
-    repeated |= {"broadcast": sample[..., :1], "shared": sample[:, :1]}
-    assert torch.equal(found, repeated.get(layout, sample).expand(2, 3, 4).to(dtype))
-    if layout in GAPS:
-        whole = found.as_strided((found.untyped_storage().size() // found.itemsize,), (1,), 0)
-        empty = whole.isnan() if dtype.is_floating_point else whole == 0
-        assert int(empty.sum()) == GAPS[layout] + (dtype is torch.int64)  # where 0 is a value, too
-
-
-def test_what_has_no_axis_or_one_has_the_layouts_that_it_can() -> None:
-    row = torch.arange(4.0)
-    for layout in {*LAYOUTS, *UPSTREAMS}:
-        assert laid_out(torch.tensor(2.0), torch.float32, CPU, layout, 1).item() == 2.0
-        found = laid_out(row, torch.float32, CPU, layout, 2)
-        assert torch.equal(found, torch.zeros(4) if layout == "summed" else row)
-    with pytest.raises(ValueError, match="unknown layout 'dense': use one of "):
-        laid_out(row, torch.float32, CPU, "dense", 1)
-    parted = laid_out(torch.ones(2, 3, 4, 5), torch.float32, CPU, "parted", 1)
-    assert (parted.shape, parted.stride()) == ((2, 3, 4, 5), (80, 20, 5, 1))
-    single = [(1, 4), (4, 1), (2, 1, 4)], [(1, 1), (1, 5), (4, 12, 1)]
-    for shape, strides in zip(*single, strict=True):
-        found = laid_out(torch.ones(shape), torch.float32, CPU, "single", 1)
-        assert found.stride() == strides
-        assert found.is_contiguous()
-    assert laid_out(torch.ones(2, 3), torch.float32, CPU, "padded", 1).stride() == (4, 1)
-    assert laid_out(row, torch.float32, CPU, "padded", 1).untyped_storage().nbytes() == 4 * 5
-    for dtype, factor in ((torch.float32, 2.0**-40), (torch.float16, 2.0**-17)):
-        assert torch.equal(laid_out(row, dtype, CPU, "faint", 1), row.to(dtype) * factor)
 
 
 # -- where Triton has no Gluon --------------------------------------------------------------------

@@ -15,7 +15,8 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.launched import MODES, providers
 from tinyllama.harness.check.launched import launches_of
-from tinyllama.harness.kernels.launch import Kernel, dependent, recorded
+from tinyllama.harness.kernels.chips import dependent
+from tinyllama.harness.kernels.launch import Kernel, recorded
 
 ACCESSES = {"load", "store", "atomic_add", "atomic_cas", "dot"}
 WAITS = {"begin", "wait_for_last"}

@@ -4,8 +4,7 @@ Entries along the first axis do not depend on each other. So the first and the l
 the float64 reference of those alone, by the rule that holds every provider; upstream gradients in
 between are zero, so that the gradients of weights come from the ends. With an offset of 32 bits
 the last entries would be read and written 2^32 elements before their place. Such a case takes tens
-of GiB of a GPU; on a CPU the same runs with a few entries in between (`test_far_offsets` goes
-further there).
+of GiB of a GPU; on a CPU the same runs with a few entries in between.
 """
 
 import contextlib

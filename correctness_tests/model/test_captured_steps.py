@@ -137,29 +137,3 @@ def test_a_loss_that_is_not_finite_changes_nothing_in_a_replay(device: torch.dev
 
 
 # -- the stand-in sees what a graph would freeze -----------------------------------------------
-
-
-@pytest.mark.parametrize("tier", CAPTURED)
-def test_phases_that_are_timed_alone_leave_the_step_its_results(
-    tier: str, device: torch.device
-) -> None:
-    """A replay after `split` gives its own loss, norm and gradients, not those of the phases."""
-    if slow_steps(tier, device):
-        pytest.skip("interpreted kernels take seconds a step: another tier shows the same code")
-    results = []
-    for split in (False, True):
-        with products("fp32", device):
-            step = prepared(tier, device, capture=True, max_grad_norm=LIMIT)
-            values = losses(step, 0)
-            if split:
-                step.split(1)
-            values += losses(step, 1)
-            assert step.norm is not None
-            parameters = step.optimizer.parameters
-            gradients = [p.grad.clone() for p in parameters if p.grad is not None]
-            results.append((values, step.norm.item(), gradients))
-    (values, norm, gradients), (seen_after, norm_after, gradients_after) = results
-    assert values == seen_after
-    assert norm == norm_after
-    assert len(gradients) == len(gradients_after)
-    assert all(map(torch.equal, gradients, gradients_after))

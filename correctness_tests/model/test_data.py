@@ -67,14 +67,6 @@ def test_text_comes_in_windows_from_every_position(tmp_path: Path) -> None:
     assert windows == {bytes(range(start, start + 6)) for start in range(1, 5)}
 
 
-def test_a_text_of_one_window_is_enough(tmp_path: Path) -> None:
-    file = tmp_path / "text"
-    file.write_bytes(b"abcdef")
-    tokens, targets = TextBytes(file, 256, CONFIG).batch(0)
-    assert bytes(tokens[0].tolist()) == b"abcde"
-    assert bytes(targets[0].tolist()) == b"bcdef"
-
-
 def test_a_folder_is_read_in_order_without_hidden_and_binary_files(tmp_path: Path) -> None:
     for name, content in {
         "b.txt": b"second ",
@@ -92,14 +84,6 @@ def test_a_folder_is_read_in_order_without_hidden_and_binary_files(tmp_path: Pat
     assert batches.bytes.tobytes() == "as texts, first second dritt\u00e9".encode()
     assert batches.describe()["files_taken"] == 5
     assert batches.describe()["files_left_out"] == 3
-
-
-def test_the_description_tells_texts_apart(tmp_path: Path) -> None:
-    descriptions = []
-    for content in (b"abcdefgh", b"abcdefgi"):
-        (tmp_path / "text").write_bytes(content)
-        descriptions.append(TextBytes(tmp_path / "text", 256, CONFIG).describe())
-    assert descriptions[0] != descriptions[1]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 The kernels are those of the op `stack`, which the suites of `correctness_tests/ops` hold.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,11 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness.declare.registry import providers_restored
-from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import WORKLOADS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V3, V4, StepPlan
-from tinyllama.ops.stack import receiving, stack
-from tinyllama.ops.stack.configs import BESIDE, PLAN
+from tinyllama.ops.stack import stack
 from tinyllama.training.step import TrainStep, products
 
 SHAPE = ModelConfig(
@@ -49,15 +46,6 @@ def same(tensors: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 
 
 # -- rounded weights ------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_the_optimizer_writes_what_a_cast_would(device: torch.device) -> None:
-    step = make_step(device)
-    train(step)
-    assert step.optimizer.copies is not None
-    for parameter, low in zip(step.optimizer.parameters, step.optimizer.copies, strict=True):
-        assert torch.equal(low, parameter.detach().to(torch.bfloat16))
 
 
 @pytest.mark.long
@@ -100,26 +88,6 @@ def test_an_overlapped_step_gives_the_same_bits(device: torch.device, precision:
     assert same(*([*step.optimizer.tensors().values()] for step in steps))
 
 
-@pytest.mark.long
-def test_each_block_is_updated_once_its_gradients_are_final(device: torch.device) -> None:
-    """The last block first, with the gradients that the step then has."""
-    step, received = make_step(device, StepPlan()), []
-    tokens = TOKENS.to(device)
-
-    def receive(layer: int, make: Callable[[], None], gradients: dict[str, torch.Tensor]) -> None:
-        make()
-        received.append((layer, {name: gradient.clone() for name, gradient in gradients.items()}))
-
-    with receiving(receive):
-        step(tokens[:, :-1], tokens[:, 1:])
-    assert [layer for layer, _ in received] == [2, 1, 0]
-    for layer, gradients in received:
-        for name, gradient in gradients.items():
-            final = step.model.get_parameter(f"layers.{layer}.{name}").grad
-            assert final is not None
-            assert torch.equal(gradient, final)
-
-
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
@@ -138,32 +106,6 @@ def test_where_gradients_must_wait_so_do_updates(setting: dict[str, Any], reason
         make_step(cpu, StepPlan(overlap=True), **setting)
     with pytest.raises(ConfigError, match="the blocks of this tier are not one op"):
         TrainStep(TinyLlama(SHAPE, V3), CONFIG, StepPlan(overlap=True))
-
-
-@pytest.mark.long
-def test_where_the_table_says_so_one_update_comes_at_the_end(device: torch.device) -> None:
-    """Not for a plan that is given, nor for blocks one by one, which have no update beside them."""
-    beside = train(make_step(device))
-    key: dict[str, Any] = {"rows": 8, "width": 16, "kind": "16bit"}
-    with BESIDE.force(Config(ON=0), **key):
-        step = make_step(device)
-        assert "one update at the end is faster" in step.left_out["overlap"]
-        assert not step.plan.overlap
-        assert make_step(device, replace(V4.plan("cpu"), capture=False)).plan.overlap
-        with PLAN.force(Config(FUSED=0), **key):
-            assert make_step(device).plan.overlap
-        assert train(step) == beside
-
-
-def test_in_fp16_gradients_are_unscaled_before_an_update() -> None:
-    moments = []
-    for precision in ("fp32", "fp16"):
-        step = make_step(torch.device("cpu"), precision=precision)
-        step.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=precision == "fp16")
-        step(TOKENS)
-        moments.append(torch.cat([moment.flatten() for moment in step.optimizer.exp_avg]))
-    assert moments[0].any()
-    assert (moments[1] - moments[0]).norm() < 0.02 * moments[0].norm()
 
 
 @pytest.mark.long

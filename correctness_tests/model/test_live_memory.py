@@ -12,12 +12,9 @@ import torch
 
 from tinyllama.bench.held import Training, everything, held
 from tinyllama.harness.machine.device import cannot
-from tinyllama.harness.measure.memory import Allocations
 from tinyllama.model.config import PRESETS, ModelConfig, TrainConfig
-from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW
-from tinyllama.model.tiers import TIERS
-from tinyllama.training.step import TrainStep, products
+from tinyllama.training.step import TrainStep
 
 CPU = torch.device("cpu")
 SAME = 0.02
@@ -36,7 +33,9 @@ def shape_on(device: torch.device) -> ModelConfig:
 def embedding_alone(step: TrainStep, tokens: torch.Tensor) -> None:
     """As if backward ended at the final norm, with states only of what has a gradient."""
     model = step.model
-    step.optimizer = AdamW([model.embedding], step.config, model.tier.table["adamw"])
+    step.optimizer = step.update.optimizer = AdamW(
+        [model.embedding], step.config, model.tier.table["adamw"]
+    )
     everything(step, tokens)
     for parameter in model.parameters():
         if parameter is not model.embedding:
@@ -81,28 +80,6 @@ def test_a_step_in_which_only_the_embedding_learns_holds_less(
     learning = model.vocab_size * model.hidden_dim
     assert within(size, 4 * (model.parameters + 3 * learning))
     assert not within(size, by_v1)
-
-
-@pytest.mark.long
-def test_a_step_of_small_memory_frees_what_it_has_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers of the documented model: the gradients of a block's weights are 14 MiB, and a
-    tensor of the width of the residual stream is 2 MiB. Seen before the block freed what it had
-    used: 49 MiB."""
-    pytest.importorskip("triton")
-    from tinyllama.harness.kernels import interpreter
-
-    monkeypatch.setattr(interpreter, "run", lambda *args, **kwargs: None)  # memory only
-    cpu, config = torch.device("cpu"), TrainConfig(batch_size=8, seq_len=128)
-    with Allocations() as allocations, products("fp32", cpu):
-        model = TinyLlama(ModelConfig(num_layers=2), TIERS["v4"].with_memory("small"))
-        step = TrainStep(model, config)
-        step.prepare(warm_up=0)
-        before = allocations.live
-        tokens = torch.zeros(8, 129, dtype=torch.int64)
-        step(tokens[:, :-1], tokens[:, 1:])
-    assert allocations.peak - before < 37.5 * 2**20, (
-        f"{(allocations.peak - before) / 2**20:.1f} MiB"
-    )
 
 
 # -- the counter that a CPU needs -----------------------------------------------------------------

@@ -97,16 +97,6 @@ def test_updates_in_parts_are_those_of_a_whole_step(provider: str, loss: float) 
     assert all(map(torch.equal, trained(True), trained(False)))
 
 
-def test_a_reset_optimizer_is_as_new() -> None:
-    tensors = parameters()
-    optimizer = AdamW(tensors, CONFIG)
-    set_gradients(tensors)
-    optimizer.step()
-    optimizer.found_inf.fill_(1.0)
-    optimizer.reset()
-    assert not any(t.any() for t in (*optimizer.tensors().values(), optimizer.found_inf))
-
-
 # -- the model's memory ------------------------------------------------------------------------
 
 
@@ -125,14 +115,3 @@ def test_parameters_lie_in_one_memory_the_matrices_of_a_block_adjoin(tier: Any) 
             for matrix in matrices:
                 assert matrix.storage_offset() == end
                 end += matrix.numel()
-
-
-def test_the_weights_of_a_seed_are_drawn_one_after_the_other() -> None:
-    """The embedding first, then layer by layer: in another order, a seed is another model."""
-    model, generator = TinyLlama(SHAPE, seed=3), torch.Generator().manual_seed(3)
-    drawn = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
-    named = dict(model.named_parameters())
-    layers = [f"layers.{n}.{name}" for n in range(SHAPE.num_layers) for name in drawn]
-    for name in ("embedding", *layers):
-        expected = torch.randn(named[name].shape, generator=generator) * SHAPE.init_std
-        assert torch.equal(named[name], expected), name

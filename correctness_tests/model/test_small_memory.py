@@ -1,9 +1,7 @@
 """Small memory: blocks are computed again, and a parameter is updated, and its gradient freed,
 as soon as that is final. The training is that of the fast plan."""
 
-from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,10 +20,10 @@ from correctness_tests.support.steps import (
     tokens,
 )
 from tinyllama.harness.machine.device import cannot
-from tinyllama.model.config import ConfigError, TrainConfig
+from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.tiers import TIERS, V2, V3, StepPlan
-from tinyllama.training.diagnose import diagnose, gradients
+from tinyllama.model.tiers import TIERS, V3, StepPlan
+from tinyllama.training.diagnose import gradients
 from tinyllama.training.step import TrainStep, products
 
 CPU = torch.device("cpu")
@@ -108,49 +106,7 @@ def test_the_gradients_of_one_layer_are_there_at_a_time(tier: str, device: torch
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_blocks_are_computed_again(device: torch.device) -> None:
-    model = TinyLlama(SHAPE).to(device)
-    step = TrainStep(model, TrainConfig(**BATCH), SMALL)
-    layers: list[Any] = list(model.layers)
-    for layer in layers:
-        layer.compute = Mock(wraps=layer.compute)
-    batch = tokens(0).to(device)
-    step(batch[:, :-1], batch[:, 1:])
-    assert [layer.compute.call_count for layer in layers] == [2] * SHAPE.num_layers
-    shown = diagnose(step, batch[:, :-1], batch[:, 1:], 1).ops
-    recomputed = model.recompute
-    assert recomputed
-    fast = TrainStep(model, TrainConfig(**BATCH), StepPlan())
-    assert not model.recompute
-    assert len(diagnose(fast, batch[:, :-1], batch[:, 1:], 1).ops) == len(shown)
-
-
-def test_a_probe_frees_gradients_and_updates_nothing() -> None:
-    model = TinyLlama(SHAPE)
-    step = TrainStep(model, TrainConfig(batch_size=2, seq_len=8), SMALL)
-    batch = (torch.arange(16).view(2, 8) % SHAPE.vocab_size,) * 2
-    state = [*model.parameters(), *step.optimizer.tensors().values()]
-    before = [tensor.detach().clone() for tensor in state]
-    step.probe(*batch)
-    assert all(map(torch.equal, state, before))
-    assert all(parameter.grad is None for parameter in model.parameters())
-    step(*batch)
-    assert not any(map(torch.equal, model.parameters(), before))
-
-
 def test_a_gradient_that_never_comes_is_an_error() -> None:
     message = f"{COUNT - 1} of {COUNT} parameters have no gradient"
     with detached_norm_tier() as tier, pytest.raises(RuntimeError, match=message):
         run(tier, CPU, plan=SMALL)
-
-
-def test_small_memory_is_not_compiled() -> None:
-    """Left out where it is a tier's default, refused where it is asked for."""
-    reason = "a compiled backward pass gives all gradients at once"
-    tier = replace(V2, cpu=StepPlan(compile=True, memory="small"))
-    step = TrainStep(TinyLlama(SHAPE, tier), TrainConfig())
-    assert str(step.plan) == "small-memory"
-    compiles = cannot("compile", CPU) is None
-    assert step.left_out["compile"] == (reason if compiles else cannot("compile", CPU))
-    with pytest.raises(ConfigError, match="compile cannot run on cpu"):
-        TrainStep(TinyLlama(SHAPE), TrainConfig(), StepPlan(compile=True, memory="small"))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from correctness_tests.support import runs
-from correctness_tests.support.faults import infinite_gradient_tier, tier_with
+from correctness_tests.support.faults import infinite_gradient_tier
 from correctness_tests.support.steps import (
     BATCH,
     RATES,
@@ -27,11 +27,9 @@ from correctness_tests.support.steps import (
     slow_steps,
     tokens,
 )
-from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, V2, StepPlan
-from tinyllama.ops import OPS
 from tinyllama.training.data import RandomTokens
 from tinyllama.training.diagnose import diagnose, gradients
 from tinyllama.training.step import TrainStep, products
@@ -95,17 +93,6 @@ def test_a_step_is_that_of_a_loop_in_torch(
     assert_same_training(got, expected, 1e-6 if device.type == "cpu" else 1e-5)
 
 
-@pytest.mark.slow("compiles the step: about 20 s on a CPU")
-def test_compiled_it_is_the_same(device: torch.device) -> None:
-    reason = cannot("compile", device)
-    if reason:
-        pytest.skip(reason)
-    options: dict[str, Any] = {"max_grad_norm": LIMIT, "accumulate": 2}
-    expected = by_hand(device, steps=4, **options)
-    got = run("v2", device, steps=4, plan=StepPlan(compile=True), rates=RATES, **options)
-    assert_same_training(got, expected, 1e-5)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("options", OPTIONS)
@@ -119,14 +106,6 @@ def test_captured_it_is_the_same(
     expected = run(tier, device, plan=StepPlan(), **settings)
     got = run(tier, device, plan=StepPlan(capture=True), **settings)
     assert_same_training(got, expected, {"fp32": 1e-5, "bf16": 1e-4}[precision])
-
-
-def test_windows_are_tokens_and_their_successors() -> None:
-    """Of a batch, as of tokens and targets apart."""
-    config, windows = TrainConfig(**BATCH, accumulate=2), tokens(0, accumulate=2)
-    batches = [(windows,), (windows.T.contiguous().T,), (windows[:, :-1], windows[:, 1:])]
-    losses = [TrainStep(TinyLlama(SHAPE), config)(*batch).item() for batch in batches]
-    assert losses == losses[:1] * 3
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
@@ -170,22 +149,6 @@ def test_a_norm_that_is_not_finite_ends_the_run_and_names_the_op(device: torch.d
     )
 
 
-def test_a_norm_that_overflows_ends_the_run(device: torch.device) -> None:
-    """Every gradient is finite, and the norm of all is inf: no NaN is in sight."""
-
-    def huge(*args: torch.Tensor) -> torch.Tensor:
-        h = OPS["swiglu"]["eager"].call(*args)
-        if h.requires_grad:
-            h.register_hook(lambda gradient: torch.full_like(gradient, 1e25))
-        return h
-
-    with tier_with("swiglu", huge, "huge") as tier:
-        result = runs.run(tier, device=device, max_grad_norm=1.0)
-    assert result.status == "failed"
-    assert result.losses == []
-    assert (result.reason or "").startswith("the gradients' norm of step 1 is inf: run uncompiled")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_fp16_gradients_are_unscaled_before_they_are_clipped(
@@ -226,21 +189,6 @@ def test_a_norm_that_fp16_overflows_does_not_end_the_run(device: torch.device) -
     assert result.status == "completed"
     assert result.gradient_norms == [None] * 4
     json.dumps(result.as_dict(), allow_nan=False)
-
-
-@pytest.mark.parametrize("allowed", ["highest", "high"])
-def test_the_precision_of_products_is_put_back(allowed: str) -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(allowed)
-    try:
-        with products("fp32", torch.device("cpu")):
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == allowed
-        with pytest.raises(KeyError), products("fp32", torch.device("cpu")):
-            raise KeyError
-        assert torch.get_float32_matmul_precision() == allowed
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("sick", [0, 1])

@@ -2,7 +2,6 @@
 
 import math
 import signal
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from correctness_tests.support.faults import detached_norm_tier, tier_with
-from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run, saved
+from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run
 from correctness_tests.support.steps import slow_steps
-from tinyllama.harness.machine.device import cannot
-from tinyllama.model.config import ConfigError
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, V2, StepPlan
 from tinyllama.ops import OPS
 from tinyllama.training import checkpoint
 from tinyllama.training.data import RandomTokens
 from tinyllama.training.diagnose import gradients
-from tinyllama.training.memory import MemoryMeter
-from tinyllama.training.result import Result
 from tinyllama.training.step import TrainStep
 from tinyllama.training.train import StepRecord
 
@@ -66,48 +61,10 @@ def test_micro_batches_count_as_samples() -> None:
     assert parts.losses == pytest.approx(at_once.losses, rel=1e-5)
 
 
-@pytest.mark.long
-def test_norms_are_those_of_the_steps() -> None:
-    assert run().gradient_norms == []
-    unclipped, clipped = run(max_grad_norm=1e3), run(max_grad_norm=0.1)
-    assert len(unclipped.gradient_norms) == len(clipped.gradient_norms) == 4
-    assert unclipped.losses == run().losses
-    first = unclipped.gradient_norms[0]
-    assert first is not None
-    assert clipped.gradient_norms[0] == first > 0.1
-
-
-def test_the_peak_is_that_of_steps_and_not_of_what_looks_into_them(device: torch.device) -> None:
-    reason = cannot("gpu", device)
-    if reason:
-        pytest.skip(f"device memory: {reason}")
-    meter = MemoryMeter(make_step(device=device))
-    before = meter.live()  # other tests of this process may keep memory
-    meter.start()
-    with meter.paused():
-        torch.empty(2**26, dtype=torch.uint8, device=device)
-    assert meter.read().peak_bytes < before + 2**26
-    torch.empty(2**26, dtype=torch.uint8, device=device)
-    with meter.paused():
-        pass
-    assert meter.read().peak_bytes >= before + 2**26
-
-
 def test_a_part_of_the_plan_that_cannot_run_is_left_out_and_said() -> None:
     result = run(replace(V2, cpu=StepPlan(capture=True)))
     assert result.plan == "eager"
     assert result.left_out == {"capture": "device graphs need a GPU"}
-
-
-def test_a_provider_that_cannot_run_here_is_refused() -> None:
-    reason = cannot("gpu", torch.device("cpu"))
-    message = rf"tier v1-needy cannot run on cpu: its rms_norm \(needy\) needs gpu: {reason}"
-    eager = OPS["rms_norm"]["eager"].call
-    with (
-        tier_with("rms_norm", eager, "needy", requires=("gpu",)) as tier,
-        pytest.raises(ConfigError, match=message),
-    ):
-        run(tier)
 
 
 # -- gradients that get lost ------------------------------------------------------------------
@@ -127,25 +84,6 @@ def test_parameters_that_no_gradient_reaches_are_named(device: torch.device) -> 
     )
 
 
-def test_a_gradient_that_is_released_at_once_counts() -> None:
-    step = make_step()
-    for parameter in step.model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-    verdicts = gradients(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(0))
-    assert set(verdicts.values()) == {"received"}
-
-
-def test_a_leftover_gradient_does_not_count() -> None:
-    step = make_step()
-    for parameter in step.model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    norm = step.model.norm
-    step.model.norm = lambda x, weight, eps: norm(x, weight.detach(), eps=eps)
-    verdicts = gradients(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(0))
-    assert verdicts.pop("final_norm") == "absent"
-    assert set(verdicts.values()) == {"received"}
-
-
 @pytest.mark.long
 def test_an_fp16_scale_that_starts_too_high_loses_no_gradient() -> None:
     step = make_step("fp16")
@@ -153,23 +91,6 @@ def test_an_fp16_scale_that_starts_too_high_loses_no_gradient() -> None:
     verdicts = gradients(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(0))
     assert set(verdicts.values()) == {"received"}
     assert step.scaler.get_scale() == 2.0**40
-
-
-# -- checkpoints while it runs ----------------------------------------------------------------
-
-
-def test_a_run_saves_after_every_so_many_steps_of_its_own(tmp_path: Path) -> None:
-    """Also one that goes on from a checkpoint."""
-    path = tmp_path / "saved"
-    first = saved(tmp_path / "first", 1)
-    steps: list[int | None] = []
-
-    def look(record: StepRecord) -> None:
-        steps.append(checkpoint.load(path).steps if path.exists() else None)
-
-    run(num_steps=5, save_to=path, save_every=2, resume=first, on_step=look)
-    assert steps == [None, 3, 3, 5, 5]
-    assert checkpoint.load(path).steps == 6
 
 
 # -- runs that end early ----------------------------------------------------------------------
@@ -221,15 +142,6 @@ def test_a_run_that_is_interrupted_before_its_first_step_has_drawn_nothing(tmp_p
             stored = checkpoint.load(tmp_path / "saved")
             assert stored.steps == 0
             assert run(tier, resume=stored).losses == straight
-
-
-@pytest.mark.long
-def test_it_runs_in_a_thread_that_cannot_receive_ctrl_c() -> None:
-    results: list[Result] = []
-    thread = threading.Thread(target=lambda: results.append(run()))
-    thread.start()
-    thread.join()
-    assert results[0].losses == run().losses
 
 
 def test_the_op_that_made_the_loss_not_finite_is_found() -> None:

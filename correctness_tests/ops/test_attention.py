@@ -44,11 +44,11 @@ def exact(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return o, lse, *torch.autograd.grad(o, (q, k, v), do)
 
 
-def assert_close(found: tuple, expected: tuple, tolerance: float = 2e-5) -> None:
+def assert_close(actual: tuple, expected: tuple, tolerance: float = 2e-5) -> None:
     """Relative to the whole tensor: a wrong mask or index is off by more than 1e-2."""
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape
-        error = (one.double() - other).norm() / other.norm()
+    for tensor, exact in zip(actual, expected, strict=True):
+        assert tensor.shape == exact.shape
+        error = (tensor.double() - exact).norm() / exact.norm()
         assert error < tolerance, f"off by {error:.2e}"
 
 
@@ -124,11 +124,11 @@ def test_transposes_of_every_head_and_sequence_are_found(length: str, device: to
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 31, 33])
 def test_a_block_more_or_less(tokens: int, length: str, device: torch.device) -> None:
     with blocks(16, 16):
-        found, expected = results(device, tokens)
+        actual, expected = results(device, tokens)
         if tokens == 1:  # dq and dk are exactly zero there
-            assert max(found[i].abs().max() for i in (2, 3)) < 1e-5
-            found, expected = (tuple(r[i] for i in (0, 1, 4)) for r in (found, expected))
-        assert_close(found, expected)
+            assert max(actual[i].abs().max() for i in (2, 3)) < 1e-5
+            actual, expected = (tuple(r[i] for i in (0, 1, 4)) for r in (actual, expected))
+        assert_close(actual, expected)
 
 
 # -- scores -----------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def test_long_sequences_are_as_accurate_as_eager(
 ) -> None:
     """The extremes of the declaration are tried on a short one; rounding must not add up."""
     case = Case(B=1, T=300, H=2, G=1, K=64, values={"k": normal(1.0, mean=shift)})
-    found = OpCase(attention, attention["triton"], case, dtype).compare(device, seed)
-    wrong = [str(comparison) for comparison in found if not comparison.passed]
+    comparisons = OpCase(attention, attention["triton"], case, dtype).compare(device, seed)
+    wrong = [str(comparison) for comparison in comparisons if not comparison.passed]
     assert not wrong, "\n".join(wrong)
 
 
@@ -190,27 +190,27 @@ def test_rows_are_scaled_and_their_sums_written(length: str, device: torch.devic
     buffer, q, k, v = packed(device)
     rstd = torch.rand(B, T, generator=torch.Generator().manual_seed(1)).to(device) + 0.5
     o, lse = attend(q, k, v)
-    plain, scaled = torch.empty_like(buffer), torch.full_like(buffer, float("nan"))
+    unscaled, scaled = torch.empty_like(buffer), torch.full_like(buffer, float("nan"))
     parts = torch.full((B + 1, T, H + G), 7.0, device=device)
-    attend_backward(o.flip(1), q, k, v, o, lse, *plain.split((H, G, G), 2))
+    attend_backward(o.flip(1), q, k, v, o, lse, *unscaled.split((H, G, G), 2))
     dq, dk, dv = scaled.split((H, G, G), 2)
     attend_backward(o.flip(1), q, k, v, o, lse, dq, dk, dv, scaled=(rstd, parts[:B].flatten(0, 1)))
-    assert_close((scaled,), (plain.double() * rstd[:, :, None, None],), tolerance=1e-6)
+    assert_close((scaled,), (unscaled.double() * rstd[:, :, None, None],), tolerance=1e-6)
     shares = [(x.double() * dx).sum(-1) for x, dx in ((q, dq), (k, dk), (v, dv))]
     sums = torch.cat([shares[0], shares[1] + shares[2]], -1)
     assert (parts[:B] - sums).abs().max() < 1e-5 * sums.abs().max()
     assert (parts[B] == 7.0).all()
 
 
-@pytest.mark.parametrize("wanted", ["q", "kv"])
-def test_gradients_may_be_wanted_alone(wanted: str, length: str, device: torch.device) -> None:
+@pytest.mark.parametrize("names", ["q", "kv"])
+def test_gradients_may_be_wanted_alone(names: str, length: str, device: torch.device) -> None:
     _, q, k, v = packed(device)
     do, (o, lse) = q.flip(1), attend(q, k, v)
     gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
-    given = [dx if name in wanted else None for name, dx in zip("qkv", gradients, strict=True)]
+    asked_for = [dx if name in names else None for name, dx in zip("qkv", gradients, strict=True)]
     with blocks(16, 16):
-        attend_backward(do, q, k, v, o, lse, *given)
-    some = slice(0, 1) if wanted == "q" else slice(1, 3)
+        attend_backward(do, q, k, v, o, lse, *asked_for)
+    some = slice(0, 1) if names == "q" else slice(1, 3)
     assert_close(tuple(gradients[some]), exact(do, q, k, v)[2:][some])
 
 
@@ -220,19 +220,19 @@ def test_gradients_go_back_through_the_rotation(length: str, device: torch.devic
     angles = torch.randn(T, K // 2, generator=torch.Generator().manual_seed(1)).to(device)
     tables = angles.cos(), angles.sin()
     o, lse = attend(q, k, v)
-    plain, rotated = torch.empty_like(buffer), torch.full_like(buffer, float("nan"))
-    attend_backward(o.flip(1), q, k, v, o, lse, *plain.split((H, G, G), 2))
+    unrotated, rotated = torch.empty_like(buffer), torch.full_like(buffer, float("nan"))
+    attend_backward(o.flip(1), q, k, v, o, lse, *unrotated.split((H, G, G), 2))
     dq, dk, dv = rotated.split((H, G, G), 2)
     attend_backward(o.flip(1), q, k, v, o, lse, dq, dk, dv, *tables)
-    dq, dk, _ = plain.split((H, G, G), 2)
+    dq, dk, _ = unrotated.split((H, G, G), 2)
     rotate(dq, dk, *tables, dq, dk, inverse=True)
-    assert_close((rotated,), (plain.double(),), tolerance=1e-6)
+    assert_close((rotated,), (unrotated.double(),), tolerance=1e-6)
 
 
 def test_every_tensor_has_strides_of_its_own(length: str, device: torch.device) -> None:
     """Those of one used for another: dO read as o is, dv written as dk is."""
 
-    def apart(x: torch.Tensor, gap: int, order: tuple[int, ...]) -> torch.Tensor:
+    def with_gaps(x: torch.Tensor, gap: int, order: tuple[int, ...]) -> torch.Tensor:
         """x with its axes in this order in memory, and a gap behind the last."""
         room = x.new_full((*(x.shape[i] for i in order), K + gap), float("nan"))
         view = room[..., :K].permute(*(order.index(i) for i in range(3)), 3)
@@ -241,9 +241,9 @@ def test_every_tensor_has_strides_of_its_own(length: str, device: torch.device) 
     orders = ((0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 2, 1))
     _, q, k, v = packed(device)
     tensors = (q.flip(1), q, k, v)
-    do, q, k, v = (apart(x, 16 * (i + 1), orders[i]) for i, x in enumerate(tensors))
+    do, q, k, v = (with_gaps(x, 16 * (i + 1), orders[i]) for i, x in enumerate(tensors))
     dq, dk, dv = (
-        apart(torch.full_like(x, float("nan")), 16 * (i + 5), orders[i])
+        with_gaps(torch.full_like(x, float("nan")), 16 * (i + 5), orders[i])
         for i, x in enumerate((q, k, v))
     )
     before = layout.copies

@@ -44,10 +44,10 @@ def allocated(provider: str) -> dict[str, list[int]]:
     counted: dict[str, list[int]] = {"total": [], "largest": [], "peak": []}
     for length in LONG:
         call = forward_and_backward(provider, length, torch.device("meta"))
-        with Allocations() as seen:
+        with Allocations() as allocations:
             call()
         for name, sizes in counted.items():
-            sizes.append(getattr(seen, name))
+            sizes.append(getattr(allocations, name))
     return counted
 
 
@@ -80,7 +80,7 @@ def test_the_peak_of_a_gpu_grows_with_the_length(device: torch.device) -> None:
         call = forward_and_backward(provider, length, device)
         # Compiled, and libraries have the memory they keep. The gradients are held: autograd's
         # thread lets go of its own reference at some time after the call has returned.
-        held = call()
+        results = call()
         synchronize(device)
         gc.collect()  # what earlier tests left is not freed between the two readings
         torch.cuda.empty_cache()
@@ -89,7 +89,7 @@ def test_the_peak_of_a_gpu_grows_with_the_length(device: torch.device) -> None:
         call()
         synchronize(device)
         peak = peak_bytes(device) - before
-        del held
+        del results
         return peak
 
     sizes = [peak("triton", length) for length in LONG]

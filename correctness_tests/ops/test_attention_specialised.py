@@ -12,10 +12,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.limits import of_op, triton_minor, verdict
 from tinyllama.harness.kernels import chip_of
+from tinyllama.harness.kernels.chips import processors
 from tinyllama.harness.kernels.gluon import lacking
-from tinyllama.harness.kernels.launch import Launch, launched, processors, recorded
-from tinyllama.harness.kernels.limits import of_op, triton_minor, verdict
+from tinyllama.harness.kernels.launch import Launch, launched, recorded
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.harness.kernels.resources import lacking as lacking_compiler
 from tinyllama.ops.attention import attend, attend_backward, attention
@@ -42,9 +43,9 @@ def everywhere(config: dict[int, Config], ready: bool = True) -> Iterator[None]:
     """Each of the three kernels in this configuration, for every length."""
     with contextlib.ExitStack() as stack:
         for space in SPACES:
-            for D, one in config.items():
+            for D, choices in config.items():
                 for tokens in (512, 1024, 2048, 4096):
-                    stack.enter_context(space.force(one, D=D, tokens=tokens, gluon=ready))
+                    stack.enter_context(space.force(choices, D=D, tokens=tokens, gluon=ready))
         yield
 
 
@@ -63,25 +64,25 @@ def launches(
     """Forward and backward as they are launched on a chip."""
     H, G = heads
 
-    def made(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+    def tensor(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(*sizes, dtype=dtype, device="meta")
 
     if packed:
-        q, k, v = made(B, T, H + 2 * G, K).split((H, G, G), 2)
+        q, k, v = tensor(B, T, H + 2 * G, K).split((H, G, G), 2)
     else:
-        q, k, v = made(B, T, H, K), made(B, T, G, K), made(B, T, G, K)
+        q, k, v = tensor(B, T, H, K), tensor(B, T, G, K), tensor(B, T, G, K)
     wide = torch.float32
-    tables = (made(T, K // 2, dtype=wide),) * 2 if rotated else ()
-    parts = (made(B, T, dtype=wide), made(B, T, H + G, dtype=wide)) if scaled else None
-    with recorded(chip) as found:
+    tables = (tensor(T, K // 2, dtype=wide),) * 2 if rotated else ()
+    parts = (tensor(B, T, dtype=wide), tensor(B, T, H + G, dtype=wide)) if scaled else None
+    with recorded(chip) as launches:
         o, lse = attend(q, k, v)
         gradients = [torch.empty_like(x) for x in (q, k, v)]
         attend_backward(torch.empty_like(o), q, k, v, o, lse, *gradients, *tables, scaled=parts)
-    return found
+    return launches
 
 
-def names(found: list[Launch]) -> list[str]:
-    return [launch.identity.removeprefix("attention.") for launch in found]
+def names(launches: list[Launch]) -> list[str]:
+    return [launch.identity.removeprefix("attention.") for launch in launches]
 
 
 # -- the choice -------------------------------------------------------------------------------
@@ -108,13 +109,13 @@ def test_what_they_do_not_cover_is_for_the_portable_kernels(changed: dict) -> No
 @needs_gluon
 def test_strides_that_a_descriptor_cannot_have_are_for_the_portable_kernels() -> None:
     def forward(make: torch.Tensor) -> list[str]:
-        with recorded(CHIP) as found:
+        with recorded(CHIP) as launches:
             attend(make, make, make)
-        return names(found)
+        return names(launches)
 
     room = torch.empty(2 * 4096 * 2 * 72, dtype=torch.bfloat16, device="meta")
-    apart = (4096 * 128, 128, 64, 1)
-    assert forward(room.as_strided((2, 4096, 2, 64), apart)) == CHOSEN[:1]
+    strides = (4096 * 128, 128, 64, 1)
+    assert forward(room.as_strided((2, 4096, 2, 64), strides)) == CHOSEN[:1]
     for strides, offset in (
         ((4096 * 64, 64, 2 * 4096 * 64, 1), 0),  # heads outside of tokens
         ((4096 * 132, 132, 64, 1), 0),  # rows at no multiple of 16 bytes
@@ -157,9 +158,9 @@ def test_they_compile_for_the_chip(K: int, rotated: bool) -> None:
     queries. The others are recorded of timed cases: `correctness_tests/kernels` holds these."""
     with everywhere(ON):
         _, queries, keys = launches(K=K, rotated=rotated, scaled=rotated)
-    known = of_op("attention", attention.folder).of(triton_minor())
+    limits = of_op("attention", attention.folder).of(triton_minor())
     for launch in (queries, keys) if rotated else (queries,):
-        excesses, taken = verdict(compilation(launch, CHIP), known)
+        excesses, taken = verdict(compilation(launch, CHIP), limits)
         assert taken is not None, excesses
         assert not taken.unfit()
         assert taken.spilled <= 32, taken  # of 240 registers of a thread
@@ -205,8 +206,8 @@ def exact(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
 
 
-def off(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm())
+def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
 
 
 def drawn(
@@ -237,15 +238,15 @@ def test_results_are_those_of_float64_in_equal_bits_each_time(
         return [o, *gradients]
 
     with everywhere(ON):
-        with launched() as seen:
+        with launched() as launches:
             first = results()
         again = results()
-    assert [one.kernel.metadata.name for one in seen] == [
+    assert [launch.kernel.metadata.name for launch in launches] == [
         f"attention_specialised_{part}" for part in ("forward", "queries", "keys")
     ]
-    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
-    for one, expected in zip(first, exact([do, q, k, v]), strict=True):
-        assert off(one, expected) < (5e-3 if dtype is torch.bfloat16 else 8e-4)
+    assert all(torch.equal(left, right) for left, right in zip(first, again, strict=True))
+    for tensor, expected in zip(first, exact([do, q, k, v]), strict=True):
+        assert off(tensor, expected) < (5e-3 if dtype is torch.bfloat16 else 8e-4)
 
 
 @pytest.mark.gpu
@@ -255,8 +256,8 @@ def test_rotated_and_scaled_gradients_are_those_of_the_portable_kernels(
 ) -> None:
     """In the packed layout of a block."""
     B, T, H, G = 2, 1024, 4, 2
-    do, *given = drawn(capable, (B, T, H, G), K, torch.bfloat16)
-    qkv = torch.cat(given, 2)
+    do, *inputs = drawn(capable, (B, T, H, G), K, torch.bfloat16)
+    qkv = torch.cat(inputs, 2)
     q, k, v = qkv.split((H, G, G), 2)
     angle = torch.rand(T, K // 2, device=capable)
     tables = (angle.cos(), angle.sin())
@@ -275,9 +276,9 @@ def test_rotated_and_scaled_gradients_are_those_of_the_portable_kernels(
     with everywhere({K: OFF}):
         expected = results()
     with everywhere(ON):
-        found = results()
-    for one, other in zip(found, expected, strict=True):
-        assert off(one, other.double()) < 5e-3
+        actual = results()
+    for left, right in zip(actual, expected, strict=True):
+        assert off(left, right.double()) < 5e-3
 
 
 @pytest.mark.gpu
@@ -290,6 +291,6 @@ def test_gradients_come_through_autograd_and_torch_compile(
     q, k, v = (x.requires_grad_() for x in inputs)
     with everywhere(ON):
         o = (torch.compile(call) if compiled else call)(q, k, v)
-        found = [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
-    for one, expected in zip(found, exact([do, *(x.detach() for x in inputs)]), strict=True):
-        assert off(one, expected) < 5e-3
+        actual = [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
+    for tensor, expected in zip(actual, exact([do, *(x.detach() for x in inputs)]), strict=True):
+        assert off(tensor, expected) < 5e-3

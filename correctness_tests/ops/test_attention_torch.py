@@ -16,12 +16,12 @@ def test_fused_attention_of_torch_gets_rows_from_multiples_of_16_bytes(
     dtype: torch.dtype, lies: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernels do not check it: others gave NaN, or an error after which no GPU call worked."""
-    stock, seen = torch.nn.functional.scaled_dot_product_attention, list[torch.Tensor]()
+    stock, operands = torch.nn.functional.scaled_dot_product_attention, list[torch.Tensor]()
 
     def spied(*args: Any, **options: Any) -> torch.Tensor:
-        seen.extend(args)
+        operands.extend(args)
         o = stock(*args, **options)
-        o.register_hook(seen.append)
+        o.register_hook(operands.append)
         return o
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spied)
@@ -30,10 +30,10 @@ def test_fused_attention_of_torch_gets_rows_from_multiples_of_16_bytes(
     )
     inputs = case.inputs(device, 0)
     evaluate(attention, attention["torch"].call, inputs)
-    given = [*inputs.args.values(), *inputs.upstream.values()]
-    starts = [[x.data_ptr(), *(s * x.element_size() for s in x.stride()[:-1])] for x in given]
-    assert any(start % 16 for each in starts for start in each), "the layout is one of these"
-    assert len(seen) == 4
-    for x in seen:
+    tensors = [*inputs.args.values(), *inputs.upstream.values()]
+    starts = [[x.data_ptr(), *(s * x.element_size() for s in x.stride()[:-1])] for x in tensors]
+    assert any(start % 16 for pair in starts for start in pair), "the layout is one of these"
+    assert len(operands) == 4
+    for x in operands:
         strides = [stride * x.element_size() for stride in x.stride()[:-1]]
         assert not any(start % 16 for start in (x.data_ptr(), *strides))

@@ -53,21 +53,21 @@ class Largest(TorchDispatchMode):
     elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-            self.elements = max(self.elements, found.numel())
-        return found
+            self.elements = max(self.elements, result.numel())
+        return result
 
 
-@pytest.mark.parametrize(("provider", "whole"), [("triton", True), ("small", False)])
-def test_small_computes_the_swiglu_by_slices_of_rows(provider: str, whole: bool) -> None:
+@pytest.mark.parametrize(("provider", "unsliced"), [("triton", True), ("small", False)])
+def test_small_computes_the_swiglu_by_slices_of_rows(provider: str, unsliced: bool) -> None:
     pytest.importorskip("triton")
     op, N, F = OPS["block"], 128, 128
     case = Case(B=2, T=N // 2, D=8, Q=8, R=8, F=F, C=4)
     inputs = OpCase(op, op[provider], case, torch.float32).inputs()
     with Largest() as largest:
         evaluate(op, op[provider].call, inputs)
-    assert largest.elements == (N if whole else N // sliced.SLICES) * 2 * F
+    assert largest.elements == (N if unsliced else N // sliced.SLICES) * 2 * F
 
 
 @pytest.mark.parametrize("provider", ["triton", "selective", "small"])

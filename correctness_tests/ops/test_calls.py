@@ -38,19 +38,19 @@ def test_leading_axes_are_compiled_as_they_are_called(
         else (24,) * len(declared.axes)
         for declared in op.inputs.values()
     ]
-    given = [randn(*shape, device=device, seed=seed) for seed, shape in enumerate(shapes)]
+    tensors = [randn(*shape, device=device, seed=seed) for seed, shape in enumerate(shapes)]
     call = op["triton"].call
-    found = []
+    of_calls = []
     for function in (
         call,
         torch.compile(call, fullgraph=True, backend="aot_eager"),
         op["eager"].call,
     ):
-        leaves = [x.clone().requires_grad_() for x in given]
+        leaves = [x.clone().requires_grad_() for x in tensors]
         results = several(function(*leaves))
         upstream = [randn(*y.shape, device=device, seed=9) for y in results]
-        found.append([*results, *torch.autograd.grad(results, leaves, upstream)])
-    for ours, compiled, stock in zip(*found, strict=True):
+        of_calls.append([*results, *torch.autograd.grad(results, leaves, upstream)])
+    for ours, compiled, stock in zip(*of_calls, strict=True):
         assert torch.equal(ours, compiled)
         torch.testing.assert_close(ours, stock)
 

@@ -33,7 +33,9 @@ def passes(case: OpCase, error: dict[str, torch.Tensor]) -> bool:
         name: (value + error[name]).to(value.dtype) if name in error else value
         for name, value in references.eager.items()
     }
-    return all(one.passed for one in case.judge(results, inputs, references=references))
+    return all(
+        comparison.passed for comparison in case.judge(results, inputs, references=references)
+    )
 
 
 @BOTH
@@ -65,7 +67,7 @@ def test_a_norm_of_one_feature(dtype: torch.dtype) -> None:
     dy = inputs.upstream["y"]
     assert dy is not None
     rounding = (inputs.args["weight"] * dy).double().abs() / 128 * EPS / 2
-    both = ("grad x", "grad residual")
-    assert passes(case, dict.fromkeys(both, rounding))
-    for name in both:
+    names = ("grad x", "grad residual")
+    assert passes(case, dict.fromkeys(names, rounding))
+    for name in names:
         assert not passes(case, {name: 10 * rounding})

@@ -1,7 +1,7 @@
 """The tree's own Triton providers pass the checks that users' files are held to.
 
-Accuracy and resources have suites of their own; what runs where, and why something does not, is the
-table in docs/check.md. A check that could not be made must say the reason that the table has.
+Accuracy, bounds and resources are held in test_ops.py and kernels/test_compiled.py, case by case.
+Of the other checks those that take a second a provider run always; `make test-checks` runs all.
 """
 
 import contextlib
@@ -15,21 +15,20 @@ import torch
 
 pytest.importorskip("triton")
 
-
 from correctness_tests.support.narrowed import narrowed
 from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.check import accuracy
-from tinyllama.harness.check.launched import launches_of
+from tinyllama.harness.check.launched import launches_of, with_kernels
 from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.kernels import interpreter  # noqa: F401 (changes what tests change again)
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import SPACES, Config, recorded_keys
 from tinyllama.ops import OPS
-from tools.check_table import ELSEWHERE, HERE, LANES, gap, tree
 
-EVERY = tree()
 CPU = torch.device("cpu")
 LONG = pytest.mark.timeout(3600)  # seconds, of an interpreter
-ALONE = ("out of bounds", "autocast", "empty batch", "large offsets")
+QUICK = ("races", "program order", "determinism", "second derivative", "compiled", "large offsets")
+ELSEWHERE = {*accuracy.NAMES, "resources"}  # test_ops.py, kernels/test_compiled.py
+SLOW = [name for name in CHECKS if name not in {*QUICK, *ELSEWHERE, "sizes", "configurations"}]
 # Of what else has several blocks, less: each program takes its time, and two are several.
 LESS = {
     "rms_norm-triton": {"T": 9, "D": 256},
@@ -38,13 +37,12 @@ LESS = {
     "swiglu-naive": {"F": 3},
     "stack-single": {"L": 1},
 }
-EVERY_CASE = [name for name in HERE if name not in ALONE]  # see docs/check.md for why
 COMPOSITE = ("block", "stack")
-CONFIGURED = ("out of bounds", "determinism")
-# Advice that is known: attention computes in the dtype of its inputs, which the projections choose.
+# Attention computes in the dtype of its inputs, which the projections choose.
 ADVISED = {("attention", "triton", "autocast"): "autocast is ignored"}
+TREE = list(with_kernels(op for op in OPS.values() if op.module.startswith("tinyllama.ops.")))
 each_provider = pytest.mark.parametrize(
-    ("op", "provider"), EVERY, ids=[str(provider) for _, provider in EVERY]
+    ("op", "provider"), TREE, ids=[str(provider) for _, provider in TREE]
 )
 
 
@@ -72,11 +70,11 @@ def several_blocks(op_name: str, provider_name: str) -> Case:
     if less := LESS.get(str(provider)):
         covered += [case.resized(**less) for case in covered if less.keys() <= case.dims.keys()]
     covered = [case for case in covered if tells(op, provider, case)]
-    found = [(programs(op, provider, case), case) for case in covered]
-    several = [sum(count > 1 for count in most.values()) for most, _ in found]
-    if max(several) or not found[0][0]:
-        best = [one for one, count in zip(found, several, strict=True) if count == max(several)]
-        return min(best, key=lambda one: sum(one[0].values()))[1]
+    by_case = [(programs(op, provider, case), case) for case in covered]
+    several = [sum(count > 1 for count in most.values()) for most, _ in by_case]
+    if max(several) or not by_case[0][0]:
+        best = [pair for pair, count in zip(by_case, several, strict=True) if count == max(several)]
+        return min(best, key=lambda pair: sum(pair[0].values()))[1]
     case, axis = covered[0], next(iter(covered[0].dims))
     while max(programs(op, provider, case).values()) < 2:
         case = case.resized(**{axis: 2 * case.dims[axis]})
@@ -84,42 +82,48 @@ def several_blocks(op_name: str, provider_name: str) -> Case:
 
 
 def finding(op: Op, provider: Provider, check: str, device: torch.device, **traits: Any) -> Finding:
-    (one,) = run(Candidate(op, provider, device, **traits), only=[check])
-    return one
+    (result,) = run(Candidate(op, provider, device, **traits), only=[check])
+    return result
 
 
-def held(op: Op, provider: Provider, check: str, device: torch.device, **traits: Any) -> None:
-    """A check passes, or could not be made for the reason that is known."""
-    one = finding(op, provider, check, device, **traits)
-    if one.rank is Rank.WARNING:
-        assert ADVISED[op.name, provider.name, check] in one.message
-        return
-    reason = gap(op, provider, check, device)
-    expected = Outcome.PASSED if reason is None else Outcome.UNSUPPORTED
-    assert one.outcome is expected, (one.case, one.message)
-    assert reason is None or reason in one.message
+def assert_passes(
+    op: Op, provider: Provider, check: str, device: torch.device, **traits: Any
+) -> None:
+    """A check passes, or says why it cannot be made."""
+    result = finding(op, provider, check, device, **traits)
+    if result.rank is Rank.WARNING:
+        assert ADVISED[op.name, provider.name, check] in result.message
+    else:
+        assert result.outcome in (Outcome.PASSED, Outcome.UNSUPPORTED), (result.case, result)
+        assert result.outcome is Outcome.PASSED or result.message
 
 
-@pytest.mark.parametrize("check", HERE)
+def assert_passes_in_blocks(op: Op, provider: Provider, check: str, device: torch.device) -> None:
+    """A case of several blocks in float32; every case in bfloat16 where offsets are large."""
+    far = check == "large offsets"
+    cases = op.cases if far else [several_blocks(op.name, provider.name)]
+    narrow = narrowed(op, cases, [torch.bfloat16 if far else torch.float32])
+    assert_passes(narrow, provider, check, device)
+
+
+@pytest.mark.parametrize("check", QUICK)
 @each_provider
 def test_a_provider_of_the_tree_passes(
     op: Op, provider: Provider, check: str, device: torch.device
 ) -> None:
-    """A case of several blocks in float32; every case in bfloat16 where offsets are large."""
+    assert_passes_in_blocks(op, provider, check, device)
+
+
+@LONG
+@pytest.mark.slow("checks that take longer than a second a provider")
+@pytest.mark.parametrize("check", SLOW)
+@each_provider
+def test_a_provider_of_the_tree_passes_what_takes_longer(
+    op: Op, provider: Provider, check: str, device: torch.device
+) -> None:
     if check == "special values" and op.name in COMPOSITE:
         pytest.skip("layers in a row amplify the roundings of values that nobody declares")
-    far = check == "large offsets"
-    cases = op.cases if far else [several_blocks(op.name, provider.name)]
-    held(narrowed(op, cases, [torch.bfloat16 if far else torch.float32]), provider, check, device)
-
-
-@pytest.mark.long
-@each_provider
-def test_a_provider_of_the_tree_stays_within_its_memory(
-    op: Op, provider: Provider, device: torch.device
-) -> None:
-    """In every case."""
-    held(narrowed(op, op.cases, [torch.float32]), provider, "out of bounds", device)
+    assert_passes_in_blocks(op, provider, check, device)
 
 
 @LONG
@@ -128,19 +132,12 @@ def test_a_provider_of_the_tree_stays_within_its_memory(
 def test_a_provider_of_the_tree_is_right_along_each_axis(
     op: Op, provider: Provider, device: torch.device
 ) -> None:
-    held(op, provider, "sizes", device)
-
-
-def test_each_check_has_its_lanes() -> None:
-    """No check is left out: those with a suite of their own are named, all others run here."""
-    assert set(HERE) | set(ELSEWHERE) == set(CHECKS)
-    assert set(ELSEWHERE) == {*accuracy.NAMES, "resources", "sizes", "configurations"}
-    assert set(LANES) <= set(CHECKS)
+    assert_passes(op, provider, "sizes", device)
 
 
 @LONG
-@pytest.mark.slow("every case through every check, and the default compiler of torch.compile")
-@pytest.mark.parametrize("check", EVERY_CASE)
+@pytest.mark.slow("every case, and the default compiler of torch.compile")
+@pytest.mark.parametrize("check", ["races", "program order", "determinism", "compiled"])
 @each_provider
 def test_a_provider_of_the_tree_passes_on_every_case(
     op: Op, provider: Provider, check: str, device: torch.device
@@ -148,7 +145,7 @@ def test_a_provider_of_the_tree_passes_on_every_case(
     for case in op.cases:
         if provider.supports(case.dims) is None:
             narrow = narrowed(op, [case], [torch.float32])
-            held(narrow, provider, check, device, backend="inductor")
+            assert_passes(narrow, provider, check, device, backend="inductor")
 
 
 @LONG
@@ -160,16 +157,16 @@ def test_a_provider_of_the_tree_passes_in_every_configuration(
     narrow = narrowed(op, [several_blocks(op.name, provider.name)], [torch.float32])
     for where, forced in configurations(narrow, provider):
         with forced:
-            for check in (accuracy.OUTPUTS, accuracy.GRADIENTS, *CONFIGURED):
-                one = finding(narrow, provider, check, device)
-                assert one.outcome.good, (where, one)
+            for check in (accuracy.OUTPUTS, accuracy.GRADIENTS, "out of bounds", "determinism"):
+                result = finding(narrow, provider, check, device)
+                assert result.outcome.good, (where, result)
 
 
 def configurations(
     op: Op, provider: Provider
 ) -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
     """Each configuration of each space that a provider asks for, and what forces it."""
-    with asked() as pairs:
+    with recorded_keys() as pairs:
         finding(op, provider, accuracy.OUTPUTS, CPU)
     for (name, text), key in dict(pairs).items():
         space = SPACES[name]

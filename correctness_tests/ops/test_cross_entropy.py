@@ -25,8 +25,8 @@ def test_a_target_that_is_no_class_gives_nan_and_reads_nothing(device: torch.dev
     dlogits = loss_backward(logits, targets, statistics, torch.ones((), device=device))
     assert dlogits.isnan().all(-1).tolist() == unknown
     assert dlogits.isnan().any(-1).tolist() == unknown
-    both = cross_entropy_file.losses_and_gradient(logits, targets, 0.5, loss_N)
-    assert both.isnan().all(-1).tolist() == both.isnan().any(-1).tolist() == unknown
+    results = cross_entropy_file.losses_and_gradient(logits, targets, 0.5, loss_N)
+    assert results.isnan().all(-1).tolist() == results.isnan().any(-1).tolist() == unknown
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 100.0, 1e4])
@@ -41,10 +41,10 @@ def test_a_gradient_is_as_accurate_however_far_the_logits_are_from_zero(
     exact = logits.double().softmax(-1)
     exact[targets, targets] -= 1
     _, statistics = row_losses(logits, targets)
-    found = loss_backward(logits, targets, statistics, torch.full((), 6.0, device=device))
+    actual = loss_backward(logits, targets, statistics, torch.full((), 6.0, device=device))
     loss_N = torch.empty(6, device=device)
     fused = cross_entropy_file.losses_and_gradient(logits, targets, 1.0, loss_N)
-    for gradient in (found, fused):
+    for gradient in (actual, fused):
         error = (gradient.double() - exact).norm(dim=-1) / exact.norm(dim=-1)
         assert error.max() < 4 * torch.finfo(torch.float32).eps
 

@@ -27,8 +27,10 @@ def test_blocks_of_any_proportion(
     gradient = Config(COLUMNS=columns, AT_ONCE=at_once, num_warps=1)
     with ORDER.force(order, N=64), GRADIENT.force(gradient, D=64):
         compared = CASE.compare(device)
-    assert [one.name for one in compared] == ["y", "grad weight"]
-    assert all(one.passed for one in compared), [str(one) for one in compared]
+    assert [comparison.name for comparison in compared] == ["y", "grad weight"]
+    assert all(comparison.passed for comparison in compared), [
+        str(comparison) for comparison in compared
+    ]
 
 
 TOKENS = {
@@ -54,16 +56,18 @@ def test_rows_of_many_tokens_are_summed_in_parts(
     for counts in COUNTS:
         tokens = torch.arange(3).repeat_interleave(torch.tensor(counts)).to(device)
         weight = torch.zeros(3, 12, device=device, requires_grad=True)
-        whole = torch.randint(-8, 8, (len(tokens), 24), generator=torch.Generator().manual_seed(0))
-        dy = whole.float().to(device)[:, ::2]
-        wanted = torch.zeros(3, 12, device=device).index_add_(0, tokens, dy)
+        columns = torch.randint(
+            -8, 8, (len(tokens), 24), generator=torch.Generator().manual_seed(0)
+        )
+        dy = columns.float().to(device)[:, ::2]
+        expected = torch.zeros(3, 12, device=device).index_add_(0, tokens, dy)
         strided = torch.stack([tokens, tokens - tokens], 1)[:, 0]
         for few in (len(tokens) - 1, len(tokens)):  # with parts, and without
             monkeypatch.setattr(file, "FEW", few)
             with GRADIENT.force(config, D=16):
                 rows = embedding["triton"](weight, strided)
-                (found,) = torch.autograd.grad(rows, weight, dy)
-            assert torch.equal(found, wanted), counts
+                (actual,) = torch.autograd.grad(rows, weight, dy)
+            assert torch.equal(actual, expected), counts
 
 
 def test_many_tokens_and_rows_are_left_to_torch(
@@ -72,7 +76,9 @@ def test_many_tokens_and_rows_are_left_to_torch(
     """Where comparing each token with each row takes too long, in both passes."""
     monkeypatch.setattr(file, "MOST", 0)
     compared = CASE.compare(device)
-    assert all(one.passed for one in compared), [str(one) for one in compared]
+    assert all(comparison.passed for comparison in compared), [
+        str(comparison) for comparison in compared
+    ]
 
 
 @pytest.mark.gpu
@@ -86,9 +92,9 @@ def test_repeated_the_gradient_has_equal_bits(name: str, gpu: torch.device) -> N
     dy = torch.randn(8192, 1024, generator=generator, device=gpu)
     first = None
     for _ in range(50):
-        (found,) = torch.autograd.grad(embedding["triton"](weight, tokens), weight, dy)
-        first = found if first is None else first
-        assert torch.equal(found, first)
+        (actual,) = torch.autograd.grad(embedding["triton"](weight, tokens), weight, dy)
+        first = actual if first is None else first
+        assert torch.equal(actual, first)
     exact = torch.zeros(1000, 1024, dtype=torch.float64, device=gpu)
     exact.index_add_(0, tokens, dy.double())
     assert first is not None

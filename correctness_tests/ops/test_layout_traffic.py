@@ -28,7 +28,7 @@ def bound_by_memory(op: Op) -> bool:
     """Whether the largest timed case takes as long as its bytes."""
     dims = op.timed[-1].dims
     moved, flops = (
-        sum(each(*size, **dims) for each in counts.values())
+        sum(count(*size, **dims) for count in counts.values())
         for counts, size in ((op.bytes, (2,)), (op.flops, ()))
     )
     return bool(op.differentiable and flops < INTENSE * moved)
@@ -41,13 +41,13 @@ class TorchsCopies(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = function.overloadpacket.__name__
-        self.found.update([name] if name in self.NAMES else [])
+        self.copies.update([name] if name in self.NAMES else [])
         return function(*args, **(kwargs or {}))
 
 
@@ -67,19 +67,19 @@ def copying(op: Op, provider: Provider, layout: str) -> tuple[list[Launch], Coun
         for name, x in inputs.args.items()
     }
     leaves = [args[name].requires_grad_() for name in op.differentiable]
-    with recorded() as found, TorchsCopies() as torchs:
+    with recorded() as launches, TorchsCopies() as torchs:
         outputs = several(provider.call(*args.values(), **inputs.params))
-        given = [torch.empty(y.shape, dtype=y.dtype, device="meta") for y in outputs]
-        torch.autograd.grad(outputs, leaves, given)
-    return found, torchs.found
+        upstream = [torch.empty(y.shape, dtype=y.dtype, device="meta") for y in outputs]
+        torch.autograd.grad(outputs, leaves, upstream)
+    return launches, torchs.copies
 
 
-def traffic(found: Iterable[Launch]) -> int:
+def traffic(launches: Iterable[Launch]) -> int:
     """The bytes of all tensors that launches are given, with the gaps between their elements."""
     total = 0
-    for launch in found:
-        given = {id(x): x for x in launch.arguments.values() if isinstance(x, torch.Tensor)}
-        for x in given.values():
+    for launch in launches:
+        tensors = {id(x): x for x in launch.arguments.values() if isinstance(x, torch.Tensor)}
+        for x in tensors.values():
             steps = [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
             step = min(steps, default=1)
             total += x.numel() * min(x.element_size() * step, SECTOR)
@@ -89,10 +89,12 @@ def traffic(found: Iterable[Launch]) -> int:
 @pytest.mark.parametrize(("op", "provider"), HELD, ids=[str(provider) for _, provider in HELD])
 def test_bytes_on_other_layouts_are_within_the_bars(op: Op, provider: Provider) -> None:
     dense = traffic(launches(op, provider, "contiguous"))
-    found = {layout: traffic(launches(op, provider, layout)) for layout in op.layouts}
+    bytes_of = {layout: traffic(launches(op, provider, layout)) for layout in op.layouts}
     for layout, bar in op.layouts.items():
-        assert found[layout] <= bar * dense, f"{layout}: {found[layout] / dense:.2f} times"
-    assert next(iter(found)) == max(found, key=found.__getitem__), "the gate times the first one"
+        assert bytes_of[layout] <= bar * dense, f"{layout}: {bytes_of[layout] / dense:.2f} times"
+    assert next(iter(bytes_of)) == max(bytes_of, key=bytes_of.__getitem__), (
+        "the gate times the first one"
+    )
 
 
 TIMED = [(op, provider) for op, provider in providers() if op.timed and op.differentiable]
@@ -101,10 +103,10 @@ TIMED = [(op, provider) for op, provider in providers() if op.timed and op.diffe
 @pytest.mark.parametrize(("op", "provider"), TIMED, ids=[str(provider) for _, provider in TIMED])
 def test_no_input_is_copied_twice_or_by_torch(op: Op, provider: Provider) -> None:
     """A copy serves both passes. Torch's reads a transposed tensor by single elements."""
-    _, usual = copying(op, provider, "contiguous")
+    _, usual_copies = copying(op, provider, "contiguous")
     for layout in op.layouts:
-        found, torchs = copying(op, provider, layout)
-        copied = (one.arguments["x"] for one in found if one.kernel is dense_kernel)
+        launches, torchs = copying(op, provider, layout)
+        copied = (launch.arguments["x"] for launch in launches if launch.kernel is dense_kernel)
         times = Counter(x.untyped_storage()._cdata for x in copied)
         assert set(times.values()) <= {1}, f"{layout}: copies of each tensor {[*times.values()]}"
-        assert torchs == usual, f"{layout}: torch copies as well"
+        assert torchs == usual_copies, f"{layout}: torch copies as well"

@@ -32,9 +32,9 @@ def test_the_narrower_operand_is_transposed_and_the_product_is_the_same(
 ) -> None:
     dy, x = random(N, out, device=device), random(N, inner, device=device)
     exact = dy.double().T @ x.double()
-    found = weight_gradient(dy, x, torch.float32)
-    assert found.shape == (out, inner)
-    assert (found.double() - exact).norm() < 1e-6 * exact.norm()
+    actual = weight_gradient(dy, x, torch.float32)
+    assert actual.shape == (out, inner)
+    assert (actual.double() - exact).norm() < 1e-6 * exact.norm()
     with recorded() as launches:
         weight_gradient(dy, x, torch.float32)
     (launch,) = launches
@@ -46,9 +46,9 @@ def test_the_weight_is_transposed_for_an_inputs_gradient(
 ) -> None:
     dy, w = random(N, WIDE, device=device), random(WIDE, NARROW, device=device)
     exact = dy.double() @ w.double()
-    found = input_gradient(dy, w)
-    assert found.shape == (N, NARROW)
-    assert (found.double() - exact).norm() < 1e-6 * exact.norm()
+    actual = input_gradient(dy, w)
+    assert actual.shape == (N, NARROW)
+    assert (actual.double() - exact).norm() < 1e-6 * exact.norm()
     with recorded() as launches:
         input_gradient(dy, w)
     assert [launch.arguments["x"] for launch in launches] == [w]
@@ -58,6 +58,6 @@ def test_the_weight_is_transposed_for_an_inputs_gradient(
 def test_a_transpose_of_rows_that_lie_apart(shape: tuple[int, int], device: torch.device) -> None:
     room = random(shape[0], shape[1] + 7, device=device)
     x = room[:, 3 : 3 + shape[1]]
-    found = transposed(x)
-    assert found.is_contiguous()
-    assert torch.equal(found, x.T)
+    actual = transposed(x)
+    assert actual.is_contiguous()
+    assert torch.equal(actual, x.T)

@@ -48,7 +48,7 @@ def problem(device: torch.device, N: int = 11, D: int = 8, V: int = 40) -> list[
 def test_loss_in_chunks_is_as_accurate_as_eager(
     case: OpCase, chunks: None, device: torch.device, seed: int
 ) -> None:
-    wrong = [str(found) for found in case.compare(device, seed) if not found.passed]
+    wrong = [str(comparison) for comparison in case.compare(device, seed) if not comparison.passed]
     assert not wrong, "\n".join(wrong)
 
 
@@ -60,30 +60,30 @@ def test_float16_gradients_use_the_scale_of_the_loss(device: torch.device) -> No
     weight = torch.zeros(100, 1, device=device)
     weight[0] = 6.0
     targets, scale = torch.zeros(256, dtype=torch.int64, device=device), 2.0**16
-    found = []
+    results = []
     for call, dtype in ((KERNELS, torch.float16), (linear_file.eager, torch.float64)):
-        given = [tensor.to(dtype).requires_grad_() for tensor in (x, weight)]
-        found.append(torch.autograd.grad(scale * call(*given, targets), given))
-    for got, exact in zip(*found, strict=True):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in (x, weight)]
+        results.append(torch.autograd.grad(scale * call(*leaves, targets), leaves))
+    for got, exact in zip(*results, strict=True):
         assert (got.double() - exact).norm() <= 0.01 * exact.norm()
 
 
-@pytest.mark.parametrize("wanted", [(), ("x",), ("weight",)])
+@pytest.mark.parametrize("names", [(), ("x",), ("weight",)])
 def test_only_wanted_gradients_are_computed(
-    wanted: tuple[str, ...], chunks: None, device: torch.device
+    names: tuple[str, ...], chunks: None, device: torch.device
 ) -> None:
     x, weight, targets = problem(device)
     expected = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
-    given = [x.detach(), weight.detach()]
-    for name, tensor in zip(("x", "weight"), given, strict=True):
-        tensor.requires_grad_(name in wanted)
-    loss = KERNELS(*given, targets)
+    leaves = [x.detach(), weight.detach()]
+    for name, tensor in zip(("x", "weight"), leaves, strict=True):
+        tensor.requires_grad_(name in names)
+    loss = KERNELS(*leaves, targets)
     with torch.no_grad():
         torch.testing.assert_close(KERNELS(x, weight, targets), loss.detach())
-    if wanted:
+    if names:
         loss.backward()
-    for name, tensor, gradient in zip(("x", "weight"), given, expected, strict=True):
-        if name in wanted:
+    for name, tensor, gradient in zip(("x", "weight"), leaves, expected, strict=True):
+        if name in names:
             assert tensor.grad is not None
             assert torch.equal(tensor.grad, gradient)
         else:
@@ -95,8 +95,8 @@ def test_only_wanted_gradients_are_computed(
 def test_the_loss_in_chunks_passes_a_check(check: str, chunks: None, device: torch.device) -> None:
     op = copy.copy(linear_cross_entropy)
     op.cases, op.dtypes = op.cases[:1], (torch.float32,)
-    (found,) = run(Candidate(op, op["triton"], device), only=[check])
-    assert found.outcome is Outcome.PASSED, found
+    (finding,) = run(Candidate(op, op["triton"], device), only=[check])
+    assert finding.outcome is Outcome.PASSED, finding
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 0.5])
@@ -106,25 +106,25 @@ def test_gradients_follow_the_one_from_upstream(
     """To the bit, for powers of two: in the last backward pass, which works in place, and not."""
     x, weight, targets = problem(device)
     loss = KERNELS(x, weight, targets)
-    kept, last = (
+    first, last = (
         torch.autograd.grad(loss, [x, weight], upstream, retain_graph=retain)
         for upstream, retain in (
             (torch.ones((), device=device), True),
             (torch.tensor(factor, device=device), False),
         )
     )
-    for one, scaled in zip(kept, last, strict=True):
-        assert torch.equal(factor * one, scaled)
+    for gradient, scaled in zip(first, last, strict=True):
+        assert torch.equal(factor * gradient, scaled)
 
 
 def test_autocast_decides_the_dtype(chunks: None, device: torch.device) -> None:
     x, weight, targets = problem(device)
     with torch.autocast(device.type, torch.bfloat16):
         loss = KERNELS(x, weight, targets)
-    found = torch.autograd.grad(loss, [x, weight])
+    gradients = torch.autograd.grad(loss, [x, weight])
     rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in (x, weight)]
     expected = torch.autograd.grad(KERNELS(*rounded, targets), rounded)
-    for gradient, want in zip(found, expected, strict=True):
+    for gradient, want in zip(gradients, expected, strict=True):
         assert gradient.dtype is torch.float32
         assert torch.equal(gradient, want.float())
 
@@ -142,17 +142,17 @@ def test_targets_apart_from_each_other_give_the_loss_and_gradients_of_dense_ones
     for targets in (wide[:, 0], dense):
         loss = KERNELS(x, weight, targets)
         results.append((loss.detach(), *torch.autograd.grad(loss, [x, weight])))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+    for left, right in zip(*results, strict=True):
+        assert torch.equal(left, right)
 
 
 def test_empty_batch(device: torch.device) -> None:
     x, weight, targets = problem(device, N=0, V=600)
     for call in (KERNELS, linear_cross_entropy["eager"].call):
         loss = call(x, weight, targets)
-        found = torch.autograd.grad(loss, [x, weight])
+        gradients = torch.autograd.grad(loss, [x, weight])
         assert loss.isnan()
-        assert [tuple(gradient.shape) for gradient in found] == [(0, 8), (600, 8)]
+        assert [tuple(gradient.shape) for gradient in gradients] == [(0, 8), (600, 8)]
 
 
 # -- options: targets that are ignored, and the reduction -----------------------------------------
@@ -171,15 +171,15 @@ def test_where_all_targets_are_ignored_the_result_is_that_of_torch(
 ) -> None:
     """A mean of NaN, and gradients of 0, in chunks and as a whole."""
     monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
-    found = []
+    results = []
     for call in (KERNELS, losses_of_torch):
         x, weight, targets = problem(device)
         loss = call(x, weight, targets.fill_(-100), ignore_index=-100, reduction=reduction)
         gradients = torch.autograd.grad(loss, [x, weight], torch.ones_like(loss))
-        found.append((loss.detach(), *gradients))
-    assert found[0][0].isnan().all() == (reduction == "mean")
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, equal_nan=True, rtol=0, atol=0)
+        results.append((loss.detach(), *gradients))
+    assert results[0][0].isnan().all() == (reduction == "mean")
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, equal_nan=True, rtol=0, atol=0)
 
 
 @pytest.mark.long
@@ -188,15 +188,15 @@ def test_compiled_with_options_is_torch_s_result(
     reduction: str, chunks: None, device: torch.device
 ) -> None:
     compiled = torch.compile(KERNELS, fullgraph=True, backend="aot_eager")
-    found = []
+    results = []
     for call in (compiled, losses_of_torch):
         x, weight, targets = problem(device)
         targets[::3] = 7
         loss = call(x, weight, targets, ignore_index=7, reduction=reduction)
         upstream = torch.arange(2.0, 2 + loss.numel(), device=device).view(loss.shape)
-        found.append((loss.detach(), *torch.autograd.grad(loss, [x, weight], upstream)))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        results.append((loss.detach(), *torch.autograd.grad(loss, [x, weight], upstream)))
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right)
 
 
 @pytest.mark.parametrize("layout", ["strided", "summed"])
@@ -206,23 +206,23 @@ def test_upstream_gradients_of_tokens_lie_anywhere(layout: str, device: torch.de
     options: dict[str, Any] = {"ignore_index": -100, "reduction": "none"}
     wide = torch.arange(1.0, 11.0, device=device)
     upstream = wide[::2] if layout == "strided" else wide[:1].expand(5)
-    found: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
     for call in (cross_entropy["triton"], torch.nn.functional.cross_entropy):
-        given = logits.clone().requires_grad_()
-        found += torch.autograd.grad(call(given, targets, **options), given, upstream)
-    torch.testing.assert_close(*found)
-    assert not found[0][1].any()
+        leaf = logits.clone().requires_grad_()
+        gradients += torch.autograd.grad(call(leaf, targets, **options), leaf, upstream)
+    torch.testing.assert_close(*gradients)
+    assert not gradients[0][1].any()
 
 
 @pytest.mark.parametrize("ignored", [-100, 2])
 def test_ignored_targets_keep_the_result_on_the_device(ignored: int) -> None:
     """Tensors without data cannot be read back."""
     for op, shapes in ((cross_entropy, [(9, 50)]), (linear_cross_entropy, [(9, 4), (300, 4)])):
-        given = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
+        leaves = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
         targets = torch.empty(9, dtype=torch.int64, device="meta")
         with recorded("sm_90") as launches:
-            loss = op["triton"](*given, targets, ignore_index=ignored)
-            torch.autograd.grad(loss, given, torch.empty((), device="meta"))
+            loss = op["triton"](*leaves, targets, ignore_index=ignored)
+            torch.autograd.grad(loss, leaves, torch.empty((), device="meta"))
         assert launches
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.check.run import Candidate
 from tinyllama.harness.kernels import processors_of
-from tinyllama.harness.kernels.launch import processors
+from tinyllama.harness.kernels.chips import processors
 from tinyllama.ops import OPS
 from tinyllama.ops.rms_norm import kernels
 
@@ -22,8 +22,8 @@ def test_gains_have_their_gradient_on_many_processors(name: str, count: int) -> 
     """Of rows that do not divide."""
     op = OPS[name]
     candidate = Candidate(op, op["triton"])
-    plain = next(case for case in candidate.plain_cases() if case.case.dims.get("D") == 16)
-    case = replace(plain, case=plain.case.resized(T=16 * count + 5))
+    case_of_16 = next(case for case in candidate.plain_cases() if case.case.dims.get("D") == 16)
+    case = replace(case_of_16, case=case_of_16.case.resized(T=16 * count + 5))
     inputs = candidate.inputs(case)
     with processors(count):
         assert processors_of(torch.device("cpu")) == count

@@ -50,9 +50,9 @@ def results(op: Op, provider: Provider, inputs: Any, used: str = "") -> list[tor
 def assert_repeated(op: Op, provider: Provider, inputs: Any, used: str = "") -> None:
     with as_written():
         expected = results(op, provider, inputs, used)
-    for tensor, other in zip(results(op, provider, inputs, used), expected, strict=True):
-        assert (tensor.dtype, tensor.stride()) == (other.dtype, other.stride())
-        assert torch.equal(tensor, other)
+    for tensor, exact in zip(results(op, provider, inputs, used), expected, strict=True):
+        assert (tensor.dtype, tensor.stride()) == (exact.dtype, exact.stride())
+        assert torch.equal(tensor, exact)
 
 
 @EACH

@@ -29,13 +29,16 @@ pytest.importorskip("triton")
 def settings(op: Op) -> list[tuple[Case, dict[str, Any]]]:
     """Cases of an op that differ in parameters or values, each with the dimensions that its values
     may depend on: those of other inputs."""
-    found: list[tuple[Case, dict[str, Any]]] = [(Case(**op.cases[0].dims), {})]
+    cases: list[tuple[Case, dict[str, Any]]] = [(Case(**op.cases[0].dims), {})]
     for case in op.cases:
-        if any((case.params, case.values) == (one.params, one.values) for one, _ in found):
+        if any(
+            (case.params, case.values) == (case_before.params, case_before.values)
+            for case_before, _ in cases
+        ):
             continue
         free = " ".join(op.inputs[name].shape for name in case.values)
-        found.append((case, {n: v for n, v in case.dims.items() if case.values and n not in free}))
-    return found
+        cases.append((case, {n: v for n, v in case.dims.items() if case.values and n not in free}))
+    return cases
 
 
 @st.composite
@@ -52,7 +55,7 @@ def op_case(draw: st.DrawFn, op: Op, provider: Provider) -> OpCase:
     like, fixed = draw(st.sampled_from(settings(op)))
     case = like.resized(**dims | fixed)
     extremes = [
-        name for name, given in op.extremes.items() if not given.keys() & like.values.keys()
+        name for name, changed in op.extremes.items() if not changed.keys() & like.values.keys()
     ]
     hypothesis.assume(provider.supports(op.numbers(case.dims)) is None)
     return OpCase(

@@ -110,12 +110,12 @@ def test_model_agrees_with_hugging_face_llama() -> None:
 
     pairs = hugging_face_names(config)
     mine = dict(ours.named_parameters())
-    other = dict(theirs.named_parameters())
+    parameters = dict(theirs.named_parameters())
     assert set(pairs.values()) == set(mine)
-    assert set(pairs) == set(other)
+    assert set(pairs) == set(parameters)
     with torch.no_grad():
         for hf, name in pairs.items():
-            other[hf].copy_(as_hugging_face(config, name, mine[name]))
+            parameters[hf].copy_(as_hugging_face(config, name, mine[name]))
 
     tokens = torch.randint(50, (2, 21), generator=torch.Generator().manual_seed(0))
     loss = ours.loss(tokens[:, :-1], tokens[:, 1:])
@@ -129,5 +129,5 @@ def test_model_agrees_with_hugging_face_llama() -> None:
     for hf, name in pairs.items():
         gradient = mine[name].grad
         assert gradient is not None, name
-        expected, got = other[hf].grad, as_hugging_face(config, name, gradient)
+        expected, got = parameters[hf].grad, as_hugging_face(config, name, gradient)
         assert (got - expected).norm() <= 1e-5 * expected.norm(), name

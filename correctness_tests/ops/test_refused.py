@@ -62,17 +62,17 @@ def test_a_size_of_zero_gives_the_reference_or_an_error(
         inputs = OpCase(op, provider, case, torch.float32).inputs()
     except RuntimeError as error:
         pytest.skip(f"no inputs of that size: {error}")
-    wanted = attempt(op, op["eager"], inputs)
-    found = attempt(op, provider, inputs)
-    if isinstance(wanted, Exception):  # then ours may raise, or have nothing to compute
-        assert isinstance(found, Exception) or not any(x.isnan().any() for x in found.values())
+    expected = attempt(op, op["eager"], inputs)
+    actual = attempt(op, provider, inputs)
+    if isinstance(expected, Exception):  # then ours may raise, or have nothing to compute
+        assert isinstance(actual, Exception) or not any(x.isnan().any() for x in actual.values())
         return
-    assert not isinstance(found, Exception), found
+    assert not isinstance(actual, Exception), actual
     # A gradient without elements is as good as none.
-    found = {name: value for name, value in found.items() if name in wanted or value.numel()}
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, equal_nan=True)
+    actual = {name: value for name, value in actual.items() if name in expected or value.numel()}
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 # -- sizes that do not fit each other -------------------------------------------------------------
@@ -123,8 +123,8 @@ def test_an_axis_that_differs_from_another_inputs_is_one_error(op: Op, provider:
                 continue
             value = inputs.args[name]
             for change in (resized_by(1), resized_by(-1), lambda x, at: x.narrow(at, 0, 1)):
-                other = [change(value[0], at), *value[1:]] if declared.many else change(value, at)
-                refused(provider.call, inputs, {**inputs.args, name: other}, op.name)
+                changed = [change(value[0], at), *value[1:]] if declared.many else change(value, at)
+                refused(provider.call, inputs, {**inputs.args, name: changed}, op.name)
 
 
 def resized_by(more: int) -> Any:
@@ -149,8 +149,8 @@ def test_another_number_of_axes_or_inputs_is_one_error(op: Op, provider: Provide
     with pytest.raises(ValueError, match=f"{op.name} has no parameter 'nonsense'"):
         provider.call(*inputs.args.values(), **inputs.params, nonsense=1)
     for name, value in inputs.args.items():
-        for other in (value[..., None], None):
-            refused(provider.call, inputs, {**inputs.args, name: other}, f"{op.name}: ")
+        for changed in (value[..., None], None):
+            refused(provider.call, inputs, {**inputs.args, name: changed}, f"{op.name}: ")
 
 
 # -- devices --------------------------------------------------------------------------------------
@@ -234,30 +234,30 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize(("usual", "other"), MIXED, ids=str)
+@pytest.mark.parametrize(("dtype", "mixed"), MIXED, ids=str)
 @pytest.mark.parametrize(("op", "provider"), KERNELS, ids=ids)
 def test_mixed_dtypes_give_the_dtypes_of_the_reference(
-    op: Op, provider: Provider, usual: torch.dtype, other: torch.dtype
+    op: Op, provider: Provider, dtype: torch.dtype, mixed: torch.dtype
 ) -> None:
     """Where the reference takes them: one input at a time has the other dtype."""
     if op.mutated:
         pytest.skip("its lists have one dtype each, which a test of its own mixes")
-    if not {usual, other} <= set(provider.dtypes):
+    if not {dtype, mixed} <= set(provider.dtypes):
         pytest.skip("it takes no such dtype, and refuses it by name (above)")
-    inputs = OpCase(op, provider, op.cases[0], usual).inputs()
-    tried = 0
+    inputs = OpCase(op, provider, op.cases[0], dtype).inputs()
+    attempts = 0
     for name, declared in op.inputs.items():
         if declared.dtype is None:
-            args = {**inputs.args, name: inputs.args[name].to(other)}
-            wanted = _outcome(op, op["eager"], args, inputs.params)
-            if not isinstance(wanted, Exception):
-                tried += 1
-                found = _outcome(op, provider, args, inputs.params)
-                assert not isinstance(found, Exception), (name, found)
-                for got, right in zip(found, wanted, strict=True):
+            args = {**inputs.args, name: inputs.args[name].to(mixed)}
+            expected = _outcome(op, op["eager"], args, inputs.params)
+            if not isinstance(expected, Exception):
+                attempts += 1
+                actual = _outcome(op, provider, args, inputs.params)
+                assert not isinstance(actual, Exception), (name, actual)
+                for got, right in zip(actual, expected, strict=True):
                     assert got.dtype == right.dtype, (name, got.dtype, right.dtype)
                     assert (got.double() - right.double()).norm() <= 0.02 * right.double().norm()
-    if not tried:
+    if not attempts:
         pytest.skip("the reference takes no mixed dtypes")
 
 
@@ -265,28 +265,28 @@ DERIVED = [(op, provider) for op, provider in KERNELS if provider.derived]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("usual", "other"), MIXED, ids=str)
+@pytest.mark.parametrize(("dtype", "mixed"), MIXED, ids=str)
 @pytest.mark.parametrize(("op", "provider"), DERIVED, ids=ids)
 def test_the_compiler_is_told_the_dtypes_of_mixed_inputs(
-    op: Op, provider: Provider, usual: torch.dtype, other: torch.dtype
+    op: Op, provider: Provider, dtype: torch.dtype, mixed: torch.dtype
 ) -> None:
     """Compiled code reads results by the dtypes that it was told: of another one it reads past
     their end."""
     derived: Any = provider.derived
     backward = getattr(torch.ops.tinyllama, f"{op.name}_{provider.name}_backward")
-    inputs = OpCase(op, provider, op.cases[0], usual).inputs()
+    inputs = OpCase(op, provider, op.cases[0], dtype).inputs()
     params = {**op.params, **inputs.params}.values()
     for name, declared in op.inputs.items():
-        args = {**inputs.args, name: inputs.args[name].to(other)}
+        args = {**inputs.args, name: inputs.args[name].to(mixed)}
         if declared.dtype is None and not isinstance(
             _outcome(op, op["eager"], args, inputs.params), Exception
         ):
             results = several(_as_told(derived.custom_op, len(op.outputs), *args.values(), *params))
             outputs = results[: len(op.outputs)]
-            kept = derived.kept(tuple(args.values()), outputs)
+            kept_tensors = derived.tensors_to_keep(tuple(args.values()), outputs)
             upstream = [torch.ones_like(y) for y in outputs]
             saved = results[len(outputs) :]
-            _as_told(backward, len(op.differentiable), *upstream, *kept, *saved, *params)
+            _as_told(backward, len(op.differentiable), *upstream, *kept_tensors, *saved, *params)
 
 
 def _as_told(call: Any, count: int, *args: Any) -> Any:
@@ -294,8 +294,8 @@ def _as_told(call: Any, count: int, *args: Any) -> Any:
     fake version. The rest is saved for the backward pass, and no compiled code reads it."""
     results = call(*args)
     with FakeTensorMode() as mode:
-        told = call(*(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args))
-    for real, fake in list(zip(several(results), several(told), strict=True))[:count]:
+        fakes = call(*(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args))
+    for real, fake in list(zip(several(results), several(fakes), strict=True))[:count]:
         assert (real.dtype, real.shape) == (fake.dtype, fake.shape)
     return results
 
@@ -304,15 +304,15 @@ def _outcome(
     op: Op, provider: Provider, args: dict[str, Any], params: Any
 ) -> list[torch.Tensor] | Exception:
     """Outputs and gradients, or the error."""
-    given = [
+    tensors = [
         value.detach().requires_grad_(op.inputs[name].grad) if value.is_floating_point() else value
         for name, value in args.items()
     ]
     try:
-        results = provider.call(*given, **{**op.params, **params})
+        results = provider.call(*tensors, **{**op.params, **params})
     except CLEAR as error:
         return error
     outputs = results if isinstance(results, tuple) else (results,)
-    leaves = [x for x in given if x.requires_grad]
+    leaves = [x for x in tensors if x.requires_grad]
     ones = [torch.ones_like(x) for x in outputs]
     return [*(x.detach() for x in outputs), *torch.autograd.grad(outputs, leaves, ones)]

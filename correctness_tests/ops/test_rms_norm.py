@@ -77,9 +77,9 @@ def test_partial_sums_of_two_norms_are_reduced_by_one_launch(device: torch.devic
         _, _, partials = norm_backward(dy, x, weight, rstd, weight_partials=buffer[layer])
         assert partials.data_ptr() == buffer[layer].data_ptr()
         expected.append(norm_in_double(dy, x, weight)[2])
-    found = sum_rows(buffer)
-    assert_rounded(found, torch.stack(expected), 8)
-    assert torch.equal(sum_rows(buffer, BF16), found.to(BF16))
+    actual = sum_rows(buffer)
+    assert_rounded(actual, torch.stack(expected), 8)
+    assert torch.equal(sum_rows(buffer, BF16), actual.to(BF16))
     with pytest.raises(ValueError, match="partial_rows gives the first"):
         norm_backward(dy, x, weight, rstd, weight_partials=buffer[0, :1, :8])
 

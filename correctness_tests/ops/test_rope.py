@@ -27,8 +27,8 @@ def test_rotation_in_place_in_a_packed_buffer(
     copies = layout.copies
     rotate(q, k, cos, sin, q, k)
     assert layout.copies == copies
-    for got, wanted, old in zip((q, k), expected, before.split((H, G, G), 2)[:2], strict=True):
-        assert_rounded(got, wanted, 1 if dtype is BF16 else 4)
+    for got, exact, old in zip((q, k), expected, before.split((H, G, G), 2)[:2], strict=True):
+        assert_rounded(got, exact, 1 if dtype is BF16 else 4)
         assert (got[:, 1:] != old[:, 1:]).any(-1).all(), "a head was not rotated"
     assert torch.equal(v, before[:, :, H + G :])
     rotate(q, k, cos, sin, q, k, inverse=True)
@@ -38,13 +38,13 @@ def test_rotation_in_place_in_a_packed_buffer(
 def test_one_of_the_two_may_be_left_out(device: torch.device) -> None:
     q, k = randn(1, 4, 3, 8, device=device), randn(1, 4, 2, 8, device=device, seed=1)
     cos, sin = (table.to(device) for table in rope_tables(4, 8))
-    both = torch.empty_like(q), torch.empty_like(k)
-    rotate(q, k, cos, sin, *both)
+    buffers = torch.empty_like(q), torch.empty_like(k)
+    rotate(q, k, cos, sin, *buffers)
     alone = torch.empty_like(q), torch.empty_like(k)
     rotate(q, None, cos, sin, alone[0], None)
     rotate(None, k, cos, sin, None, alone[1])
-    assert torch.equal(both[0], alone[0])
-    assert torch.equal(both[1], alone[1])
+    assert torch.equal(buffers[0], alone[0])
+    assert torch.equal(buffers[1], alone[1])
 
 
 def test_rotation_refuses_an_output_that_it_cannot_write(device: torch.device) -> None:

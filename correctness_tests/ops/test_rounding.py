@@ -10,11 +10,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.evaluate import evaluate
+from tinyllama.harness.check.launched import with_kernels
 from tinyllama.harness.declare.autograd import several
-from tools.check_table import tree
 
 # What is rounded on the way by design: operands of products, and results that are stored between.
 TWICE = {
@@ -25,7 +26,11 @@ TWICE = {
     "stack": "made of products",
     "swiglu": "gate and up are stored",
 }
-ONCE = [(op, one) for op, one in tree() if op.name not in TWICE and not op.mutated]
+ONCE = [
+    (op, provider)
+    for op, provider in with_kernels(tree_ops())
+    if op.name not in TWICE and not op.mutated
+]
 each_provider = pytest.mark.parametrize(
     ("op", "provider"), ONCE, ids=[str(provider) for _, provider in ONCE]
 )
@@ -47,8 +52,10 @@ def _assert_exact(
     wrong = (result != rounded) & ~(result.isnan() & rounded.isnan())
     most = 0.0
     if not _in_one_order(op, result.device) and result.numel():
-        floats = (one for one in (exact, *inputs) if one.is_floating_point() and one.numel())
-        largest = max(one.abs().max().item() for one in floats)
+        floats = (
+            tensor for tensor in (exact, *inputs) if tensor.is_floating_point() and tensor.numel()
+        )
+        largest = max(tensor.abs().max().item() for tensor in floats)
         wrong &= (result - rounded).abs() > NOISE * torch.finfo(torch.float32).eps * largest
         most = MOST * wrong.numel()
     assert wrong.sum() <= most, f"{what}: {wrong.sum()} of {wrong.numel()} elements"
@@ -62,22 +69,22 @@ def test_16_bits_are_those_of_float32_rounded_once(
 ) -> None:
     most = max(op.cases, key=lambda case: elements(op, case))
     for case in op.cases:
-        one = OpCase(op, provider, case, dtype)
-        if one.unsupported() is not None:
+        op_case = OpCase(op, provider, case, dtype)
+        if op_case.unsupported() is not None:
             continue
         for extreme in (None, *op.extremes) if case in (op.cases[0], most) else (None,):
-            inputs = replace(one, extreme=extreme).inputs(device, seed)
+            inputs = replace(op_case, extreme=extreme).inputs(device, seed)
             narrow = evaluate(op, provider.call, inputs)
             wide = evaluate(op, provider.call, inputs.to(torch.float32))
             for name, value in narrow.items():
-                given = list(inputs.args.values())
-                _assert_exact(op, value, wide[name], given, f"{one} {extreme}: {name}")
+                tensors = list(inputs.args.values())
+                _assert_exact(op, value, wide[name], tensors, f"{op_case} {extreme}: {name}")
 
 
 @pytest.mark.parametrize(
     ("op", "provider"),
-    [(op, one) for op, one in ONCE if len(op.differentiable) > 1 and op.name != "linear"],
-    ids=lambda one: one.name,
+    [(op, provider) for op, provider in ONCE if len(op.differentiable) > 1 and op.name != "linear"],
+    ids=lambda provider: provider.name,
 )
 def test_a_wider_input_keeps_its_precision_beside_a_narrow_one(
     op: Op, provider: Provider, device: torch.device, seed: int
@@ -85,17 +92,19 @@ def test_a_wider_input_keeps_its_precision_beside_a_narrow_one(
     """The first input has 16 bits, the others 32, as activations and weights often do: results in
     32 bits are those of float32. (A `linear` multiplies in the dtype of x.)"""
     inputs = OpCase(op, provider, op.cases[0], torch.bfloat16).inputs(device, seed)
-    found = []
+    gradients = []
     for narrow in (True, False):
-        args = {name: one if narrow else one.float() for name, one in inputs.args.items()}
-        first, *others = op.differentiable
-        args |= {name: args[name].float() for name in others}
-        wanted = [args[name].requires_grad_() for name in (first, *others)]
+        args = {name: tensor if narrow else tensor.float() for name, tensor in inputs.args.items()}
+        first, *rest = op.differentiable
+        args |= {name: args[name].float() for name in rest}
+        leaves = [args[name].requires_grad_() for name in (first, *rest)]
         outputs = several(provider.call(*args.values(), **inputs.params))
-        given = [up for up in inputs.upstream.values() if up is not None]
-        upstream = [up.to(one.dtype) for up, one in zip(given, outputs, strict=True)]
-        grads = torch.autograd.grad(outputs, wanted, upstream)
-        found.append([*outputs, *grads])
-        assert [grad.dtype for grad in grads] == [one.dtype for one in wanted]
-    for result, exact in zip(*found, strict=True):
-        _assert_exact(op, result, exact, wanted, f"{op.name}, {result.dtype}")
+        gradients_above = [up for up in inputs.upstream.values() if up is not None]
+        upstream = [
+            up.to(tensor.dtype) for up, tensor in zip(gradients_above, outputs, strict=True)
+        ]
+        grads = torch.autograd.grad(outputs, leaves, upstream)
+        gradients.append([*outputs, *grads])
+        assert [grad.dtype for grad in grads] == [tensor.dtype for tensor in leaves]
+    for result, exact in zip(*gradients, strict=True):
+        _assert_exact(op, result, exact, leaves, f"{op.name}, {result.dtype}")

@@ -26,34 +26,35 @@ def test_activation_of_any_shape_in_the_halves_of_a_buffer(
     expected = torch.autograd.grad(h, exact, dh.double())
     copies = layout.copies
     assert_rounded(activate(gate, up), h.detach(), 8)
-    found = torch.full_like(packed, torch.nan)
+    actual = torch.full_like(packed, torch.nan)
     again = torch.full((N, F + 3), torch.nan, device=device)[:, :F]
-    dgate, dup = found.chunk(2, -1)
+    dgate, dup = actual.chunk(2, -1)
     activate_backward(dh, gate, up, dgate, dup, again)
     assert layout.copies == copies
     assert torch.equal(again, activate(gate, up)), "h made again is not h"
-    for got, wanted in zip(found.chunk(2, -1), expected, strict=True):
-        assert_rounded(got, wanted, 8)
-    apart = torch.full((N, 3 * F), torch.nan, device=device)[:, :F], torch.empty_like(dh)
-    activate_backward(dh, gate, up.contiguous(), *apart)  # every tensor with a stride of its own
-    assert torch.equal(torch.cat(apart, -1), found)
+    for got, gradient in zip(actual.chunk(2, -1), expected, strict=True):
+        assert_rounded(got, gradient, 8)
+    in_two_buffers = torch.full((N, 3 * F), torch.nan, device=device)[:, :F], torch.empty_like(dh)
+    # every tensor with a stride of its own
+    activate_backward(dh, gate, up.contiguous(), *in_two_buffers)
+    assert torch.equal(torch.cat(in_two_buffers, -1), actual)
     activate_backward(dh, gate, up, gate, up)  # in place
-    assert torch.equal(packed, found)
+    assert torch.equal(packed, actual)
 
 
 def test_activation_neither_overflows_nor_cancels(device: torch.device) -> None:
     gate = torch.tensor(
         [[-1e30, -200.0, -90.0, -20.0, 0.0, 20.0, 90.0, 200.0, 1e30]], device=device
     )
-    ones, found = torch.ones_like(gate), [torch.empty_like(gate) for _ in range(3)]
-    activate_backward(ones, gate, ones, *found)
+    ones, buffers = torch.ones_like(gate), [torch.empty_like(gate) for _ in range(3)]
+    activate_backward(ones, gate, ones, *buffers)
     exact = gate.double().requires_grad_()
     h = torch.nn.functional.silu(exact)
     (dgate,) = torch.autograd.grad(h.sum(), exact)
     tiny = torch.finfo(FP32).tiny  # below it a GPU may give zero
-    torch.testing.assert_close(found[0].double(), dgate, rtol=1e-5, atol=tiny)
-    torch.testing.assert_close(found[1].double(), h.detach(), rtol=1e-5, atol=tiny)
-    torch.testing.assert_close(found[2].double(), h.detach(), rtol=1e-5, atol=tiny)
+    torch.testing.assert_close(buffers[0].double(), dgate, rtol=1e-5, atol=tiny)
+    torch.testing.assert_close(buffers[1].double(), h.detach(), rtol=1e-5, atol=tiny)
+    torch.testing.assert_close(buffers[2].double(), h.detach(), rtol=1e-5, atol=tiny)
 
 
 @pytest.mark.parametrize("provider", ["triton", "naive"])
@@ -64,5 +65,5 @@ def test_weights_side_by_side_give_the_same_result(provider: str, device: torch.
         leaves = [leaf.detach().requires_grad_() for leaf in (x, *parts)]
         h = swiglu(*leaves, provider=provider)
         results.append([h, *torch.autograd.grad(h.sin().sum(), leaves)])
-    for one, two in zip(*results, strict=True):
-        torch.testing.assert_close(one, two)
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right)

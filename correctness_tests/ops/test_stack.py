@@ -36,18 +36,18 @@ def test_in_one_launch_it_writes_what_two_launches_write(
     shape: tuple[int, int, int, int], device: torch.device
 ) -> None:
     """Everything that the forward pass gives and saves."""
-    given, where = inputs(*shape, device), key(shape[0], shape[3])
-    found = []
+    tensors, where = inputs(*shape, device), key(shape[0], shape[3])
+    results = []
     for step in (0, 16, 32):  # the last one does not divide the width
         with ATTEND.force(Config(BK=step, DESCRIBED=0, num_warps=4), **where):
-            found.append(Fused.forward(given, EPS))
-    for apart, *together in zip(*found, strict=True):
-        for one in together:
-            difference = (apart.double() - one.double()).norm()
-            assert difference <= 1e-2 * apart.double().norm()
+            results.append(Fused.forward(tensors, EPS))
+    for first, *together in zip(*results, strict=True):
+        for tensor in together:
+            difference = (first.double() - tensor.double()).norm()
+            assert difference <= 1e-2 * first.double().norm()
 
 
-def tiles(given: Inputs, described: int, one_launch: bool) -> AbstractContextManager[None]:
+def tiles(tensors: Inputs, described: int, one_launch: bool) -> AbstractContextManager[None]:
     """Small tiles for all products of these inputs."""
     attend = Config(BK=16 * one_launch, DESCRIBED=described)
     product = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=described)
@@ -55,7 +55,7 @@ def tiles(given: Inputs, described: int, one_launch: bool) -> AbstractContextMan
     def config_of(space: str) -> Config | None:
         return attend if space == ATTEND.name else product if space.startswith("stack.") else None
 
-    return forced(lambda: gradients(given), config_of)
+    return forced(lambda: gradients(tensors), config_of)
 
 
 @pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
@@ -72,15 +72,15 @@ def test_descriptors_read_what_pointers_read(
 ) -> None:
     """To the bit, also past the end of a matrix, a sequence and a head, and where some rows do not
     begin at 16 bytes, which no descriptor describes."""
-    made = Mock(wraps=launches.described)
-    monkeypatch.setattr(launches, "described", made)
-    given, found = inputs(*shape, device), []
+    descriptions = Mock(wraps=launches.described)
+    monkeypatch.setattr(launches, "described", descriptions)
+    tensors, results = inputs(*shape, device), []
     for described in (0, 1):
-        with tiles(given, described, one_launch):
-            found.append(gradients(given))
-        assert made.called == bool(described)
-    assert len(found[0]) == 11
-    for pointers, descriptors in zip(*found, strict=True):
+        with tiles(tensors, described, one_launch):
+            results.append(gradients(tensors))
+        assert descriptions.called == bool(described)
+    assert len(results[0]) == 11
+    for pointers, descriptors in zip(*results, strict=True):
         assert torch.equal(pointers, descriptors)
 
 
@@ -102,11 +102,11 @@ def test_tiles_may_be_narrow(
     than a tile has rows; and several tiles, wider than long, divide every size."""
     monkeypatch.setattr(stacks, "HIDDEN", hidden)
     monkeypatch.setattr(stacks, "FFN", ffn)
-    given = inputs(tokens, 2, 1, 16, device)
-    expected = gradients(given)
+    tensors = inputs(tokens, 2, 1, 16, device)
+    expected = gradients(tensors)
     tiles = Config(BM=16, BN=columns, BK=step, GROUP=8, DESCRIBED=0)
     asked_for = {f"stack.{name}": tiles for name in PRODUCTS}
-    with forced(lambda: gradients(given), asked_for.get):
-        found = gradients(given)
-    for one, other in zip(expected, found, strict=True):
-        assert (one.double() - other.double()).norm() <= 1e-2 * one.double().norm()
+    with forced(lambda: gradients(tensors), asked_for.get):
+        actual = gradients(tensors)
+    for left, right in zip(expected, actual, strict=True):
+        assert (left.double() - right.double()).norm() <= 1e-2 * left.double().norm()

@@ -33,7 +33,9 @@ PLANS = [
 
 def plan_of(name: str) -> str:
     return (
-        "+".join(one for one in PRODUCTS if f"{one} left" not in name) if "left" in name else name
+        "+".join(product for product in PRODUCTS if f"{product} left" not in name)
+        if "left" in name
+        else name
     )
 
 
@@ -49,20 +51,20 @@ def test_every_plan_is_as_accurate_as_eager(
     assert_accurate(OpCase(stack, provider, case, dtype), device, seed)
 
 
-def vendors(given: Inputs, *names: str) -> AbstractContextManager[None]:
+def vendors(tensors: Inputs, *names: str) -> AbstractContextManager[None]:
     """These products are the vendor's by their tables."""
     vendor = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
-    return forced(lambda: gradients(given), {f"stack.{name}": vendor for name in names}.get)
+    return forced(lambda: gradients(tensors), {f"stack.{name}": vendor for name in names}.get)
 
 
 @pytest.mark.long
 def test_by_the_table_or_by_name_it_is_the_same_plan(device: torch.device) -> None:
-    given = inputs(9, 2, 1, 32, device)
-    with vendors(given, *(name for name in PRODUCTS if name not in MIX.split("+"))):
-        by_table = gradients(given)
-    by_name = gradients(given, provider_of(MIX))
+    tensors = inputs(9, 2, 1, 32, device)
+    with vendors(tensors, *(name for name in PRODUCTS if name not in MIX.split("+"))):
+        by_table = gradients(tensors)
+    by_name = gradients(tensors, provider_of(MIX))
     assert all(map(torch.equal, by_table, by_name))
-    assert not all(map(torch.equal, by_table, gradients(given)))
+    assert not all(map(torch.equal, by_table, gradients(tensors)))
 
 
 def test_a_compiled_call_saves_what_is_declared(
@@ -71,13 +73,13 @@ def test_a_compiled_call_saves_what_is_declared(
     """Neither transposes nor one h for all blocks: the compiler reads memory by declared shapes."""
     monkeypatch.setattr(configs, "MOST_KEPT", 0)
     monkeypatch.setattr(fused.InSeveral, "turns", lambda x, dtype: 2)
-    given = [t.float() if t.is_floating_point() else t for t in inputs(16, 2, 1, 64, device)]
+    tensors = [t.float() if t.is_floating_point() else t for t in inputs(16, 2, 1, 64, device)]
     custom = stack[provider_of("none")].derived
     assert custom is not None
     run: Any = custom.custom_op
-    found, told = run(*given, EPS), custom.fake_forward(*given, EPS)
-    for name, one, other in zip(("y", *custom.saved), found, told, strict=True):
-        assert (one.shape, one.stride()) == (other.shape, other.stride()), name
+    actual, fakes = run(*tensors, EPS), custom.fake_forward(*tensors, EPS)
+    for name, tensor, fake in zip(("y", *custom.saved), actual, fakes, strict=True):
+        assert (tensor.shape, tensor.stride()) == (fake.shape, fake.stride()), name
 
 
 # -- names ----------------------------------------------------------------------------------------
@@ -104,13 +106,13 @@ def test_the_plan_of_a_chip_is_printed(capsys: pytest.CaptureFixture[str]) -> No
     how = ["tune", "--show", "--op", "stack", "--dtype", "bf16", "--chip", "sm_90"]
     assert main(how) == 0
     lines = capsys.readouterr().out.splitlines()
-    shown = {line.split(",")[0].strip() for line in lines if "(table)" in line}
-    assert {f"stack.{name}" for name in PRODUCTS} <= shown
+    listed = {line.split(",")[0].strip() for line in lines if "(table)" in line}
+    assert {f"stack.{name}" for name in PRODUCTS} <= listed
     assert main([*how, "--sizes", SIZES]) == 0
-    found = capsys.readouterr().out
-    assert f"stack-fused-{SIZES.replace('=', '').replace(',', '')}-bf16, sm_90" in found
-    assert "stack.qkv, columns=128,inner=64,kind=16bit,rows=32: " in found
-    assert "(default)" in found
+    output = capsys.readouterr().out
+    assert f"stack-fused-{SIZES.replace('=', '').replace(',', '')}-bf16, sm_90" in output
+    assert "stack.qkv, columns=128,inner=64,kind=16bit,rows=32: " in output
+    assert "(default)" in output
     for precision, kind in (("ieee", "tf32x3"), ("tf32", "tf32")):
         of_kind = [*how[:5], "fp32", *how[6:], "--sizes", SIZES, "--precision", precision]
         assert main(of_kind) == 0

@@ -18,9 +18,10 @@ pytest.importorskip("triton")
 from correctness_tests.support.stacks import EPS, LAYERS, forced, gradients, inputs
 from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.kernels import jit, tl
+from tinyllama.harness.kernels.chips import processors
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.grid_barrier import EVERY, Watchdog, meet
-from tinyllama.harness.kernels.launch import processors, recorded
+from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.programs import Order, ordered
 from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
@@ -37,22 +38,22 @@ CPU = torch.device("cpu")
 GAINS = (2, 7)  # among the output and the gradients, those of the gains
 
 
-def equal_tiles(given: Inputs) -> AbstractContextManager[None]:
+def equal_tiles(tensors: Inputs) -> AbstractContextManager[None]:
     """The same tiles and blocks for both providers."""
     products = {"BM": 16, "BN": 32, "BK": 16, "GROUP": 8}
     attention = {"QM": 16, "QN": 16}
-    both = {**attention, "KM": 16, "KN": 16}
+    sizes = {**attention, "KM": 16, "KN": 16}
     configs = {
         "stack.attend": Config(BK=0, DESCRIBED=0),
         "stack.single_forward": Config(**products, **attention),
-        "stack.single_backward": Config(**products, **both),
+        "stack.single_backward": Config(**products, **sizes),
         "attention.forward": Config(**attention, TURN=0),
-        "attention.backward": Config(**both),
+        "attention.backward": Config(**sizes),
     }
-    others = Config(**products, DESCRIBED=0)
+    rest = Config(**products, DESCRIBED=0)
     return forced(
-        lambda: [gradients(given, provider) for provider in ("fused", "single")],
-        lambda space: configs.get(space, others if space.startswith("stack.") else None),
+        lambda: [gradients(tensors, provider) for provider in ("fused", "single")],
+        lambda space: configs.get(space, rest if space.startswith("stack.") else None),
     )
 
 
@@ -63,23 +64,23 @@ def test_with_equal_tiles_it_gives_the_bits_of_several_launches(
 ) -> None:
     """With several sequences for a group, and several programs for a sequence. Only the gradients
     of gains are summed over other tiles: those of a sequence."""
-    given = inputs(*SHAPE, device, batch=2)
-    with equal_tiles(given), processors(count):
-        several, one = gradients(given), gradients(given, "single")
-    for index, (expected, found) in enumerate(zip(several, one, strict=True)):
+    tensors = inputs(*SHAPE, device, batch=2)
+    with equal_tiles(tensors), processors(count):
+        several, single = gradients(tensors), gradients(tensors, "single")
+    for index, (expected, actual) in enumerate(zip(several, single, strict=True)):
         if index in GAINS:
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         else:
-            assert torch.equal(found, expected)
+            assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_all_programs_of_a_launch_can_run_at_once(batch: int) -> None:
     """A program more than processors would be waited for, and never begin."""
-    given = inputs(*SHAPE, CPU, batch=batch)
+    tensors = inputs(*SHAPE, CPU, batch=batch)
     with processors(4), recorded("sm_90") as launches_:
-        gradients(Inputs._make(tensor.to("meta") for tensor in given), "single")
-    grids = [one.grid for one in launches_ if "single" in one.identity]
+        gradients(Inputs._make(tensor.to("meta") for tensor in tensors), "single")
+    grids = [launch.grid for launch in launches_ if "single" in launch.identity]
     assert len(grids) == 2 * LAYERS
     assert all(min(batch, 4) <= programs <= 4 for (programs,) in grids)
 
@@ -98,13 +99,13 @@ def all_phases_in_one_launch() -> Iterator[None]:
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_launch_of_all_phases_is_right(count: int) -> None:
     """With programs that wait for each other, the last one first."""
-    given = inputs(*SHAPE, CPU, batch=1)
+    tensors = inputs(*SHAPE, CPU, batch=1)
     with processors(count):
-        expected = gradients(given, "single")
+        expected = gradients(tensors, "single")
         with all_phases_in_one_launch(), PoisonedMemory(), ordered(Order("reversed")):
-            found = gradients(given, "single")
+            actual = gradients(tensors, "single")
     WATCHDOG.check(CPU)
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, actual, expected))
 
 
 def test_a_barrier_that_does_not_open_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +113,8 @@ def test_a_barrier_that_does_not_open_is_named(monkeypatch: pytest.MonkeyPatch) 
     results are NaN, and the barrier is named once."""
     monkeypatch.setattr(WATCHDOG, "spins", 2)
     with all_phases_in_one_launch(), processors(2):
-        found = gradients(inputs(*SHAPE, CPU, batch=1), "single")
-    assert found[0].isnan().any()
+        actual = gradients(inputs(*SHAPE, CPU, batch=1), "single")
+    assert actual[0].isnan().any()
     with pytest.raises(RuntimeError, match=r"forward pass of block 0 .* phase 0 \(q, k and v\)"):
         WATCHDOG.check(CPU)
     WATCHDOG.check(CPU)  # it was said
@@ -155,10 +156,10 @@ def together(test: Any) -> Any:
 
 @together
 def test_repeated_it_gives_equal_bits(device: torch.device) -> None:
-    given = inputs(130, 4, 2, 64, device, batch=5)
-    first = gradients(given, "single")
+    tensors = inputs(130, 4, 2, 64, device, batch=5)
+    first = gradients(tensors, "single")
     for _ in range(20):
-        assert all(map(torch.equal, gradients(given, "single"), first))
+        assert all(map(torch.equal, gradients(tensors, "single"), first))
     WATCHDOG.check(device)
 
 
@@ -167,17 +168,17 @@ def test_repeated_it_gives_equal_bits(device: torch.device) -> None:
 def test_programs_that_run_together_are_right(batch: int, device: torch.device) -> None:
     """All gradients against float64's, with few and with all processors for a sequence, and with
     more sequences than processors. The reference in float32 says how far off they may be."""
-    given = inputs(70, 4, 2, 32, device, batch=batch)
-    found = gradients(given, "single")
+    tensors = inputs(70, 4, 2, 32, device, batch=batch)
+    actual = gradients(tensors, "single")
     WATCHDOG.check(device)
     exact, stock = (
-        gradients(Inputs._make(tensor.to(dtype) for tensor in given), "eager")
+        gradients(Inputs._make(tensor.to(dtype) for tensor in tensors), "eager")
         for dtype in (torch.float64, torch.bfloat16)
     )
-    for one, oracle, usual in zip(found, exact, stock, strict=True):
-        allowed = 3 * (usual.double() - oracle).norm()
+    for tensor, oracle, stocks in zip(actual, exact, stock, strict=True):
+        allowed = 3 * (stocks.double() - oracle).norm()
         assert allowed < 0.5 * oracle.norm()
-        assert (one.double() - oracle).norm() <= allowed
+        assert (tensor.double() - oracle).norm() <= allowed
 
 
 # -- in a step ------------------------------------------------------------------------------------
@@ -191,15 +192,15 @@ CONFIG = TrainConfig(batch_size=2, seq_len=4, precision="bf16", learning_rate=1e
 @together
 def test_a_captured_step_gives_the_losses_of_several_launches(device: torch.device) -> None:
     batch = torch.randint(20, (2, 5), generator=torch.Generator().manual_seed(0)).to(device)
-    found = []
+    results = []
     for tier in (V4, V4.with_plan("single")):
         step = TrainStep(TinyLlama(MODEL, tier).to(device), CONFIG)
         assert step.model.stacks(step.model.embedding, torch.bfloat16)  # as in its autocast
         step.prepare(warm_up=1)
         assert step.plan.capture
-        found.append([step(batch[:, :-1], batch[:, 1:]).item() for _ in range(4)])
-    assert found[1] == pytest.approx(found[0], rel=1e-3)
-    assert found[0][-1] < 0.99 * found[0][0]
+        results.append([step(batch[:, :-1], batch[:, 1:]).item() for _ in range(4)])
+    assert results[1] == pytest.approx(results[0], rel=1e-3)
+    assert results[0][-1] < 0.99 * results[0][0]
     WATCHDOG.check(device)
 
 
@@ -217,13 +218,13 @@ def test_a_plan_is_for_tiers_whose_blocks_are_one_op() -> None:
         V4.with_plan("double")
 
 
-@pytest.mark.parametrize("every", [None, 1])
+@pytest.mark.parametrize("interval", [None, 1])
 def test_training_says_so_where_no_loss_shows_it(
-    every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    interval: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the backward pass of the last step, and of one that is saved; these parameters are not."""
     call: Callable[..., Any] = TrainStep.__call__
-    steps = iter([every == 1, True])
+    steps = iter([interval == 1, True])
 
     def unopened(self: TrainStep, *batch: torch.Tensor) -> torch.Tensor:
         if next(steps):
@@ -233,14 +234,14 @@ def test_training_says_so_where_no_loss_shows_it(
 
     monkeypatch.setattr(TrainStep, "__call__", unopened)
     path = tmp_path / "saved"
-    result = train(MODEL, CONFIG, "v1", device=CPU, save_to=path, save_every=every)
-    assert (result.status, len(result.losses)) == ("failed", 1 if every else 2)
+    result = train(MODEL, CONFIG, "v1", device=CPU, save_to=path, save_every=interval)
+    assert (result.status, len(result.losses)) == ("failed", 1 if interval else 2)
     assert (result.reason or "").startswith("a barrier of the backward pass of block 1 did not")
     assert not path.exists()
     assert WATCHDOG.fault(CPU) is None
 
 
 def test_wider_heads_are_refused() -> None:
-    given = inputs(4, 1, 1, 128, CPU)
+    tensors = inputs(4, 1, 1, 128, CPU)
     with pytest.raises(ValueError, match="head dimension 128: at most 64 is supported"):
-        stack["single"].call(*given, eps=EPS)
+        stack["single"].call(*tensors, eps=EPS)

@@ -39,7 +39,7 @@ def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def of_float32(shape: tuple[int, int, int, int], device: torch.device) -> Inputs:
-    return Inputs._make(one.float() for one in inputs(*shape, device))
+    return Inputs._make(tensor.float() for tensor in inputs(*shape, device))
 
 
 @pytest.mark.parametrize("choice", [1, 2])
@@ -57,13 +57,13 @@ def test_interpreted_the_bits_are_those_without(
     shape: tuple[int, int, int, int], turn: Callable[[int], None]
 ) -> None:
     """And all that is read was written."""
-    given = of_float32(shape, CPU)
-    expected = gradients(given, provider_of("all"))
+    tensors = of_float32(shape, CPU)
+    expected = gradients(tensors, provider_of("all"))
     for choice in (1, 2):
         turn(choice)
         with PoisonedMemory():
-            found = gradients(given, provider_of("all"))
-        assert all(map(torch.equal, found, expected))
+            actual = gradients(tensors, provider_of("all"))
+        assert all(map(torch.equal, actual, expected))
 
 
 @pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
@@ -72,13 +72,13 @@ def test_descriptors_read_what_pointers_read(
     shape: tuple[int, int, int, int], turn: Callable[[int], None], device: torch.device
 ) -> None:
     turn(1)
-    given, found = of_float32(shape, device), []
+    tensors, results = of_float32(shape, device), []
     for described in (0, 1):
         config = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=described)
         tiles = {f"stack.{name}": config for name in PRODUCTS}
-        with forced(lambda: gradients(given, provider_of("all")), tiles.get):
-            found.append(gradients(given, provider_of("all")))
-    assert all(map(torch.equal, *found))
+        with forced(lambda: gradients(tensors, provider_of("all")), tiles.get):
+            results.append(gradients(tensors, provider_of("all")))
+    assert all(map(torch.equal, *results))
 
 
 def test_wide_tiles_are_stored_by_slices(
@@ -97,21 +97,21 @@ def test_whole_tiles_are_turned(
     monkeypatch.setattr(stacks, "HIDDEN", 64)
     monkeypatch.setattr(stacks, "FFN", 32)
     narrow = Config(BM=16, BN=32, BK=16, GROUP=8, DESCRIBED=0)
-    every = {f"stack.{name}": narrow for name in PRODUCTS}
-    assert_the_same_by_transposes(of_float32((16, 2, 1, 16), device), every, turn)
+    configs = {f"stack.{name}": narrow for name in PRODUCTS}
+    assert_the_same_by_transposes(of_float32((16, 2, 1, 16), device), configs, turn)
 
 
 def assert_the_same_by_transposes(
-    given: Inputs, tiles: dict[str, Config], turn: Callable[[int], None]
+    tensors: Inputs, tiles: dict[str, Config], turn: Callable[[int], None]
 ) -> None:
     """tiles: by space."""
-    found = []
+    results = []
     for choice in (0, 2):
         turn(choice)
-        with forced(lambda: gradients(given, provider_of("all")), tiles.get):
-            found.append(gradients(given, provider_of("all")))
-    for one, other in zip(*found, strict=True):
-        assert (one - other).norm() <= 1e-5 * one.norm()
+        with forced(lambda: gradients(tensors, provider_of("all")), tiles.get):
+            results.append(gradients(tensors, provider_of("all")))
+    for left, right in zip(*results, strict=True):
+        assert (left - right).norm() <= 1e-5 * left.norm()
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -129,23 +129,23 @@ def test_attention_reads_and_writes_transposes(tokens: int, K: int, device: torc
     do_BTHK, turned = do.unflatten(-1, (-1, K)), qkv.view(rows, -1).T.contiguous()
     do_turned = do.view(rows, -1).T.contiguous()
 
-    def both(given: bool) -> list[torch.Tensor]:
+    def run_with(precomputed: bool) -> list[torch.Tensor]:
         guarded = torch.full((H * K + 16, rows), 7.0, device=device)
         o_turned, written = guarded[: H * K], torch.empty_like(turned)
         ahead = turned[: H * K], turned[H * K :], do_turned
         o, lse = attention.attend(
-            *heads(qkv), turned=(turned[(H + G) * K :], o_turned) if given else None
+            *heads(qkv), turned=(turned[(H + G) * K :], o_turned) if precomputed else None
         )
         dqkv = torch.empty_like(qkv)
         attention.attend_backward(
             *(do_BTHK, *heads(qkv), o, lse, *heads(dqkv)),
-            turned=(ahead, written) if given else None,
+            turned=(ahead, written) if precomputed else None,
         )
-        if given:
+        if precomputed:
             assert torch.equal(o_turned, o.view(rows, -1).T)
             assert (guarded[H * K :] == 7).all()
             assert torch.equal(written, dqkv.view(rows, -1).T)
         return [o, lse, dqkv]
 
-    for one, other in zip(both(False), both(True), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for left, right in zip(run_with(False), run_with(True), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4)

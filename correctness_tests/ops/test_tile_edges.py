@@ -57,9 +57,9 @@ def test_nothing_is_read_beside_a_head_that_is_padded(
 @pytest.mark.parametrize("step", [0, 16])  # in two launches, and in one
 def test_a_stack_reads_nothing_beside_what_it_is_given(step: int, device: torch.device) -> None:
     """Heads of 24 in tiles of 32, and 33 tokens: no axis is whole."""
-    given = inputs(33, 2, 2, 24, device)
+    tensors = inputs(33, 2, 2, 24, device)
     with (
         guarded(device) as memory,
         ATTEND.force(Config(BK=step, DESCRIBED=0, num_warps=4), D=32, tokens=64),
     ):
-        Fused.forward(Inputs._make(map(memory.guarded, given)), EPS)
+        Fused.forward(Inputs._make(map(memory.guarded, tensors)), EPS)

@@ -1,4 +1,4 @@
-"""Counts of bytes and operations, derived in docs/APPENDICES.md, are those that ops declare."""
+"""Counts of bytes and operations, derived in docs/model.md, are those that ops declare."""
 
 import random
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from tinyllama.ops import OPS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "APPENDICES.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "model.md"
 ROW = re.compile(r"^\| `(\w+)` \| (forward|backward) \| `(.+?)` \| `(.+?)` \| `(.+?)` \|", re.M)
 ROWS = ROW.findall(PAGE.read_text(encoding="utf-8"))
 
@@ -38,6 +38,6 @@ def test_a_derived_count_is_the_declared_one(
 
 
 def test_every_op_of_the_first_tier_that_has_a_row_has_its_passes() -> None:
-    found = {(name, passes) for name, passes, *_ in ROWS}
-    assert len(found) == len(ROWS) >= 18
-    assert {name for name, _ in found} >= {"rms_norm", "attention", "swiglu", "adamw"}
+    passes_of_ops = {(name, passes) for name, passes, *_ in ROWS}
+    assert len(passes_of_ops) == len(ROWS) >= 18
+    assert {name for name, _ in passes_of_ops} >= {"rms_norm", "attention", "swiglu", "adamw"}

@@ -55,6 +55,6 @@ def test_a_signal_in_a_real_process(tmp_path: Path, number: str, name: str) -> N
     assert "Traceback" not in err
     result = json.loads((tmp_path / "run.json").read_text())
     assert result["status"] == "interrupted"
-    one = checkpoint.load(saved)
-    assert one.interrupted
-    assert one.steps == len(result["losses"]) > 0
+    saved_run = checkpoint.load(saved)
+    assert saved_run.interrupted
+    assert saved_run.steps == len(result["losses"]) > 0

@@ -38,57 +38,14 @@ GOLDEN = Path(__file__).parents[1] / "model" / "golden" / "version-2.safetensors
 STATUSES = {0, 1, 2, *range(10, 16), 130}
 NUMBERS = ["1", "2", "3", "0", "-1", "7", "1.5", "0.01", "3e38", "1e999", "-1e-400", "nan", "", " "]
 NUMBERS += ["2147483647", "2147483648", str(2**63), str(10**30), "9" * 5000, "1_0", "\u0663", "0x1"]
-NAMES = [
-    "",
-    "cpu",
-    "cuda:99",
-    f"cuda:{10**30}",
-    "meta",
-    "!",
-    "*",
-    "[",
-    "A Card",
-    "small-bf16",
-    "v2",
-]
-NAMES += [
-    "v9",
-    "rms_norm",
-    "attention",
-    "sm_90",
-    "none",
-    "a\0b",
-    "\udcff",
-    "x" * 5000,
-    "%s {x} [/b]",
-]
-PATHS = [
-    "text",
-    "folder",
-    "pipe",
-    "dangling",
-    "loop",
-    "missing",
-    "missing/under",
-    "text/under",
-    "results",
-]
-PATHS += ["record.json", "checkpoint", "damaged", "nested.json", "x" * 256, "\udcff"]
-PATHS = [f"{{folder}}/{name}" for name in PATHS]
-PATHS += [
-    "",
-    " ",
-    "-",
-    ".",
-    "/",
-    "/dev/null",
-    "/dev/zero",
-    "/dev/full",
-    "/proc/x",
-    "a\0b",
-    "~",
-    "//",
-]
+NAMES = ["", "cpu", "cuda:99", f"cuda:{10**30}", "meta", "!", "*", "[", "A Card", "small-bf16"]
+NAMES += ["v2", "v9", "rms_norm", "attention", "sm_90", "none", "a\0b", "\udcff", "x" * 5000]
+NAMES += ["%s {x} [/b]"]
+FILES = "text folder pipe dangling loop missing missing/under text/under results record.json"
+FILES += " checkpoint damaged nested.json"
+PATHS = [f"{{folder}}/{name}" for name in (*FILES.split(), "x" * 256, "\udcff")]
+PATHS += ["-", ".", "/", "/dev/null", "/dev/zero", "/dev/full", "/proc/x", "~", "//"]
+PATHS += ["", " ", "a\0b"]
 
 # A step of a small model; what is drawn comes later, and replaces it.
 SMALL = ["--preset", "tiny", "--batch-size", "2", "--seq-len", "8", "--num-steps", "2"]

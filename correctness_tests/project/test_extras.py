@@ -10,11 +10,11 @@ import sys
 import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {
-    extra: [re.split(r"[^\w-]", one)[0] for one in needed]
+    extra: [re.split(r"[^\w-]", requirement)[0] for requirement in needed]
     for extra, needed in PROJECT["optional-dependencies"].items()
     if extra != "test"
 }
@@ -67,11 +67,11 @@ def collected(*hidden: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow("it collects all tests twice, in processes of their own")
 @pytest.mark.parametrize("without", ["triton", "the rest"])
 def test_all_tests_are_collected_without_an_extra(without: str) -> None:
     """Triton is apart: a file that is skipped without it may import more that is missing."""
     alone = without == "triton"
-    extras = [each for extra, each in EXTRAS.items() if (extra == "triton") == alone]
-    found = collected(*(MODULES.get(name, name) for each in extras for name in each))
-    assert found.returncode == 0, (found.stdout + found.stderr)[-3000:]
+    extras = [packages for extra, packages in EXTRAS.items() if (extra == "triton") == alone]
+    result = collected(*(MODULES.get(name, name) for packages in extras for name in packages))
+    assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]

@@ -1,7 +1,7 @@
 """Imports run one way, folder by folder, without circles; nothing imports a test.
 
-The order is docs/ARCHITECTURE.md's. In the harness: machine <- kernels <- declare <- check, and
-machine <- records; then measure <- gate <- page and plugins. In the package: harness <- testing
+The order is docs/design.md's. In the harness: machine <- kernels <- declare <- check, and
+machine <- records; then measure <- gate <- report and plugins. In the package: harness <- testing
 <- ops <- model <- training <- bench <- profiling <- workshop <- suites <- cli.
 """
 
@@ -35,7 +35,7 @@ HARNESS = {  # what each folder may import beside itself
     "records": BASE,
     "measure": (*CORE, "records"),
     "gate": (*CORE, "records", "measure"),
-    "page": (*BASE, "records", "gate"),
+    "report": (*BASE, "records", "gate"),
     "plugins": (*CORE, "records", "measure", "gate"),
 }
 LAZY = ("harness", "model")  # they load what they hand on when it is asked for
@@ -55,16 +55,16 @@ def modules() -> dict[str, Path]:
 @cache
 def imported(name: str) -> frozenset[str]:
     """The project's modules that a module imports, inside functions too."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(modules()[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: imports are absolute"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in modules() else str(node.module))
-    return frozenset(found & modules().keys())
+                names.add(inner if inner in modules() else str(node.module))
+    return frozenset(names & modules().keys())
 
 
 def allowed(name: str) -> set[str]:
@@ -75,7 +75,7 @@ def allowed(name: str) -> set[str]:
         return {*below[1:], *(f"harness.{room}" for room in HARNESS)}
     room = rest[0]
     assert room in HARNESS, f"{name} has no place in the order of imports: give it one"
-    return {f"harness.{one}" for one in (room, *HARNESS[room])}
+    return {f"harness.{lower}" for lower in (room, *HARNESS[room])}
 
 
 def folder(name: str) -> str:
@@ -89,7 +89,7 @@ def packaged() -> list[str]:
 
 @pytest.mark.parametrize("name", packaged())
 def test_a_folder_imports_only_what_lies_below(name: str) -> None:
-    wrong = {one for one in imported(name) - PUBLIC if folder(one) not in allowed(name)}
+    wrong = {module for module in imported(name) - PUBLIC if folder(module) not in allowed(name)}
     assert not wrong, f"{name} imports {', '.join(sorted(wrong))}, which lies above it"
 
 
@@ -105,16 +105,22 @@ def test_there_are_no_circles() -> None:
 
 def test_nothing_imports_a_test() -> None:
     for name in modules():
-        tests = {one for one in imported(name) if one.rpartition(".")[2].startswith("test_")}
+        tests = {
+            module for module in imported(name) if module.rpartition(".")[2].startswith("test_")
+        }
         assert not tests, f"{name} imports {', '.join(tests)}: move what is shared into support"
 
 
 def words(path: Path) -> Iterator[str]:
     """The strings of a file that are no docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in plain:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
             yield node.value
 
 
@@ -135,16 +141,16 @@ def test_the_harness_names_no_op_no_tier_and_no_layer_above() -> None:
 def loaded_by(statement: str) -> list[str]:
     """What a statement prints, and the modules that it loads of this package and of torch's
     compiler."""
-    seen = "m for m in sys.modules if m.startswith(('tiny', 'torch._dynamo'))"
-    code = f"{statement}; import sys; print(*({seen}))"
+    loaded = "m for m in sys.modules if m.startswith(('tiny', 'torch._dynamo'))"
+    code = f"{statement}; import sys; print(*({loaded}))"
     return python("-c", code, cwd=ROOT, check=True).stdout.split()
 
 
 @pytest.mark.long
 def test_the_harness_loads_no_model() -> None:
     rooms = "tinyllama.harness, tinyllama.harness.plugins.suite, tinyllama.harness.check.cases"
-    made = "with tinyllama.harness.check.poison.PoisonedMemory(): print(torch.empty(1).item())"
-    nan, *modules = loaded_by(f"import torch, {rooms}\n{made}\n1")
+    statement = "with tinyllama.harness.check.poison.PoisonedMemory(): print(torch.empty(1).item())"
+    nan, *modules = loaded_by(f"import torch, {rooms}\n{statement}\n1")
     loaded = set(modules)
     assert nan == "nan"
     assert "tinyllama.harness.declare.op" in loaded

@@ -16,10 +16,10 @@ from tinyllama.bench import ceilings, measure_ops
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.check.cases import op_cases
 from tinyllama.harness.machine import facts as machine
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.harness.measure import op_contender
 from tinyllama.harness.plugins.card import Card
-from tinyllama.suites import entry, plugin, timings
+from tinyllama.suites import entry, selection, timings
 
 pytest_plugins = ["pytester"]
 
@@ -90,12 +90,12 @@ def commit_all() -> None:
 @pytest.mark.long
 def test_the_ops_of_files_are_tested_and_nothing_else(repository: pytest.Pytester) -> None:
     write("kernels/twice.py", "twice", "x + 1.01 * x")
-    found = repository.runpytest_inprocess("-v", "--ops", "kernels/double.py", "kernels/twice.py")
-    counts = found.parseoutcomes()
-    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    result = repository.runpytest_inprocess("-v", "--ops", "kernels/double.py", "kernels/twice.py")
+    counts = result.parseoutcomes()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert counts["passed"] > 10
     assert counts["failed"] > 4
-    text = found.stdout.str()
+    text = result.stdout.str()
     assert "test_theirs" not in text
     failed = [line for line in text.splitlines() if "FAILED" in line and "::" in line]
     assert failed
@@ -104,22 +104,22 @@ def test_the_ops_of_files_are_tested_and_nothing_else(repository: pytest.Pyteste
 
 @pytest.mark.long
 def test_a_repository_without_ops_does_not_notice(repository: pytest.Pytester) -> None:
-    found = repository.runpytest_inprocess("-v")
-    found.assert_outcomes(passed=1)
-    assert "left out" not in found.stdout.str()
+    result = repository.runpytest_inprocess("-v")
+    result.assert_outcomes(passed=1)
+    assert "left out" not in result.stdout.str()
     config = repository.parseconfig()
     loaded = {name for name, _ in config.pluginmanager.list_name_plugin()}
     assert entry.__name__ in loaded
-    assert not loaded & {*entry.PLUGINS, plugin.__name__}
+    assert not loaded & {*entry.PLUGINS, selection.__name__}
 
 
 @pytest.mark.long
 def test_its_own_tests_are_left_as_they_are(repository: pytest.Pytester) -> None:
-    found = repository.runpytest_inprocess(
+    result = repository.runpytest_inprocess(
         "test_theirs.py", "--ops", "kernels/*.py", "--soak-seeds", "2", "-v"
     )
-    assert found.ret == 0
-    found.stdout.fnmatch_lines_random(["*test_theirs?7-a group? PASSED*", "*-seed*] PASSED*"])
+    assert result.ret == 0
+    result.stdout.fnmatch_lines_random(["*test_theirs?7-a group? PASSED*", "*-seed*] PASSED*"])
 
 
 @pytest.mark.long
@@ -129,20 +129,20 @@ def test_pyproject_names_ops_for_a_run_without_paths(repository: pytest.Pytester
         '[tool.pytest.ini_options]\naddopts = "-p tinyllama.suites.entry -p no:cacheprovider"\n'
         '[tool.tinyllama]\nops = ["kernels/*.py"]\n'
     )
-    both = repository.runpytest_inprocess("-v")
-    both.stdout.fnmatch_lines_random(["*double-sum-*PASSED*", "*test_theirs*PASSED*"])
-    one = repository.runpytest_inprocess("-v", "test_theirs.py")
-    one.assert_outcomes(passed=1)
+    without_paths = repository.runpytest_inprocess("-v")
+    without_paths.stdout.fnmatch_lines_random(["*double-sum-*PASSED*", "*test_theirs*PASSED*"])
+    with_a_path = repository.runpytest_inprocess("-v", "test_theirs.py")
+    with_a_path.assert_outcomes(passed=1)
 
 
 @pytest.mark.long
 def test_one_op_by_its_name_and_its_quick_cases(repository: pytest.Pytester) -> None:
     write("kernels/twice.py", "twice")
-    both = ("--device=cpu", "--ops=kernels/*.py", "-m", "quick")
-    repository.runpytest_inprocess(*both).assert_outcomes(passed=4, deselected=169)
-    found = repository.runpytest_inprocess(*both, "--op=twice", "-v")
-    assert found.parseoutcomes()["passed"] == 2
-    assert "[double-" not in found.stdout.str()
+    options = ("--device=cpu", "--ops=kernels/*.py", "-m", "quick")
+    repository.runpytest_inprocess(*options).assert_outcomes(passed=4, deselected=169)
+    result = repository.runpytest_inprocess(*options, "--op=twice", "-v")
+    assert result.parseoutcomes()["passed"] == 2
+    assert "[double-" not in result.stdout.str()
 
 
 @pytest.mark.long
@@ -155,8 +155,8 @@ def test_a_suite_of_a_conftest_takes_one_op_by_its_name(repository: pytest.Pytes
         test_others="import pytest\n"
         "@pytest.mark.parametrize('name', ['half', 'third'])\ndef test_one(name): pass\n",
     )
-    found = repository.runpytest_inprocess("--op=half", "--device=cpu")
-    found.assert_outcomes(passed=2, deselected=1)
+    result = repository.runpytest_inprocess("--op=half", "--device=cpu")
+    result.assert_outcomes(passed=2, deselected=1)
     refused = [
         (["--op", "fourth"], "--op fourth: no collected test is about it"),
         (
@@ -165,9 +165,9 @@ def test_a_suite_of_a_conftest_takes_one_op_by_its_name(repository: pytest.Pytes
         ),
     ]
     for args, message in refused:
-        found = repository.runpytest_inprocess(*args)
-        assert found.ret == pytest.ExitCode.USAGE_ERROR
-        found.stderr.fnmatch_lines([f"ERROR: {message}"])
+        result = repository.runpytest_inprocess(*args)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: {message}"])
 
 
 @pytest.mark.long
@@ -191,9 +191,9 @@ def test_what_names_no_op_is_refused(
     """Without waiting for a device that another session holds."""
     monkeypatch.setattr(Card, "hold", lambda *_: pytest.fail("it waits"))
     Path("wrong.py").write_text("import torch\nnobody\n")
-    found = repository.runpytest_inprocess(*args)
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines([f"ERROR: *{message.replace('[', '[[]')}*"])
+    result = repository.runpytest_inprocess(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: *{message.replace('[', '[[]')}*"])
 
 
 @pytest.mark.long
@@ -203,12 +203,12 @@ def test_the_ops_are_timed_and_compared_with_records_of_that_repository(
     commit_all()
     # A CPU, which no other session holds: a GPU may be that of a test in another worker.
     args = ["--device=cpu", "--ops=kernels/double.py", "--benchmark-compare"]
-    found = repository.runpytest_inprocess(*args)
-    assert found.ret == 12  # nothing to compare with yet
+    result = repository.runpytest_inprocess(*args)
+    assert result.ret == 12  # nothing to compare with yet
     (path,) = Path("results").glob("*/*-ops-fp32.json")
     record = json.loads(path.read_text())
     assert record["commit"] == git("rev-parse", "HEAD")
-    assert {one["op"] for one in record["entries"] if "op" in one} == {"double"}
+    assert {entry["op"] for entry in record["entries"] if "op" in entry} == {"double"}
 
 
 def test_ops_without_timed_cases_are_named_where_times_are_asked_for(
@@ -219,17 +219,17 @@ def test_ops_without_timed_cases_are_named_where_times_are_asked_for(
     path.write_text(text.replace("    timed=[Case(N=16, D=8)],\n", ""))
     assert path.read_text() != text
     commit_all()
-    found = repository.runpytest_inprocess("--device=cpu", "--ops=kernels/double.py", "--record")
+    result = repository.runpytest_inprocess("--device=cpu", "--ops=kernels/double.py", "--record")
     text = "double: no timed cases: add timed=[[]Case(...)[]] to the op"
-    found.stdout.fnmatch_lines([f"MISSING *{text}*"])
-    assert found.ret == 1
+    result.stdout.fnmatch_lines([f"MISSING *{text}*"])
+    assert result.ret == 1
 
 
 def test_an_op_whose_result_is_wrong_has_no_time(repository: pytest.Pytester, forked: None) -> None:
     write("kernels/double.py", body="x + 1.01 * x")
     commit_all()
-    found = repository.runpytest_inprocess("--device=cpu", "--ops=kernels/double.py", "--record")
-    assert found.ret == 1
+    result = repository.runpytest_inprocess("--device=cpu", "--ops=kernels/double.py", "--record")
+    assert result.ret == 1
     (path,) = Path("results").glob("*/*-ops-fp32.json")
     record = json.loads(path.read_text())
     assert not record["complete"]
@@ -249,20 +249,21 @@ def test_one_op_is_compared_with_its_part_of_a_record_and_makes_none(
     assert repository.runpytest_inprocess(*args, "--record").ret == 0
     (path,) = Path("results").glob("*/*-ops-fp32.json")
     record = json.loads(path.read_text())
-    for one in (each for each in record["entries"] if "op" in each):
-        seconds = 1e-9 if one["op"] == "twice" else 1e3  # SLOWER, and FASTER
-        one |= {name: seconds for name in ("seconds", "host_seconds")}
-        one |= {f"{name}_quartiles": [seconds, seconds] for name in ("seconds", "host_seconds")}
+    for fields in record["entries"]:
+        if "op" in fields:
+            seconds = 1e-9 if fields["op"] == "twice" else 1e3  # SLOWER, and FASTER
+            for name in ("seconds", "host_seconds"):
+                fields |= {name: seconds, f"{name}_quartiles": [seconds, seconds]}
     path.write_text(json.dumps(record))
-    found = repository.runpytest_inprocess(*args, "--benchmark-compare", "--op=double")
-    text = found.stdout.str()
+    result = repository.runpytest_inprocess(*args, "--benchmark-compare", "--op=double")
+    text = result.stdout.str()
     assert "FASTER op/double-sum-" in text
     assert "twice" not in text
     assert "MISSING" not in text
-    found.stdout.fnmatch_lines(["not recorded ops-fp32: no baseline, since it is of double alone"])
+    result.stdout.fnmatch_lines(["not recorded ops-fp32: no baseline, since it is of double alone"])
     assert [*Path("results").glob("*/*.json")] == [path]
-    found = repository.runpytest_inprocess(*args, "--benchmark-compare", "--op=twice")
-    found.stdout.fnmatch_lines(["SLOWER op/twice-sum-*"])
+    result = repository.runpytest_inprocess(*args, "--benchmark-compare", "--op=twice")
+    result.stdout.fnmatch_lines(["SLOWER op/twice-sum-*"])
 
 
 @pytest.mark.long
@@ -278,10 +279,10 @@ def test_a_conftest_of_timings_compares_the_groups_of_one_op(suite: Suite) -> No
     Path("test_timed.py").unlink()
     run = suite.pytester.runpytest_inprocess
     assert run("--device=cpu", "--record").ret == 0
-    found = run("--device=cpu", "--benchmark-compare", "--op=x")
-    assert "group two" not in found.stdout.str()
-    found.assert_outcomes(passed=2 + 2, deselected=2)  # tests, and verdicts
-    assert found.ret == 0
+    result = run("--device=cpu", "--benchmark-compare", "--op=x")
+    assert "group two" not in result.stdout.str()
+    result.assert_outcomes(passed=2 + 2, deselected=2)  # tests, and verdicts
+    assert result.ret == 0
 
 
 @pytest.mark.long
@@ -335,14 +336,14 @@ def strides(x):
 @pytest.mark.long
 def test_an_access_out_of_bounds_fails_by_name_with_its_line(repository: pytest.Pytester) -> None:
     Path("kernels/twice.py").write_text(OUT_OF_BOUNDS)
-    found = repository.runpytest_subprocess(
+    result = repository.runpytest_subprocess(
         "-p", "no:xdist", "-rf", "--ops", "kernels/twice.py", "kernels/double.py"
     )
-    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
     line = 1 + OUT_OF_BOUNDS.splitlines().index(
         "    tl.store(y + place * 1024, 2.0 * tl.load(x + place))"
     )
-    found.stdout.fnmatch_lines_random(
+    result.stdout.fnmatch_lines_random(
         [f"*out of bounds: *kernels/twice.py:{line}: *store*", "FAILED *twice-strides-N64-fp32*"]
     )
-    assert "double-sum" not in found.stdout.str().partition("short test summary")[2]
+    assert "double-sum" not in result.stdout.str().partition("short test summary")[2]

@@ -45,8 +45,9 @@ class Installed:
         install = ["--python", python, "install", "--force-reinstall", *offline]
         subprocess.run([*pip, *install, str(wheel)], check=True)
         (packages,) = (folder / "venv/lib").glob("python*/site-packages")
-        others = [path for path in sys.path if path.endswith("-packages")]
-        (packages / "others.pth").write_text("\n".join(others))  # torch and pytest are not copied
+        packages_here = [path for path in sys.path if path.endswith("-packages")]
+        # torch and pytest are not copied
+        (packages / "others.pth").write_text("\n".join(packages_here))
         (packages / "sitecustomize.py").write_text(QUIET)
         shutil.copytree(EXAMPLE, self.root, ignore=ignored)
         self.git("init", "--quiet", "--initial-branch=main")
@@ -63,10 +64,12 @@ class Installed:
     def run(self, command: str) -> tuple[int, str]:
         name, *args = command.split()
         argv = ["tinyllama"] if name == "tinyllama" else ["python", "-m", name]
-        kept = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST", "PYTHONPATH"))}
-        kept["TMPDIR"] = str(self.temporary)  # where devices are locked
-        kept |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
-        done = ran(str(self.bin / argv[0]), *argv[1:], *args, cwd=self.root, env=kept)
+        environment = {
+            n: v for n, v in os.environ.items() if not n.startswith(("PYTEST", "PYTHONPATH"))
+        }
+        environment["TMPDIR"] = str(self.temporary)  # where devices are locked
+        environment |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
+        done = ran(str(self.bin / argv[0]), *argv[1:], *args, cwd=self.root, env=environment)
         return done.returncode, done.stdout + done.stderr
 
     def edit(self, before: str, after: str) -> None:
@@ -106,8 +109,8 @@ def test_a_record_that_was_faster_is_compared_with(installed: Installed) -> None
     for entry in record["entries"]:
         if entry.get("provider") == "torch":
             entry |= {"seconds": 1e-9, "seconds_quartiles": [1e-9, 1e-9]}
-    for one in installed.root.glob("results/*/*-ops-fp32.json"):
-        one.unlink()
+    for stored in installed.root.glob("results/*/*-ops-fp32.json"):
+        stored.unlink()
     path.write_text(json.dumps(record))
     status, text = installed.run("pytest --benchmark-compare")
     assert status in (10, 11), text  # 11: another provider's quartiles overlap on a busy machine
@@ -126,6 +129,6 @@ def test_the_gate_stops_a_slowed_kernel_and_no_other(installed: Installed) -> No
     status, text = installed.run(command)
     assert status == 10, text
     verdicts = json.loads((installed.root / "build/gate.json").read_text())["verdicts"]
-    found = {one["name"].partition("-N")[0]: one["outcome"] for one in verdicts}
-    assert found["squared_relu-torch"] == "SLOWER"
-    assert found["row_max-torch"] == found["row_max-eager"] == "IDENTICAL"
+    outcomes = {verdict["name"].partition("-N")[0]: verdict["outcome"] for verdict in verdicts}
+    assert outcomes["squared_relu-torch"] == "SLOWER"
+    assert outcomes["row_max-torch"] == outcomes["row_max-eager"] == "IDENTICAL"

@@ -13,9 +13,9 @@ import ctypes, os, signal, time, torch
 from tinyllama.ops.rope import rope
 
 @rope.provider("mine", dtypes=(torch.float32,){traits})
-def mine(q, k, cos, sin):
+def mine(q, k, cos, sin, interleaved):
     {body}
-    return rope["eager"].call(q, k, cos, sin)
+    return rope["eager"].call(q, k, cos, sin, interleaved)
 """
 
 

@@ -27,8 +27,8 @@ def leaves(parser: argparse.ArgumentParser, *name: str) -> Iterator[tuple[tuple[
     if not inner:
         yield name, parser
     for action in inner:
-        for word, one in action.choices.items():
-            yield from leaves(one, *name, word)
+        for word, inner_parser in action.choices.items():
+            yield from leaves(inner_parser, *name, word)
 
 
 COMMANDS = dict(leaves(cli.parser()))

@@ -30,11 +30,11 @@ class RoundedProducts(TorchDispatchMode):
     """The BLAS."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = list(args)
+        operands = list(args)
         for i in OPERANDS.get(func.overloadpacket.__name__, ()):
-            if given[i].dtype is torch.float32:
-                given[i] = rounded_to_tf32(given[i].contiguous())
-        return func(*given, **(kwargs or {}))
+            if operands[i].dtype is torch.float32:
+                operands[i] = rounded_to_tf32(operands[i].contiguous())
+        return func(*operands, **(kwargs or {}))
 
 
 @contextlib.contextmanager
@@ -51,12 +51,12 @@ def cut_operands() -> Iterator[dict[str, bool]]:
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         if a.dtype.scalar.name == "fp32" and "TF32" in repr(rest) and "TF32x3" not in repr(rest):
-            whole = a, b
-            a, b = (stock.TensorHandle(cut(one.data), one.dtype.scalar) for one in whole)
+            handles = a, b
+            a, b = (stock.TensorHandle(cut(handle.data), handle.dtype.scalar) for handle in handles)
             kernel = interpreter.running()[0].kernel
             same = (
                 np.array_equal(x.data, y.data, equal_nan=True)
-                for x, y in zip(whole, (a, b), strict=True)
+                for x, y in zip(handles, (a, b), strict=True)
             )
             changed[kernel] = changed.get(kernel, False) or not all(same)
         return dot(self, a, b, *rest)

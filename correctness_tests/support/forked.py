@@ -36,8 +36,8 @@ def forkserver() -> Any:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers and profiled programs that are started in the test are forks."""
     for module in (worker, running):
-        own = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
-        monkeypatch.setattr(module, "subprocess", own)
+        replaced = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
+        monkeypatch.setattr(module, "subprocess", replaced)
 
 
 def flush_little() -> None:
@@ -66,14 +66,14 @@ class Forked:
     ) -> None:
         at = argv.index("-m") + 1
         assert argv[0] == sys.executable
-        given = [Connection(os.dup(descriptor)) for descriptor in pass_fds]
-        words = list(argv[at : at + 1]) + list(argv[at + 1 + len(given) :])
+        connections = [Connection(os.dup(descriptor)) for descriptor in pass_fds]
+        words = list(argv[at : at + 1]) + list(argv[at + 1 + len(connections) :])
         self._process = forkserver().Process(
-            target=_run, args=(words, given, str(stdout.name), dict(env), cwd)
+            target=_run, args=(words, connections, str(stdout.name), dict(env), cwd)
         )
         self._process.start()
-        for one in given:
-            one.close()
+        for connection in connections:
+            connection.close()
 
     @property
     def pid(self) -> int | None:
@@ -91,7 +91,7 @@ class Forked:
 
 def _run(
     words: Sequence[str],
-    given: Sequence[Connection],
+    connections: Sequence[Connection],
     output: str,
     env: Mapping[str, str],
     cwd: Path | None,
@@ -111,7 +111,7 @@ def _run(
     faulthandler.enable()
     flush_little()
     module, *rest = words
-    sys.argv = [module, *(str(os.dup(one.fileno())) for one in given), *rest]
-    for one in given:
-        one.close()
+    sys.argv = [module, *(str(os.dup(connection.fileno())) for connection in connections), *rest]
+    for connection in connections:
+        connection.close()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -3,15 +3,13 @@
 import functools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from correctness_tests.support import limits
 from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.launched import launches_of, with_kernels
-from tinyllama.harness.declare.specs import flat
-from tinyllama.harness.kernels import limits
 from tinyllama.harness.kernels.launch import HAS_TRITON, Launch
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, compilation, lacking
 from tinyllama.ops import OPS
@@ -60,10 +58,12 @@ def plan_of(
                             op, provider, case, dtype, chip=chip, precision=precision
                         )
                         for launch in launches:
-                            found = compilation(launch, chip)
+                            compiled = compilation(launch, chip)
                             # A kernel of another op is compiled with that one.
-                            own = found.kernel.startswith(f"{op.name}.")
-                            yield Planned(f"{where}-{found.kernel}", quick and own, found)
+                            of_this_op = compiled.kernel.startswith(f"{op.name}.")
+                            yield Planned(
+                                f"{where}-{compiled.kernel}", quick and of_this_op, compiled
+                            )
                     except Exception as error:  # the test of this case raises it
                         yield Planned(where, quick, error=error)
 
@@ -73,13 +73,13 @@ def plan(
 ) -> dict[str, Planned]:
     """Every distinct compilation by its key; those of `make test` first. only_quick: no others."""
     able = [chip for chip in chips if not lacking(chip)]
-    every = [
+    pairs = [
         planned
         for op, provider in with_kernels(ops)
         for planned in plan_of(provider, op, able, only_quick=only_quick)
     ]
     distinct: dict[str, Planned] = {}
-    for planned in sorted(every, key=lambda planned: not planned.quick):
+    for planned in sorted(pairs, key=lambda planned: not planned.quick):
         key = planned.compilation.key if planned.compilation else planned.where
         distinct.setdefault(key, planned)
     return distinct
@@ -111,73 +111,6 @@ def every_launch(ops: Collection[str] | None = None) -> Iterator[Launch]:
 def large_kernels() -> set[str]:
     """The identities of the kernels that may see a tensor of more than 2^31 elements."""
     return {launch.identity for launch in every_launch()} - small_kernels()
-
-
-SHARE = 1 / 16  # of the largest tensor of a launch: so large a one may have 2^31 elements, too
-
-
-@functools.cache
-def growing_arguments() -> set[tuple[str, str]]:
-    """(kernel, argument) of each tensor that grows with the first axis of its op, as rows do and
-    weights do not, to a share of the largest one of some launch. On every chip with a table, in
-    tf32 as well; without kernels that Triton cannot interpret."""
-    found = set()
-    for op, provider in providers():
-        along = provider.large[0].along
-        for case in op.timed:
-            along_it = case.dims[along]
-            size, *rest = flat([along_it]) or [0]
-            if not size or provider.supports(case.dims) is not None:
-                continue
-            # One entry less, so that the same choices are made.
-            new: Any = size - 1 or 2
-            other = case.resized(**{along: (new, *rest) if isinstance(along_it, tuple) else new})
-            for launch, changed in _both(op, provider, case, other):
-                sizes = {name: x.numel() for name, x in tensors(launch)}
-                grows = {
-                    name
-                    for name, x in tensors(changed)
-                    if x.numel() and x.numel() * size == sizes.get(name, 0) * new
-                }
-                most = max((sizes[name] for name in grows), default=0)
-                found |= {(launch.identity, n) for n in grows if sizes[n] >= SHARE * most}
-    return found
-
-
-def _both(op: Op, provider: Provider, case: Case, changed: Case) -> Iterator[tuple[Launch, Launch]]:
-    """The launches of a case and those of another one that launches the same kernels."""
-    for dtype in provider.dtypes:
-        for chip in WHOLLY:
-            for precision in ("ieee", "tf32") if dtype is torch.float32 else ("ieee",):
-                how = {"chip": chip, "precision": precision}
-                one, other = (
-                    launches_of(op, provider, each, dtype, **how) for each in (case, changed)
-                )
-                if [launch.identity for launch in one] == [launch.identity for launch in other]:
-                    for pair in zip(one, other, strict=True):
-                        if pair[0].kernel.interpretable:
-                            yield pair
-
-
-def tensors(launch: Launch) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in launch.arguments.items():
-        tensor = getattr(value, "base", value)  # of a descriptor
-        if isinstance(tensor, torch.Tensor):
-            yield name, tensor
-
-
-def chosen_kernels() -> set[str]:
-    """The identities of the kernels that a chip's table alone chooses: in 16 bits, in the largest
-    case that is timed. Without those that Triton cannot interpret."""
-    found = {
-        launch.identity
-        for op, provider in providers()
-        if torch.bfloat16 in provider.dtypes and provider.supports(op.timed[-1].dims) is None
-        for chip in WHOLLY
-        for launch in launches_of(op, provider, op.timed[-1], torch.bfloat16, chip=chip)
-        if launch.kernel.interpretable
-    }
-    return found - large_kernels() - small_kernels()
 
 
 def small_kernels() -> set[str]:

@@ -1,5 +1,5 @@
-"""Files as Nsight Compute writes them with --csv, and a program that stands for it. All synthetic:
-the form is that which `tools/count_flops.py` read on an H200."""
+"""Files as Nsight Compute writes them with --csv, and a program that stands for it. All synthetic,
+in the form that they had on an H200."""
 
 import sys
 from pathlib import Path

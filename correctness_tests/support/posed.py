@@ -71,7 +71,8 @@ class Launcher:
             # One that a plan makes holds an address in place of a tensor.
             read[i] = replace(args[i], base=_at(args[i].base.data_ptr(), *of))
         from tinyllama.harness.kernels import interpreter
-        from tinyllama.harness.kernels.launch import arguments_of, identity
+        from tinyllama.harness.kernels.kernel_names import identity
+        from tinyllama.harness.kernels.launch import arguments_of
 
         kernel = self.kernel
         # The interpreter copies tensors; a launch calls no torch.
@@ -158,4 +159,4 @@ def _forget() -> None:
     for op in OPS.values():
         for provider in op.providers.values():
             if provider.derived is not None:
-                provider.derived.known.clear()
+                provider.derived.calls.clear()

@@ -24,12 +24,12 @@ class SimulatedQueue:
 
     def enqueue(self, seconds: float) -> float:
         """Ask for work of some length; when the device will have done it."""
-        asked, cost = self.host, self.launch
+        queued_at, cost = self.host, self.launch
         if self.uneven is not None:
             cost *= self.uneven.uniform(0.1, 4)
-            asked += self.uneven.choice((0.0, self.uneven.random(), 1.0)) * cost
+            queued_at += self.uneven.choice((0.0, self.uneven.random(), 1.0)) * cost
         self.host += cost
-        self.free = max(self.free, asked) + seconds
+        self.free = max(self.free, queued_at) + seconds
         return self.free
 
     def now(self) -> float:
@@ -52,8 +52,8 @@ class SimulatedQueue:
     def call(self, delay: float = DELAY, kernel: float = KERNEL) -> Callable[[], None]:
         """A call that keeps the host busy and then launches a kernel."""
 
-        def one() -> None:
+        def call() -> None:
             self.host += delay
             self.enqueue(kernel)
 
-        return one
+        return call

@@ -60,6 +60,13 @@ def trace(path: Path, version: str) -> Path:
     return write_csv(path, TRACES[version], rows)
 
 
+def old_trace(path: Path) -> Path:
+    """A trace of rocprof, before rocprofv3."""
+    columns = ["Index", "KernelName", "gpu-id", "queue-id", "BeginNs", "EndNs", "DurationNs"]
+    rows = [{"KernelName": name, "BeginNs": a, "EndNs": b} for name, a, b in LAUNCHES]
+    return write_csv(path, columns, rows)
+
+
 def stats(path: Path) -> Path:
     """Numbers may have exponents."""
     first, *rest = LAUNCHES

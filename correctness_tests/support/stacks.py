@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tinyllama.harness.declare.registry import providers_restored
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import SPACES, Config, recorded_keys
 from tinyllama.ops.rope import rope_tables
 from tinyllama.ops.stack import Inputs, stack
 
@@ -40,12 +40,12 @@ def inputs(
     return Inputs._make((x, cos, sin, gains[0], *attention, out, gains[1], *mlp))
 
 
-def gradients(given: Inputs, provider: str = "fused") -> list[torch.Tensor]:
+def gradients(tensors: Inputs, provider: str = "fused") -> list[torch.Tensor]:
     """The output and all gradients."""
     declared = stack.inputs.values()
     leaves = Inputs._make(
-        tensor.detach().requires_grad_(one.grad)
-        for tensor, one in zip(given, declared, strict=True)
+        tensor.detach().requires_grad_(spec.grad)
+        for tensor, spec in zip(tensors, declared, strict=True)
     )
     y = stack[provider].call(*leaves, eps=EPS)
     y.backward(torch.ones_like(y))
@@ -55,10 +55,10 @@ def gradients(given: Inputs, provider: str = "fused") -> list[torch.Tensor]:
 @contextmanager
 def forced(run: Callable[[], object], config_of: Callable[[str], Config | None]) -> Iterator[None]:
     """Of what this run asks for, the spaces that have a configuration by their name have it."""
-    with asked() as keys:
+    with recorded_keys() as keys:
         run()
-    with ExitStack() as every:
+    with ExitStack() as spaces:
         for (space, _), key in keys.items():
             if (config := config_of(space)) is not None:
-                every.enter_context(SPACES[space].force(config, **key))
+                spaces.enter_context(SPACES[space].force(config, **key))
         yield

@@ -108,8 +108,8 @@ class Suite:
 
     def disturb(self, reasons: list[str | None]) -> None:
         """The reasons that the plugin is told, one after the other."""
-        found = iter(reasons)
-        self.monkeypatch.setattr(machine, "disturbance", lambda device: next(found, None))
+        answers = iter(reasons)
+        self.monkeypatch.setattr(machine, "disturbance", lambda device: next(answers, None))
 
     def run(self, *args: str) -> pytest.RunResult:
         argv = ("test_timed.py", "--device", "cpu", *args)
@@ -153,13 +153,13 @@ def baseline(suite: Suite, recorded: Path) -> Suite:
     return suite
 
 
-def lines(found: pytest.RunResult, *patterns: str) -> None:
-    text = found.stdout.str() + found.stderr.str()
+def lines(result: pytest.RunResult, *patterns: str) -> None:
+    text = result.stdout.str() + result.stderr.str()
     for pattern in patterns:
         assert re.search(pattern, text, re.MULTILINE), f"{pattern}\n{text}"
 
 
-def ends(found: pytest.RunResult, status: int, *says: str) -> None:
+def ends(result: pytest.RunResult, status: int, *says: str) -> None:
     """A run has this exit status, and says this."""
-    assert found.ret == status, found.stdout.str()
-    lines(found, *says)
+    assert result.ret == status, result.stdout.str()
+    lines(result, *says)

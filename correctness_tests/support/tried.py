@@ -29,36 +29,12 @@ def small(
 
 def derived(forward: Call, backward: Call) -> type:
     """What a provider with a backward of its own is declared with."""
-    both = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Derived", (), both)
-
-
-def found(op: Op, call: Call, *only: str, **traits: Any) -> dict[str, Finding]:
-    """What these checks find in a provider of the op, by check; in float32 unless it is told."""
-    provider = Provider(op.name, "tried", call, **{"dtypes": FP32, **traits})
-    return {one.check: one for one in run(Candidate(op, provider), only=only)}
+    passes = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Derived", (), passes)
 
 
 def finding(op: Op, call: Call, check: str, **traits: Any) -> Finding:
-    """What one check finds."""
-    return found(op, call, check, **traits)[check]
-
-
-def with_backward(forward: Call, backward: Call, *, once: bool = False) -> Call:
-    """A function of tensors with this backward pass, which is given the upstream gradient and the
-    inputs. once: it says that it cannot be differentiated again."""
-
-    class Tried(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: torch.Tensor) -> Any:
-            ctx.save_for_backward(*inputs)
-            return forward(*inputs)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return backward(gradients[0], *ctx.saved_tensors)
-
-    if once:
-        decorated: Any = torch.autograd.function.once_differentiable(Tried.backward)
-        Tried.backward = staticmethod(decorated)  # type: ignore[method-assign]
-    return Tried.apply
+    """What one check finds in a provider of the op; in float32 unless ``dtypes`` says more."""
+    provider = Provider(op.name, "tried", call, **{"dtypes": FP32, **traits})
+    (answer,) = run(Candidate(op, provider), only=[check])
+    return answer

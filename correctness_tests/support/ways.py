@@ -19,13 +19,13 @@ def ways(name: str, dtype: torch.dtype) -> Iterator[OpCase]:
     op = OPS[name]
     with providers_restored([op]):
         plans = [provider_of(plan) for plan in PLANS.get(name, ())]
-        kernels = [one.name for one in op.providers.values() if "triton" in one.requires]
+        kernels = [p.name for p in op.providers.values() if "triton" in p.requires]
         for provider in plans or kernels:
             for case in op.cases[:CASES]:
-                one = OpCase(op, op[provider], case, dtype)
-                for few in (256, 0) if one.unsupported() is None else ():
+                op_case = OpCase(op, op[provider], case, dtype)
+                for few in (256, 0) if op_case.unsupported() is None else ():
                     with (
                         mock.patch("tinyllama.ops.attention.FEW_TOKENS", few),
                         mock.patch("tinyllama.ops.embedding.FEW", few),
                     ):
-                        yield one
+                        yield op_case

@@ -30,7 +30,7 @@ NEEDS_GPU = {"tune": "tune needs a GPU"}
 
 
 def steps() -> dict[str, str]:
-    return dict(ROWS.findall((ROOT / "docs" / "AMD.md").read_text(encoding="utf-8")))
+    return dict(ROWS.findall((ROOT / "docs" / "profile.md").read_text(encoding="utf-8")))
 
 
 def test_every_step_is_rehearsed_somewhere() -> None:
@@ -46,7 +46,10 @@ def test_the_steps_of_the_first_hour_run_in_order(tmp_path: Path) -> None:
     tools = rocm_files.install(tmp_path / "rocm", "7.0")
     for name in ("tinyllama", "perf_tests", "conftest.py", "pytest.ini", "pyproject.toml", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    programs = {"python": [sys.executable], "pytest": [sys.executable, "-m", "pytest"]}
+    programs = {
+        "tinyllama": [sys.executable, "-m", "tinyllama"],
+        "pytest": [sys.executable, "-m", "pytest"],
+    }
     path = os.pathsep.join((str(tools), os.environ["PATH"]))
     environment = {**os.environ, "PATH": path, "ROCM_PATH": str(tools.parent)}
     environment["PYTHONPATH"] = str(tmp_path)

@@ -7,10 +7,9 @@ import pytest
 pytest.importorskip("triton")
 
 from correctness_tests.support.commands import refused, tinyllama
+from tinyllama.workshop import blanks
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "workshop"
-STARTER = (PAGES / "starters" / "ultra.py").read_text(encoding="utf-8")
-SOLUTION = (PAGES / "solutions" / "ultra.py").read_text(encoding="utf-8")
+STARTER, SOLUTION = blanks.starter("ultra"), blanks.solution("ultra")
 LAUNCHED = ("n, total, D, BLOCK=block", "n, total, D, eps, BLOCK=block")
 ABSENT = ("if grads[1] is not None:", "if grads[1] is not None and grads[0] is None:")
 
@@ -24,7 +23,7 @@ ABSENT = ("if grads[1] is not None:", "if grads[1] is not None and grads[0] is N
         (STARTER.replace(*LAUNCHED), "2 of 4 hold. gradients: "),
         (SOLUTION.replace(*ABSENT), "2 of 4 hold. gradients: "),
         (SOLUTION.replace("ds = torch.zeros_like(total)", "ds = grads[0].float() * 0"), "3 of 4"),
-        (SOLUTION, "4 of 4 hold. all that is asked holds"),
+        (SOLUTION, "4 of 4 hold. all that is required holds"),
     ],
     ids=["wrong", "idle", "no gradient", "lost gradient", "absent gradient", "solution"],
 )
@@ -39,8 +38,8 @@ def test_what_is_wrong_is_said(text: str, said: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--tier", "v4"], "copy docs/workshop/starters/ultra.py"),
-        (["--file", "mine.py"], "copy docs/workshop/starters/ultra.py"),
+        (["--tier", "v4"], "--starter ultra"),
+        (["--file", "mine.py"], "--starter ultra"),
         (["--tier", "v4", "--file", "absent.py"], "no file"),
         (["--tier", "v4", "--file", "broken.py"], "cannot be imported: SyntaxError"),
         (["--tier", "v4", "--file", "empty.py"], "declares no provider 'lesson' of add_rms_norm"),

@@ -7,7 +7,6 @@ op of the tree, and nothing else changes.
 import torch
 
 from tinyllama.harness import Case, Large, Op, Tensor
-from tinyllama.harness.declare.offsets import Ends, Pairs, Put, Results, randn
 from tinyllama.harness.kernels import jit, next_power_of_2, tl
 from tinyllama.harness.values import normal
 
@@ -118,23 +117,3 @@ class Triton:
                 BLOCK=block,
             )
         return {"x": dx}
-
-
-def both_passes(x: torch.Tensor, dy: torch.Tensor) -> Results:
-    y, *saved = Triton.forward(x)
-    named = dict(zip(("highest", "total"), saved, strict=True))
-    return [y, *saved, Triton.backward([dy], {"x": x}, named, {"x"})["x"]]
-
-
-@softmax.rows_apart
-def rows(put: Put) -> Results:
-    """Every kernel, on rows that lie 2^30 elements apart."""
-    return both_passes(put(randn(3, 50)), put(randn(3, 50, seed=1)))
-
-
-@softmax.many_programs
-def many_rows(ends: Ends) -> Pairs:
-    """The results, which are dense, beyond 2^31 elements: the first and the last program run."""
-    rows = 2**31 // 2**14 + 2
-    x, dy = (ends.room(rows * 2**14).view(rows, -1) for _ in range(2))
-    return ends(both_passes, 1, x, dy)

@@ -9,8 +9,8 @@ from tinyllama.harness.declare.values import Values, normal
 
 released = module("ops.kda.fused_recurrent")
 
-DECAYS = Values("decays", lambda shape, made: -torch.rand(shape, generator=made))
-RATES = Values("rates", lambda shape, made: torch.rand(shape, generator=made))
+DECAYS = Values("decays", lambda shape, generator: -torch.rand(shape, generator=generator))
+RATES = Values("rates", lambda shape, generator: torch.rand(shape, generator=generator))
 
 delta_attention = Op(
     "delta_attention",

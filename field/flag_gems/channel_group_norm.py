@@ -42,11 +42,11 @@ class GroupNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, weight, mean, rstd = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        found = released.group_norm_backward(
-            gradients[0], x, mean, rstd, weight, *x.shape, ctx.groups, wanted
+        needed = ctx.needs_input_grad[:3]
+        gradients = released.group_norm_backward(
+            gradients[0], x, mean, rstd, weight, *x.shape, ctx.groups, needed
         )
-        return *found, None, None
+        return *gradients, None, None
 
 
 @channel_group_norm.provider("flag_gems", requires=("triton",), double_backward=False)

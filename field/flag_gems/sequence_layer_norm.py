@@ -39,11 +39,11 @@ class LayerNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, weight, bias, mean, rstd = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        found = released.layer_norm_backward(
-            gradients[0], x, weight.shape, mean, rstd, weight, bias, wanted
+        needed = ctx.needs_input_grad[:3]
+        gradients = released.layer_norm_backward(
+            gradients[0], x, weight.shape, mean, rstd, weight, bias, needed
         )
-        return *found, None
+        return *gradients, None
 
 
 @sequence_layer_norm.provider("flag_gems", requires=("triton",), double_backward=False)

@@ -52,7 +52,7 @@ SINGLE = with_fields(
     _tier(TIERS["v4"], "one launch for a block", "cooperative", plan="single"),
     only=(
         tuple(str(group) for group in ALL if str(group) not in ("medium-fp32", "medium-tf32")),
-        "it takes ten times as long as V4 in tf32 (docs/ULTRA.md), and memory that others need",
+        "it takes ten times as long as V4 in tf32 (docs/design.md), and memory that others need",
     ),
 )
 INTERPRETED = [tier for tier in TIERS.values() if tier.interpreted]

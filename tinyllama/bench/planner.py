@@ -32,7 +32,7 @@ from tinyllama.ops.block.passes import AFTER, ATTENDED, BEFORE
 FP32, BF16 = 4, 2  # bytes
 # Of the elements that a norm reads and writes half are of the residual stream, which stays float32.
 NORM = (FP32 + BF16) / 2
-OTHER = 64 * 2**20  # bytes that stay allocated and are neither (docs/MODEL.md)
+OTHER = 64 * 2**20  # bytes that stay allocated and are neither (docs/model.md)
 STATE = 3 * FP32  # bytes a parameter: itself, and both moments of AdamW
 
 MODES = ("fast", "selective")

@@ -1,11 +1,35 @@
-"""Argument types and checks that several commands share."""
+"""Options of commands: from the fields of dataclasses, and by types that several commands share."""
 
 import argparse
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from tinyllama.harness.machine.errors import UsageError
+
+
+def add_options(parser: argparse.ArgumentParser, *configs: Any) -> None:
+    """Add an option for each field of dataclasses that has a help text: ``--num-heads`` for
+    ``num_heads``. An option that is not given is None.
+
+    configs: instances, whose values are shown as the defaults.
+    """
+    for config in configs:
+        for field in fields(config):
+            if "help" not in field.metadata:
+                continue
+            help, default = field.metadata["help"], getattr(config, field.name)
+            named_default = "default" in help or default is None
+            kinds: dict[Any, Callable[[str], Any]] = {int: whole, float: number, str: str}
+            parser.add_argument(
+                f"--{field.name.replace('_', '-')}",
+                type=kinds.get(field.type, number_or_none),
+                choices=field.metadata["choices"],
+                metavar=field.metadata["metavar"],
+                help=help if named_default else f"{help} (default {default})",
+            )
 
 
 def whole(text: str) -> int:
@@ -39,6 +63,11 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(message) from None
 
 
+def number_or_none(text: str) -> float | str:
+    """An argparse type: a number, or the word none."""
+    return text if text == "none" else number(text)
+
+
 def file_path(text: str) -> Path:
     """An argparse type: a path that a file can have, whether the file exists or not."""
     try:
@@ -54,9 +83,9 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def check_known(option: str, given: Iterable[str] | None, known: Iterable[str]) -> None:
+def check_known(option: str, names: Iterable[str] | None, known: Iterable[str]) -> None:
     """Raise UsageError for a name that does not exist; the message lists those that do."""
-    names = list(known)
-    for name in given or ():
-        if name not in names:
-            raise UsageError(f"{option} {name!r:.80} does not exist: use one of {', '.join(names)}")
+    there = list(known)
+    for name in names or ():
+        if name not in there:
+            raise UsageError(f"{option} {name!r:.80} does not exist: use one of {', '.join(there)}")

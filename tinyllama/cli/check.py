@@ -174,7 +174,8 @@ def _checked(
     """What `tinyllama.harness.check.remote.check` yields. Raises UsageError for a file that cannot
     be loaded."""
     from tinyllama.harness.check.crash import place_in
-    from tinyllama.harness.check.remote import Request, check
+    from tinyllama.harness.check.remote import check
+    from tinyllama.harness.check.requested import Request
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
 
@@ -283,11 +284,10 @@ def _summarize(
     from tinyllama.harness.check.run import Outcome, Rank
 
     name = provided.name
-    by_outcome: dict[Outcome, list[Finding]] = {outcome: [] for outcome in Outcome}
-    for finding in findings:
-        by_outcome[finding.outcome].append(finding)
-    passed, blocked = by_outcome[Outcome.PASSED], by_outcome[Outcome.BLOCKED]
-    unsupported = by_outcome[Outcome.UNSUPPORTED]
+    passed, blocked, unsupported = (
+        [finding for finding in findings if finding.outcome is outcome]
+        for outcome in (Outcome.PASSED, Outcome.BLOCKED, Outcome.UNSUPPORTED)
+    )
     faults = [finding for finding in findings if finding.rank]
     if len(blocked) == len(findings):
         _print("\n".join(_reasons(f"{name}: not tried", blocked)))
@@ -296,13 +296,14 @@ def _summarize(
         _print(f"{name}: the reference passes {len(passed)} checks")
         return
     _print(_table(name, [finding for finding in findings if finding in passed or finding.rank]))
-    for text in _reasons("not tried", blocked):
-        _print(text, style="dim")
+    lines = [*_reasons("not tried", blocked)]
     if verbose:
-        for text in (*_reasons("not possible here", unsupported), *_notes(passed)):
-            _print(text, style="dim")
+        lines += _reasons("not possible here", unsupported)
+        lines += [f"{finding.check}: {finding.message}" for finding in passed if finding.message]
         if provided.with_reference and declared:
-            _print(f"{name}: self-declared, its reference is of the same file", style="dim")
+            lines.append(f"{name}: self-declared, its reference is of the same file")
+    for line in lines:
+        _print(line, style="dim")
     checks = {rank: [finding.check for finding in faults if finding.rank is rank] for rank in Rank}
     parts = [f"{rank.value}: {', '.join(names)}" for rank, names in checks.items() if names]
     if len(unsupported) == len(findings):
@@ -332,10 +333,6 @@ def _reasons(what: str, findings: Sequence["Finding"]) -> Iterator[str]:
     for finding in findings:
         reasons.setdefault(finding.message, []).append(finding.check)
     return (f"{what}: {', '.join(names)} ({why})" for why, names in reasons.items())
-
-
-def _notes(findings: Sequence["Finding"]) -> Iterator[str]:
-    return (f"{finding.check}: {finding.message}" for finding in findings if finding.message)
 
 
 def _as_junit(findings: Findings) -> str:

@@ -62,8 +62,8 @@ def tool_reasons(device: "torch.device") -> dict[str, str | None]:
 
     reasons = {capability: cannot(capability, device) for capability in _CAPABILITIES}
     for module, extra in _MODULES.items():
-        found = importlib.util.find_spec(module)
-        reasons[module] = None if found else f"not installed ({install(extra)})"
+        there = importlib.util.find_spec(module)
+        reasons[module] = None if there else f"not installed ({install(extra)})"
     for profiler in _PROFILERS:
         reasons[profiler] = None if shutil.which(profiler) else "not on PATH"
     return reasons

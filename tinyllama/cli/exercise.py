@@ -1,9 +1,10 @@
-"""``tinyllama exercise NAME``: the table of an exercise of the workshop."""
+"""``tinyllama exercise NAME``: the table of an exercise of the workshop, or the file to fill in."""
 
 import argparse
 from typing import Any
 
 from tinyllama.cli.argument_types import file_path
+from tinyllama.harness.machine.errors import UsageError
 
 NAMES = (
     "block-sizes",
@@ -13,31 +14,44 @@ NAMES = (
     "swiglu",
     "fusion-gains",
 )
+FILES = ("rms_norm", "rope", "swiglu", "ultra")
 
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
-    parser = subparsers.add_parser("exercise", help="the table of an exercise of the workshop")
-    parser.description = "Print a table that an exercise of docs/workshop asks for."
-    parser.add_argument("name", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
-    parser.add_argument(
-        "--picture", type=file_path, metavar="FILE", help="of attention-memory: draw it (SVG)"
+    parser = subparsers.add_parser("exercise", help="the table or the file of an exercise")
+    parser.description = (
+        "Print a table that an exercise of the workshop asks for, a file that a participant fills "
+        "in (tinyllama exercise --starter rope > rope.py), or its solution."
     )
+    option = parser.add_argument
+    option("name", nargs="?", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
+    option("--starter", choices=FILES, metavar="FILE", help=", ".join(FILES))
+    option("--solution", choices=FILES, metavar="FILE", help="the same file, filled in")
+    option("--file", type=file_path, metavar="PATH", help="for block-sizes: your rms_norm.py")
+    option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; 0."""
+    """Print the table or the file; 0."""
+    from tinyllama.workshop import blanks
+
+    wishes = [wish for wish in (args.name, args.starter, args.solution) if wish is not None]
+    if len(wishes) != 1:
+        raise UsageError("name one exercise, one --starter or one --solution: see --help")
+    if args.starter:
+        print(blanks.starter(args.starter), end="")
+        return 0
+    if args.solution:
+        print(blanks.solution(args.solution), end="")
+        return 0
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.report.tables import aligned
-    from tinyllama.workshop.exercises import EXERCISES, check_picture, picture
+    from tinyllama.workshop.exercises import NOTES, rows_of
 
-    if args.picture:
-        check_picture(args.name, args.picture)
-    rows = EXERCISES[args.name](usable_device(args.device))
+    rows = rows_of(args.name, usable_device(args.device), args.file)
     print("\n".join(aligned(rows)))
-    if args.picture:
-        picture(rows, args.picture)
-        print(f"wrote {args.picture}")
+    if args.name in NOTES:
+        print(NOTES[args.name])
     return 0

@@ -144,35 +144,35 @@ def _rows(op: "Op", provider: "Provider", chips: list[str]) -> Iterator[Row]:
         for case in op.timed[1:] or op.timed:
             compiled: set[str] = set()
             for short, precision in MODES:
-                one = OpCase(op, provider, case, DTYPE_OF[short])
-                if one.unsupported() is not None:
+                op_case = OpCase(op, provider, case, DTYPE_OF[short])
+                if op_case.unsupported() is not None:
                     continue
-                name = str(one) if precision == "ieee" else f"{provider}-{case}-tf32"
+                name = str(op_case) if precision == "ieee" else f"{provider}-{case}-tf32"
                 keys: dict[str, list[str]] = {}
-                asked = {"chip": chip, "precision": precision}
-                for launch in launches_of(op, provider, case, DTYPE_OF[short], **asked):
-                    found = compilation(launch, chip)
-                    ways = keys.setdefault(found.kernel, [])
-                    if found.key in ways:
+                target = {"chip": chip, "precision": precision}
+                for launch in launches_of(op, provider, case, DTYPE_OF[short], **target):
+                    compiling = compilation(launch, chip)
+                    ways = keys.setdefault(compiling.kernel, [])
+                    if compiling.key in ways:
                         continue
-                    ways.append(found.key)
-                    if precision == "tf32" and found.key in compiled:
+                    ways.append(compiling.key)
+                    if precision == "tf32" and compiling.key in compiled:
                         continue  # no matrix product, or this chip has none in tf32
-                    compiled.add(found.key)
-                    yield _row(op, found, name, len(ways))
+                    compiled.add(compiling.key)
+                    yield _row(op, compiling, name, len(ways))
 
 
-def _row(op: "Op", found: "Compilation", case: str, launch: int) -> Row:
+def _row(op: "Op", compiling: "Compilation", case: str, launch: int) -> Row:
     from tinyllama.harness.kernels.occupancy import occupancy
 
-    taken = found.run()
+    taken = compiling.run()
     resident = occupancy(taken)
     return Row(
         case=case,
         launch=launch,
         op=op.name,
-        kernel=found.kernel,
-        chip=found.chip.name,
+        kernel=compiling.kernel,
+        chip=compiling.chip.name,
         registers=taken.registers,
         spilled_bytes=taken.spilled,
         shared_bytes=taken.shared,
@@ -225,11 +225,11 @@ def _check_held(path: Path, before: list[Row], chips: list[str], ops: list[str] 
     """Refuse a table without a chip, or without an op there that --op names."""
     from tinyllama.ops import OPS
 
-    known = [name for name in ops or OPS if _with_kernels(OPS[name])]
+    names = [name for name in ops or OPS if _with_kernels(OPS[name])]
     for chip in chips:
         there = {row.op for row in before if row.chip == chip}
-        absent = [name for name in known if name not in there]
-        if absent and (ops or len(absent) == len(known)):
+        absent = [name for name in names if name not in there]
+        if absent and (ops or len(absent) == len(names)):
             of = ", ".join(absent) if ops else "any op"
             raise UsageError(
                 f"--against {str(path)!r} has no kernel of {of} on {chip}: make it with --json and "
@@ -238,7 +238,7 @@ def _check_held(path: Path, before: list[Row], chips: list[str], ops: list[str] 
 
 
 def _with_kernels(op: "Op") -> "list[Provider]":
-    return [one for one in op.providers.values() if "triton" in one.requires]
+    return [p for p in op.providers.values() if "triton" in p.requires]
 
 
 def _worse(before: list[Row], after: list[Row], chips: set[str], ops: set[str]) -> Iterator[str]:

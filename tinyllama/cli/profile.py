@@ -1,6 +1,8 @@
 """``tinyllama profile TOOL``: profile a training step with the profilers of this machine."""
 
 import argparse
+import contextlib
+import io
 import shlex
 import sys
 from pathlib import Path
@@ -9,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tinyllama.cli.argument_types import file_path, whole_within
 from tinyllama.cli.train import settings, workload_options
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import replace_text
 
 if TYPE_CHECKING:
     from tinyllama.profiling.command_lines import Line
-    from tinyllama.profiling.page import Part
     from tinyllama.profiling.workload import Workload
 
 TOOLS = {
@@ -28,6 +30,7 @@ TOOLS = {
     "energy": "joules of a step",
     "study": "time and memory over lengths and batches, from the records",
     "all": "every tool that can run here; what cannot, and why",
+    "compare": "the kernels of two profiles",
 }
 # By tool, its profilers: the first that can run is used, unless --with names one.
 WAYS = {
@@ -43,17 +46,16 @@ WAYS = {
     "energy": ("sensor",),
 }
 OBSERVED = {"trace": "kernels", "hotspots": "kernels", "torch": "kernels"}
-MISSING, FAILED = 2, 1
+FAILED = 1  # exit status when a profiled program failed
 
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
     parser = subparsers.add_parser("profile", help="profile a training step; compare two profiles")
-    parser.description = "Profile a training step. " + "; ".join(
-        f"{name}: {what}" for name, what in TOOLS.items()
-    )
+    tools = "; ".join(f"{name}: {what}" for name, what in TOOLS.items())
+    parser.description = f"Profile a training step. {tools}"
     option = parser.add_argument
-    option("tool", choices=[*TOOLS, "compare"], metavar="TOOL", help=f"{', '.join(TOOLS)}, compare")
+    option("tool", choices=TOOLS, metavar="TOOL", help=", ".join(TOOLS))
     option(
         "profiles", nargs="*", type=file_path, metavar="PROFILE", help="for compare: two profiles"
     )
@@ -62,20 +64,10 @@ def add(subparsers: Any) -> None:
     option("--no-capture", action="store_true", help="profile the step uncaptured")
     option("--results-dir", type=file_path, default=Path("results"), metavar="DIR")
     option("--output", type=file_path, default=Path("build/profiles"), metavar="DIR")
-    option(
-        "--time-limit",
-        type=whole_within(1, 10**6),
-        default=600,
-        metavar="SECONDS",
-        help="default %(default)s",
-    )
-    option(
-        "--top",
-        type=whole_within(1, 10**6),
-        default=20,
-        metavar="N",
-        help="kernels shown (default %(default)s)",
-    )
+    limit = {"type": whole_within(1, 10**6), "default": 600, "metavar": "SECONDS"}
+    option("--time-limit", **limit, help="of a profiled program (default %(default)s)")
+    top = {"type": whole_within(1, 10**6), "default": 20, "metavar": "N"}
+    option("--top", **top, help="kernels shown (default %(default)s)")
     workload_options(parser, num_steps=5)
     parser.set_defaults(run=run)
 
@@ -84,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     """Profile and print; the exit status: 0, 1 the profiled program failed, 2 a missing tool."""
     if args.tool == "compare":
         return _compare(args)
+    settings(args, None)  # refuses what cannot be used before torch is imported
     if args.profiles:
         raise UsageError(f"{args.profiles[0]} is no option of {args.tool}: remove it")
     if args.tool == "study":
@@ -95,36 +88,64 @@ def run(args: argparse.Namespace) -> int:
     return _all(args)
 
 
+def _compare(args: argparse.Namespace) -> int:
+    from tinyllama.profiling import shown
+
+    if len(args.profiles) != 2:
+        raise UsageError(f"compare takes two profiles, and {len(args.profiles)} are given")
+    before, after = map(shown.read, args.profiles)
+    shown.show_changes(before, after, args.top)
+    return 0
+
+
+def _study(args: argparse.Namespace) -> int:
+    from tinyllama.profiling import study
+
+    if args.print_command:
+        print(shlex.join(study.command()))
+    else:
+        study.show(study.recorded(args.results_dir))
+    return 0
+
+
 def _all(args: argparse.Namespace) -> int:
     """Run every tool, each in its own subfolder, and write a page of what they printed."""
-    from tinyllama.profiling import page, running
+    from tinyllama.profiling import running
 
     workload = _workload(args)
     if not args.print_command:
         args.output = running.new_folder(args.output, "all").resolve()
-    parts = {tool: _attempt(args, tool) for tool in WAYS}
-    print("\n" + "\n".join(f"{tool:16} {part.outcome}" for tool, part in parts.items()))
+    outcomes, texts = {}, {}
+    for tool in WAYS:
+        outcomes[tool], texts[tool] = _attempt(args, tool)
+        print(f"== {tool}\n{texts[tool]}", end="", flush=True)
+    print("\n" + "\n".join(f"{tool:16} {outcome}" for tool, outcome in outcomes.items()))
     if not args.print_command:
-        on = f"{args.preset}, {workload.train.precision}, on {workload.on().type}"
-        print(f"summary: {page.write(args.output, f'tier {args.tier}, {on}', parts)}")
-    return FAILED if any(part.outcome.startswith("failed") for part in parts.values()) else 0
+        on = f"{workload.train.precision}, on {workload.on().type}"
+        lines = [f"# Profile of tier {args.tier}, {on}", "", "| tool | outcome |", "|---|---|"]
+        lines += [f"| {tool} | {text.replace('|', '/')} |" for tool, text in outcomes.items()]
+        for tool, text in texts.items():
+            lines += ["", f"## {tool}", "", *(f"    {line}" for line in text.splitlines())]
+        page = args.output / "summary.md"
+        replace_text(page, "\n".join(lines) + "\n")
+        print(f"summary: {page}")
+    failed = any(outcome.startswith("failed") for outcome in outcomes.values())
+    return FAILED if failed else 0
 
 
-def _attempt(args: argparse.Namespace, tool: str) -> "Part":
+def _attempt(args: argparse.Namespace, tool: str) -> tuple[str, str]:
     """How one of several tools ended, and what it printed."""
     from tinyllama.profiling.command_lines import MissingToolError
-    from tinyllama.profiling.kernels import ProfileError
-    from tinyllama.profiling.page import Part, copied_output
+    from tinyllama.profiling.profiles import ProfileError
 
-    print(f"== {tool}")
-    with copied_output() as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             outcome = "done" if _profile(args, tool) == 0 else "failed: its folder has a log"
         except (MissingToolError, ProfileError) as error:
-            missing = isinstance(error, MissingToolError)
-            outcome = f"{'not here' if missing else 'failed'}: {error}"
+            kind = "not here" if isinstance(error, MissingToolError) else "failed"
+            outcome = f"{kind}: {error}"
             print(error)
-    return Part(outcome, printed.getvalue())
+    return outcome, printed.getvalue()
 
 
 def _profile(args: argparse.Namespace, tool: str) -> int:
@@ -149,32 +170,15 @@ def _profile(args: argparse.Namespace, tool: str) -> int:
     return 0
 
 
-def _study(args: argparse.Namespace) -> int:
-    from tinyllama.profiling import study
-
-    if args.print_command:
-        print(shlex.join(study.command()))
-        return 0
-    study.show(study.recorded(args.results_dir))
-    return 0
-
-
 def _workload(args: argparse.Namespace) -> "Workload":
-    from tinyllama.model.tiers import resolve
     from tinyllama.profiling.workload import Workload
 
-    model, train = settings(args, None)
-    resolve(args.tier).without(*args.without).with_memory(args.memory).with_plan(args.plan)
-    return Workload(
-        model,
-        train,
-        tier=args.tier,
-        without=args.without,
-        memory=args.memory,
-        plan=args.plan,
-        capture=not args.no_capture,
-        device=args.device,
-    )
+    options = {name: getattr(args, name) for name in ("tier", "without", "memory", "plan")}
+    config = settings(args, None)
+    workload = Workload(*config, **options, capture=not args.no_capture, device=args.device)
+    workload.chosen_tier()  # raises where the options do not fit
+    workload.on()  # and where there is no such device
+    return workload
 
 
 def _lines(
@@ -192,11 +196,10 @@ def _lines(
         if way in ("torch", "sensor"):
             if way == "sensor" and (reason := _no_sensor(workload)):
                 raise MissingToolError(f"energy cannot be measured here: {reason}")
-            wanted = OBSERVED.get(tool, tool)
-            return way, [Line(tuple(program(wanted, folder, workload)), ("*.json",))]
+            observed = OBSERVED.get(tool, tool)
+            return way, [Line(tuple(program(observed, folder, workload)), ("*.json",))]
         try:
-            reason = _no_gpu(workload)
-            if reason:
+            if reason := _no_gpu(workload):
                 raise MissingToolError(reason)
             steps = program("steps", folder, workload)
             return way, EXTERNAL[tool, way].lines(folder, steps)
@@ -212,24 +215,14 @@ def _no_sensor(workload: "Workload") -> str | None:
     """Why the energy of a step cannot be measured; None if a sensor can measure it."""
     from tinyllama.harness.machine.sensors import sensor
 
-    found = sensor(workload.on())
-    return found if isinstance(found, str) else None
+    reading = sensor(workload.on())
+    return reading if isinstance(reading, str) else None
 
 
 def _no_gpu(workload: "Workload") -> str | None:
-    """Why no external profiler would see a kernel; None if one would."""
+    """Why no external profiler would see a kernel; None if it would."""
     import torch
 
     if workload.device == "cpu":
         return "it profiles a GPU, and --device is cpu"
     return None if torch.cuda.is_available() else "there is no GPU that torch can use"
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from tinyllama.profiling import kernels, shown
-
-    if len(args.profiles) != 2:
-        raise UsageError(f"compare takes two profiles, and {len(args.profiles)} are given")
-    before, after = map(shown.read, args.profiles)
-    shown.changes(kernels.compare(before, after), before, after, args.top)
-    return 0

@@ -81,9 +81,9 @@ def print_diagnosis(diagnosis: Diagnosis, out: Console) -> None:
         for column in ("minimum", "maximum", "std", "not finite"):
             table.add_column(f"{what}\n{column}", justify="right")
     for op in diagnosis.ops:
-        both = (op.output, op.gradient)
-        sick = any(seen and seen.nonfinite for seen in both)
-        cells = [cell for seen in both for cell in _cells(seen)]
+        tensors = (op.output, op.gradient)
+        sick = any(tensor and tensor.nonfinite for tensor in tensors)
+        cells = [cell for tensor in tensors for cell in _cells(tensor)]
         table.add_row(op.name, *cells, style="red" if sick else None)
     out.print(table)
 
@@ -139,11 +139,11 @@ def _rows(result: Result) -> Iterable[tuple[str, str]]:
         yield "gradients", f"{received} of {len(result.gradients)} parameters received one"
 
 
-def _cells(seen: Statistics | None) -> list[str]:
-    if seen is None:
+def _cells(tensor: Statistics | None) -> list[str]:
+    if tensor is None:
         return ["-"] * 4
-    numbers = (seen.minimum, seen.maximum, seen.std)
-    return [*("-" if n is None else f"{n:.3g}" for n in numbers), f"{seen.nonfinite:.1%}"]
+    numbers = (tensor.minimum, tensor.maximum, tensor.std)
+    return [*("-" if n is None else f"{n:.3g}" for n in numbers), f"{tensor.nonfinite:.1%}"]
 
 
 def _size(count: int) -> str:

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinyllama.cli.argument_types import file_path, number, whole, whole_within
+from tinyllama.cli.argument_types import add_options, file_path, whole, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
-from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, TrainConfig
+from tinyllama.model.config import MEMORY, PRESETS, ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
     from tinyllama.training.checkpoint import Checkpoint
@@ -54,8 +54,7 @@ def add(subparsers: Any) -> None:
         metavar="PATH",
         action="append",
         default=[],
-        help="write the loss curve: .csv, .png, .svg, .pdf, or without a suffix a folder for "
-        "TensorBoard; repeatable",
+        help="write the loss curve: .csv, .png, .svg or .pdf; repeatable",
     )
     option(
         "--diagnose",
@@ -79,7 +78,6 @@ def add(subparsers: Any) -> None:
 
 def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None:
     """Add the options that say which step is run; `settings` reads them."""
-    model, config = ModelConfig(), TrainConfig()
     option = parser.add_argument
     option("--tier", default="v1", help="which tier; doctor lists them (default v1)")
     option(
@@ -101,45 +99,21 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
         metavar="PLAN",
         help="launches of a block of v4: fused (default; what this chip's table chooses for each "
         "product), single (one launch a pass), or which products have fused kernels: all, none, "
-        "or names joined by +, such as out+down (docs/ULTRA.md)",
+        "or names joined by +, such as out+down",
     )
     option(
         "--preset", choices=PRESETS, help="shape of the model; options override it (default small)"
     )
-    option("--hidden-dim", type=whole, metavar="D", help=f"default {model.hidden_dim}")
-    option("--num-layers", type=whole, metavar="L", help=f"default {model.num_layers}")
-    option("--num-heads", type=whole, metavar="H", help=f"default {model.num_heads}")
-    option("--num-kv-heads", type=whole, metavar="G", help="default half of the heads")
-    option("--batch-size", type=whole, metavar="B", help=f"default {config.batch_size}")
-    option(
-        "--accumulate",
-        type=whole,
-        metavar="A",
-        help=f"micro-batches of B in a step; the loss is their mean (default {config.accumulate})",
-    )
-    option("--seq-len", type=whole, metavar="T", help=f"default {config.seq_len}")
-    option(
-        "--num-steps",
-        type=whole,
-        default=num_steps,
-        metavar="N",
-        help="steps of this run; with --resume they are added to those done (default %(default)s)",
-    )
-    option("--learning-rate", type=number, metavar="LR", help=f"default {config.learning_rate}")
-    option(
-        "--max-grad-norm",
-        type=_limit,
-        metavar="NORM",
-        help="scale gradients down to this norm over all parameters (default none)",
-    )
-    option("--precision", choices=PRECISIONS, help=f"default {config.precision}")
+    add_options(parser, ModelConfig(), TrainConfig(num_steps=num_steps))
+    parser.set_defaults(num_steps=num_steps)
     option("--use-amp", action="store_true", help="the same as --precision bf16")
-    option("--seed", type=whole, help=f"of weights and data (default {config.seed})")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train and print; the exit status."""
+    if args.resume is None:
+        settings(args, None)  # refuses what cannot be used before torch is imported
     from tinyllama.training.ranks import launched
 
     ranks = replace(launched(), seconds=args.rank_timeout)
@@ -196,8 +170,6 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
         batches = RandomTokens(model.vocab_size, config)
     if resumed:
         _check_data(args, resumed, batches)
-        if not resumed.checksummed and ranks.first:
-            _note("the checkpoint has no checksum, so damage to it may not be seen: it is older")
 
     not_saved: NotSavedError | None = None
     bar = ProgressBar(config) if ranks.first else None
@@ -252,31 +224,26 @@ def settings(
     """The configs: options over the preset, over the checkpoint's, over the defaults."""
     model = PRESETS[args.preset] if args.preset else resumed.model if resumed else ModelConfig()
     train = resumed.train if resumed else TrainConfig()
-    given = {name: value for name, value in vars(args).items() if value is not None}
+    options = {name: value for name, value in vars(args).items() if value is not None}
     if args.use_amp:
         if args.precision not in (None, "bf16"):
             raise UsageError(
                 f"--use-amp means --precision bf16, and --precision is {args.precision}: remove one"
             )
-        given["precision"] = "bf16"
+        options["precision"] = "bf16"
     if resumed is None and args.num_heads is not None and args.num_kv_heads is None:
-        given["num_kv_heads"] = _half(args.num_heads)
+        if args.num_heads % 2:
+            raise UsageError(f"--num-heads {args.num_heads} is odd: give --num-kv-heads, too")
+        options["num_kv_heads"] = args.num_heads // 2  # as the published program has them
     if args.max_grad_norm == "none":
-        given["max_grad_norm"] = None
-    return _with(model, given), _with(train, given)
+        options["max_grad_norm"] = None
+    return _with(model, options), _with(train, options)
 
 
-def _half(heads: int) -> int:
-    """The key and value heads of so many query heads, as the documented program has them."""
-    if heads % 2:
-        raise UsageError(f"--num-heads {heads} is odd: give --num-kv-heads, a divisor of it")
-    return heads // 2
-
-
-def _with(config: Config, given: dict[str, Any]) -> Config:
+def _with(config: Config, options: dict[str, Any]) -> Config:
     """A config with the fields that options of the same name give."""
-    names = {field.name for field in fields(config)} & given.keys()
-    return replace(config, **{name: given[name] for name in names})
+    names = {field.name for field in fields(config)} & options.keys()
+    return replace(config, **{name: options[name] for name in names})
 
 
 def _check_data(args: argparse.Namespace, resumed: "Checkpoint", batches: "Batches") -> None:
@@ -313,7 +280,3 @@ def _diagnosed_steps(args: argparse.Namespace, num_steps: int) -> Container[int]
     if every is not None and every < 1:
         raise UsageError(f"--diagnose-every is {every!r:.80}: use a whole number of at least 1")
     return _FirstLastAndEvery(num_steps, every)
-
-
-def _limit(text: str) -> float | str:
-    return text if text == "none" else number(text)

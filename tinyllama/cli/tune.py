@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     """Search, print and write the table; the exit status."""
     import torch
 
+    from tinyllama.harness.kernels.chips import chip_of
     from tinyllama.harness.kernels.configs import SPACES
-    from tinyllama.harness.kernels.launch import chip_of
     from tinyllama.harness.machine.device import default_device, device_name
     from tinyllama.harness.measure.tuning import compiled_ahead, merged, search
     from tinyllama.harness.records.results import current_commit, now, versions
@@ -99,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
     compiled_ahead(PACKAGE, cases, device, args.workers)
     written = set()
     for case in cases:
-        for found in search(case, device):
-            _show(case, found)
-            path = (args.output or SPACES[found.space].tables) / f"{chip_of(device)}.json"
+        for result in search(case, device):
+            _show(case, result)
+            path = (args.output or SPACES[result.space].tables) / f"{chip_of(device)}.json"
             stored = json_of(path.read_text(encoding="utf-8")) if path.is_file() else {}
             table = {
                 "chip": chip_of(device),
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
                 "versions": versions(),
                 "commit": current_commit(),
                 "date": now(),
-                "spaces": merged(stored.get("spaces", {}), [found]),
+                "spaces": merged(stored.get("spaces", {}), [result]),
             }
             path.parent.mkdir(exist_ok=True)
             write_json(path, table)
@@ -128,31 +128,31 @@ def _cases(args: argparse.Namespace) -> "list[OpCase]":
     check_known("--op", args.op, OPS)
     ops = [op for op in OPS.values() if not args.op or op.name in args.op]
     check_known("--case", args.case, (str(case) for op in ops for case in op.timed[1:]))
-    given = [Case(**sizes) for sizes in args.sizes or ()]
-    if given and len(ops) != 1:
+    sized = [Case(**sizes) for sizes in args.sizes or ()]
+    if sized and len(ops) != 1:
         raise UsageError("--sizes are those of one op: name it with --op")
-    for case in given:
-        wanted = set(ops[0].timed[0].dims)
-        if set(case.dims) != wanted:
-            raise UsageError(f"--sizes of {ops[0].name} are {', '.join(sorted(wanted))}: give all")
+    for case in sized:
+        dims = set(ops[0].timed[0].dims)
+        if set(case.dims) != dims:
+            raise UsageError(f"--sizes of {ops[0].name} are {', '.join(sorted(dims))}: give all")
     dtypes = args.dtype or ["fp32", "bf16"]
-    found = []
+    cases = []
     for op in ops:
         providers = [op.providers[name] for name in ("triton", *PLANS) if name in op.providers]
-        for provider, case in itertools.product(providers, given or op.timed[1:]):
+        for provider, case in itertools.product(providers, sized or op.timed[1:]):
             if args.case and str(case) not in args.case:
                 continue
             for dtype, short in SHORT.items():
-                one = OpCase(op, provider, case, dtype)
-                if short in dtypes and dtype in op.dtypes and one.unsupported() is None:
-                    found.append(one)
-    if not found:
-        asked = ", ".join(args.case or args.op or ("the ops",))
+                op_case = OpCase(op, provider, case, dtype)
+                if short in dtypes and dtype in op.dtypes and op_case.unsupported() is None:
+                    cases.append(op_case)
+    if not cases:
+        names = ", ".join(args.case or args.op or ("the ops",))
         raise UsageError(
-            f"{asked}: nothing to search in {', '.join(dtypes)}: choose others with --op, --case "
+            f"{names}: nothing to search in {', '.join(dtypes)}: choose others with --op, --case "
             "and --dtype"
         )
-    return found
+    return cases
 
 
 def _show_choices(cases: "list[OpCase]", chip: str, precision: str) -> int:
@@ -162,12 +162,12 @@ def _show_choices(cases: "list[OpCase]", chip: str, precision: str) -> int:
 
     from tinyllama.harness.check.evaluate import shapes_of
     from tinyllama.harness.check.launched import launches_of, on_chip
-    from tinyllama.harness.kernels.configs import SPACES, asked
+    from tinyllama.harness.kernels.configs import SPACES, recorded_keys
     from tinyllama.harness.kernels.resources import CHIPS
 
     check_known("--chip", [chip] if chip else None, CHIPS)
     for case in cases:
-        with asked() as keys:
+        with recorded_keys() as keys:
             launches_of(
                 *(case.op, case.provider, case.case, case.dtype),
                 chip=chip or None,
@@ -181,17 +181,17 @@ def _show_choices(cases: "list[OpCase]", chip: str, precision: str) -> int:
         print(f"{case}, {chip or 'no chip'}")
         for (name, text), key in sorted(keys.items()):
             config, listed = SPACES[name].on(chip, **key)
-            apart = dict(config.constants).get("BM") == 0
-            what = "the vendor's BLAS, and kernels behind it" if apart else config
+            by_vendor = dict(config.constants).get("BM") == 0
+            what = "the vendor's BLAS, and kernels behind it" if by_vendor else config
             print(f"    {name}, {text}: {what} ({'table' if listed else 'default'})")
     return 0
 
 
-def _show(case: "OpCase", found: "Search") -> None:
-    print(f"{case}: {found.space} {found.key}: {found.best} ({found.gain:.2f} times as fast)")
-    for config, seconds in sorted(found.seconds.items(), key=lambda item: item[1]):
-        spilled = found.spilled.get(config)
+def _show(case: "OpCase", result: "Search") -> None:
+    print(f"{case}: {result.space} {result.key}: {result.best} ({result.gain:.2f} times as fast)")
+    for config, seconds in sorted(result.seconds.items(), key=lambda item: item[1]):
+        spilled = result.spilled.get(config)
         spills = f", {spilled} registers spilled" if spilled else ""
         print(f"    {seconds * 1e6:9.1f} us  {config}{spills}")
-    for config, reason in found.failed.items():
+    for config, reason in result.failed.items():
         print(f"    left out   {config}: {reason}")

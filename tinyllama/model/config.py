@@ -1,13 +1,14 @@
-"""Shapes and settings, validated when they are made."""
+"""Shapes and settings, validated when they are made. Fields with a help text are options of the
+command line (`tinyllama.cli.argument_types`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tinyllama.harness.machine.errors import UsageError
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 MEMORY = ("fast", "selective", "small")  # what a `StepPlan` may do with memory
-PLANS = ("fused", "single")  # of the blocks of a tier that has them as one op (docs/ULTRA.md)
+PLANS = ("fused", "single")  # of the blocks of a tier that has them as one op
 LARGEST = 2**31 - 1  # of a size or a count
 # Of a real number: a step computes with it in float32, also divided by 1 - beta1.
 LARGEST_NUMBER = 1e20
@@ -15,6 +16,14 @@ LARGEST_NUMBER = 1e20
 
 class ConfigError(UsageError):
     """A setting of a model or of a training run that cannot be used."""
+
+
+def option(
+    default: Any, help: str, metavar: str | None = None, choices: tuple[str, ...] | None = None
+) -> Any:
+    """A field that the command line has as an option."""
+    metadata = {"help": help, "metavar": metavar, "choices": choices}
+    return field(default=default, metadata=metadata)
 
 
 def _number(config: Any, name: str, low: float, *, above: bool = False) -> None:
@@ -40,12 +49,12 @@ class ModelConfig:
     rope_theta and norm_eps as in LLaMA 2, init_std as documented.
     """
 
-    hidden_dim: int = 512
-    num_layers: int = 8
-    num_heads: int = 8
-    num_kv_heads: int = 4
-    ffn_dim: int = 2048
-    vocab_size: int = 1000
+    hidden_dim: int = option(512, "width of the model", "D")
+    num_layers: int = option(8, "transformer blocks", "L")
+    num_heads: int = option(8, "query heads of a block", "H")
+    num_kv_heads: int = option(4, "key and value heads; default half of --num-heads", "G")
+    ffn_dim: int = option(2048, "width inside the MLP", "F")
+    vocab_size: int = option(1000, "tokens", "V")
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     init_std: float = 0.02
@@ -121,7 +130,7 @@ PRESETS: dict[str, ModelConfig] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model and the batch it is trained on, as the documents and targets name them."""
+    """A model and the batch it is trained on, as the published course and the bars name them."""
 
     model: ModelConfig
     batch_size: int
@@ -138,7 +147,7 @@ WORKLOADS: dict[str, Workload] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train; the defaults are the documents'.
+    """How to train; the defaults are the published course's.
 
     learning_rate, betas, eps, weight_decay are AdamW's; ``precision`` is one of
     `PRECISIONS`: fp32 (IEEE products), tf32, or bf16 and fp16 autocast with fp32 weights.
@@ -146,18 +155,20 @@ class TrainConfig:
     max_grad_norm: gradients whose norm over all parameters is larger are scaled down to it.
     """
 
-    batch_size: int = 8
-    accumulate: int = 1
-    seq_len: int = 256
-    num_steps: int = 50
-    learning_rate: float = 3e-4
+    batch_size: int = option(8, "sequences in a micro-batch", "B")
+    accumulate: int = option(1, "micro-batches in a step; the loss is their mean", "A")
+    seq_len: int = option(256, "tokens in a sequence", "T")
+    num_steps: int = option(50, "steps; with --resume they are added to those done", "N")
+    learning_rate: float = option(3e-4, "of AdamW", "LR")
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
-    max_grad_norm: float | None = None
-    precision: str = "fp32"
-    seed: int = 0
+    max_grad_norm: float | None = option(
+        None, "scale gradients down to this norm over all parameters, or none", "NORM"
+    )
+    precision: str = option("fp32", "of matrix products", choices=PRECISIONS)
+    seed: int = option(0, "of weights and data", "N")
 
     def __post_init__(self) -> None:
         _positive(self, "batch_size", "accumulate", "seq_len", "num_steps")

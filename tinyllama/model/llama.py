@@ -120,10 +120,10 @@ class TinyLlama(nn.Module):
         """Give all parameters one version counter: `RoundedWeights` then asks one of them whether
         any was changed. Autograd refuses a change of any parameter between a forward and its
         backward pass; a stack reads all of its parameters there anyway."""
-        one = self.embedding.detach()
+        counter = self.embedding.detach()
         for module in self.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
-                counted = nn.Parameter(one)
+                counted = nn.Parameter(counter)
                 counted.data = parameter.data  # its counter stays
                 setattr(module, name, counted)
 
@@ -184,8 +184,8 @@ class TinyLlama(nn.Module):
         recompute = self.recompute and torch.is_grad_enabled()
         in_one = self.in_one and not recompute and self.stacks(x_BTD, compute_dtype(x_BTD))
         if self.stack is not None and in_one:
-            each = zip(*(layer.parameters() for layer in self.layers), strict=True)
-            weights = [Stacked.apply(*parameters) for parameters in each]
+            alike = zip(*(layer.parameters() for layer in self.layers), strict=True)
+            weights = [Stacked.apply(*parameters) for parameters in alike]
             x_BTD = self.stack(x_BTD, *tables, *weights, eps=self.config.norm_eps)
             return self.norm(x_BTD, self.final_norm, eps=self.config.norm_eps)
         for layer in self.layers:

@@ -138,8 +138,9 @@ class AdamW(torch.optim.Optimizer):
         factors: torch.Tensor | None = None,
         beside: bool = False,
     ) -> None:
-        given: Any = [self.parameters[i].grad for i in indices] if gradients is None else gradients
-        by_index = dict(zip(indices, given, strict=True))
+        if gradients is None:
+            gradients = [self.parameters[i].grad for i in indices]  # type: ignore[misc]
+        by_index = dict(zip(indices, gradients, strict=True))
 
         def state_of(some: Iterable[int]) -> State:
             states = (self.parameters, self.exp_avg, self.exp_avg_sq)
@@ -156,7 +157,7 @@ class AdamW(torch.optim.Optimizer):
             for group in self.transposes:
                 if group.indices[0] in by_index:
                     written = (state_of(group.indices), group.shapes, group.memory, factors)
-                    update_matrices(*written, **rates, eps=settings["eps"], beside=beside)
+                    update_matrices(*written, **rates, eps=settings["eps"], few_programs=beside)
                     for i in group.indices:
                         del by_index[i]
             indices = list(by_index)
@@ -167,7 +168,7 @@ class AdamW(torch.optim.Optimizer):
             self.update(*state, **settings)
             return
         low = None if self.copies is None else [self.copies[i] for i in indices]
-        update(state, **settings, low=low, factors=factors, beside=beside)
+        update(state, **settings, low=low, factors=factors, few_programs=beside)
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate; a captured step follows."""
@@ -246,13 +247,13 @@ _VERSION = operator.attrgetter("_version")
 
 def counted_apart(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """One of the tensors for each of their version counters, which this increments."""
-    left, found = list(tensors), []
+    left, counted = list(tensors), []
     while left:
         before = list(map(_VERSION, left))
         increment_version(left[0])
-        found.append(left[0])
-        left = [one for one, version in zip(left, before, strict=True) if one._version == version]
-    return found
+        counted.append(left[0])
+        left = [t for t, version in zip(left, before, strict=True) if t._version == version]
+    return counted
 
 
 class _Kept:

@@ -99,9 +99,9 @@ class Tier:
                 back = {op: V1.table[op] for op in self.switches[switch]}
                 tier = replace(tier, table={**tier.table, **back})
             else:
-                known = [*self.switches, "compile", "capture"]
+                names = [*self.switches, "compile", "capture"]
                 raise ConfigError(
-                    f"tier {self.name} has no switch {switch!r}: use one of {', '.join(known)}"
+                    f"tier {self.name} has no switch {switch!r}: use one of {', '.join(names)}"
                 )
         return replace(tier, name=f"{self.name}-no-{'-'.join(switches)}") if switches else self
 
@@ -127,7 +127,7 @@ class Tier:
         if plan != "single":
             return tier
         # As few launches as can be: one update, at the end.
-        gpu, cpu = (replace(one, overlap=False) for one in (self.gpu, self.cpu))
+        gpu, cpu = (replace(way, overlap=False) for way in (self.gpu, self.cpu))
         return replace(tier, gpu=gpu, cpu=cpu)
 
     def with_memory(self, memory: str) -> "Tier":

@@ -25,5 +25,5 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> "Registry":
     if name != "OPS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = discover(__name__)
-    return found
+    globals()[name] = registry = discover(__name__)
+    return registry

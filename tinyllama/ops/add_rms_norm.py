@@ -93,8 +93,8 @@ def terms(
 ) -> dict[str, torch.Tensor]:
     """The terms of the norm's dx, see `tinyllama.ops.rms_norm.terms`, and the sum's gradient."""
     norm = rms_norm_file.terms(x + residual, weight, eps, {"y": upstream["y"]})["grad x"]
-    found = (norm.square() + upstream["sum"].square()).sqrt()
-    return {"grad x": found, "grad residual": found}
+    magnitude = (norm.square() + upstream["sum"].square()).sqrt()
+    return {"grad x": magnitude, "grad residual": magnitude}
 
 
 def _norm_dtype(x: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
@@ -158,25 +158,25 @@ class Triton:
         )
 
     @staticmethod
-    def backward(grads: SomeGrads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
+    def backward(grads: SomeGrads, inputs: Named, saved: Named, needs: Needs, eps: float) -> Named:
         dy, dsum = grads
-        total, weight = kept["sum"], kept["weight"]
+        total, weight = inputs["sum"], inputs["weight"]
         dtypes = {name: saved[f"like_{name}"].dtype for name in ("residual", "x")}
         dtypes = {name: dtype for name, dtype in dtypes.items() if name in needs}
         if dy is None:
             assert dsum is not None  # without any gradient autograd does not call this
-            found = {name: dsum.to(dtype) for name, dtype in dtypes.items()}
-            return {**found, "weight": torch.zeros_like(weight)}
+            gradients = {name: dsum.to(dtype) for name, dtype in dtypes.items()}
+            return {**gradients, "weight": torch.zeros_like(weight)}
         dy_ND, sum_ND = as_rows(contiguous(dy)), as_rows(total)
         dsum_ND = None if dsum is None else as_rows(contiguous(dsum))
-        wanted = dict.fromkeys(dtypes.values())
-        made = {dtype: torch.empty_like(total, dtype=dtype) for dtype in wanted}
-        dx_ND, low_ND = [*map(as_rows, made.values()), None, None][:2]
+        result_dtypes = dict.fromkeys(dtypes.values())
+        by_dtype = {dtype: torch.empty_like(total, dtype=dtype) for dtype in result_dtypes}
+        dx_ND, low_ND = [*map(as_rows, by_dtype.values()), None, None][:2]
         partials = new_partials(sum_ND) if "weight" in needs else None
         launch_backward(dy_ND, sum_ND, weight, saved["rstd"], dsum_ND, dx_ND, low_ND, partials)
         # One tensor for both inputs, as torch's own addition returns it: autograd counts who holds
         # a gradient before it adds to one in place.
-        found = {name: made[dtype] for name, dtype in dtypes.items()}
+        gradients = {name: by_dtype[dtype] for name, dtype in dtypes.items()}
         if partials is not None:
-            found["weight"] = sum_rows(partials, weight.dtype)
-        return found
+            gradients["weight"] = sum_rows(partials, weight.dtype)
+        return gradients

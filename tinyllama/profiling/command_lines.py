@@ -1,8 +1,8 @@
 """Command lines of external profilers, by tool and version of ROCm.
 
-What is right for which version was read in the tools' sources and help; the documents' own lines
-differ where they are wrong: ``--stats`` alone collects nothing, ``--kernel-trace`` collects no
-hardware counters, and from ROCm 7.0 the default format is a database.
+What is right for which version was read in the tools' sources and help. The published documents'
+lines differ where they are wrong: ``--stats`` alone collects nothing, ``--kernel-trace`` collects
+no hardware counters, and from ROCm 7.0 the default format is a database.
 """
 
 import os
@@ -34,36 +34,41 @@ class MissingToolError(UsageError):
 @dataclass(frozen=True)
 class Line:
     """One command. files: what it must leave below the output folder, as patterns; writes: a file
-    to write before it, by name below the folder."""
+    to write before it, by name below the folder; inside: run it in the output folder."""
 
     argv: tuple[str, ...]
     files: tuple[str, ...] = ()
     writes: tuple[tuple[str, str], ...] = ()
-    inside: bool = False  # run in the output folder
+    inside: bool = False
 
 
 Program = Sequence[str]
 Maker = Callable[[Version, Path, Program], list[Line]]
 
 
-def _rocprofv3(*options: str, name: str, formats: str, files: tuple[str, ...]) -> Maker:
-    def make(version: Version, out: Path, program: Program) -> list[Line]:
-        given = ("--output-format", formats, "-d", str(out), "-o", name)
-        return [Line(("rocprofv3", *options, *given, "--", *program), files)]
+def _rocprofv3(out: Path, name: str, form: str, *options: str) -> tuple[str, ...]:
+    return ("rocprofv3", *options, "--output-format", form, "-d", str(out), "-o", name, "--")
 
-    return make
+
+def _trace(version: Version, out: Path, program: Program) -> list[Line]:
+    argv = _rocprofv3(out, "trace", "pftrace", "--sys-trace")
+    return [Line((*argv, *program), ("*.pftrace",))]
+
+
+def _hotspots(version: Version, out: Path, program: Program) -> list[Line]:
+    argv = _rocprofv3(out, "kernels", "csv", "--kernel-trace", "--stats", "-T")
+    return [Line((*argv, *program), ("*kernel_trace.csv",))]
 
 
 def _counters(version: Version, out: Path, program: Program) -> list[Line]:
     """Before ROCm 6.3 counters are named in a file, and written below ``pmc_1``."""
-    given = ("--output-format", "csv", "-d", str(out), "-o", "counters")
-    files = ("*counter_collection.csv",)
-    if version >= (6, 3):
-        asked: tuple[str, ...] = ("--kernel-trace", "--pmc", *HARDWARE)
-        return [Line(("rocprofv3", *asked, *given, "--", *program), files)]
-    name, text = "counters.txt", f"pmc: {' '.join(HARDWARE)}\n"
-    asked = ("--kernel-trace", "-i", str(out / name))
-    return [Line(("rocprofv3", *asked, *given, "--", *program), files, ((name, text),))]
+    options: tuple[str, ...] = ("--pmc", *HARDWARE)
+    writes: tuple[tuple[str, str], ...] = ()
+    if version < (6, 3):
+        options = ("-i", str(out / "counters.txt"))
+        writes = (("counters.txt", f"pmc: {' '.join(HARDWARE)}\n"),)
+    argv = _rocprofv3(out, "counters", "csv", "--kernel-trace", *options)
+    return [Line((*argv, *program), ("*counter_collection.csv",), writes)]
 
 
 def _compute(version: Version, out: Path, program: Program) -> list[Line]:
@@ -71,8 +76,10 @@ def _compute(version: Version, out: Path, program: Program) -> list[Line]:
     tool = "rocprof-compute" if version >= (6, 3) else "omniperf"
     profile = (tool, "profile", "-n", WORKLOAD, "--no-roof", "--", *program)
     analyze = (tool, "analyze", "-p", f"workloads/{WORKLOAD}/*", "--list-stats")
-    left = (f"workloads/{WORKLOAD}/*/*",)
-    return [Line(profile, left, inside=True), Line(analyze, inside=True)]
+    return [
+        Line(profile, (f"workloads/{WORKLOAD}/*/*",), inside=True),
+        Line(analyze, inside=True),
+    ]
 
 
 def _systems(version: Version, out: Path, program: Program) -> list[Line]:
@@ -83,65 +90,41 @@ def _systems(version: Version, out: Path, program: Program) -> list[Line]:
 
 
 def _nsight(version: Version, out: Path, program: Program) -> list[Line]:
-    asked = ("--csv", "--print-units", "base", "--metrics", ",".join(METRICS))
+    options = ("--csv", "--print-units", "base", "--metrics", ",".join(METRICS))
     more = ("--target-processes", "all", "--log-file", str(out / NSIGHT))
-    return [Line(("ncu", *asked, *more, *program), (NSIGHT,))]
+    return [Line(("ncu", *options, *more, *program), (NSIGHT,))]
 
 
 @dataclass(frozen=True)
 class External:
-    """A profiler that is a program of its own. executables: by any of which it is found."""
+    """A profiler that is a program. executables: by any of which it is found."""
 
-    name: str
     executables: tuple[str, ...]
     make: Maker
     rocm: bool = True
 
-    def found(self) -> Path | None:
-        return next((Path(p) for name in self.executables if (p := shutil.which(name))), None)
-
     def lines(self, out: Path, program: Program) -> list[Line]:
         """The commands for the version that is installed. Raises MissingToolError."""
-        path = self.found()
-        if path is None:
+        paths = [path for name in self.executables if (path := shutil.which(name))]
+        if not paths:
             raise MissingToolError(f"{self.executables[0]} is not installed, or not in PATH")
-        return self.make(rocm_version(path) if self.rocm else (0, 0), out, program)
+        return self.make(rocm_version(Path(paths[0])) if self.rocm else (0, 0), out, program)
 
 
-_ROCPROFV3 = ("rocprofv3",)
 EXTERNAL = {
-    ("trace", "rocprofv3"): External(
-        "rocprofv3",
-        _ROCPROFV3,
-        _rocprofv3("--sys-trace", name="trace", formats="pftrace", files=("*.pftrace",)),
-    ),
-    ("counters", "rocprofv3"): External("rocprofv3", _ROCPROFV3, _counters),
-    ("hotspots", "rocprofv3"): External(
-        "rocprofv3",
-        _ROCPROFV3,
-        _rocprofv3(
-            "--kernel-trace",
-            "--stats",
-            "-T",
-            name="kernels",
-            formats="csv",
-            files=("*kernel_trace.csv",),
-        ),
-    ),
-    ("counters", "ncu"): External("Nsight Compute", ("ncu",), _nsight, rocm=False),
-    ("rocprof-compute", "rocprof-compute"): External(
-        "rocprof-compute", ("rocprof-compute", "omniperf"), _compute
-    ),
-    ("rocprof-sys", "rocprof-sys"): External(
-        "rocprof-sys", ("rocprof-sys-run", "omnitrace-run"), _systems
-    ),
+    ("trace", "rocprofv3"): External(("rocprofv3",), _trace),
+    ("counters", "rocprofv3"): External(("rocprofv3",), _counters),
+    ("hotspots", "rocprofv3"): External(("rocprofv3",), _hotspots),
+    ("counters", "ncu"): External(("ncu",), _nsight, rocm=False),
+    ("rocprof-compute", "rocprof-compute"): External(("rocprof-compute", "omniperf"), _compute),
+    ("rocprof-sys", "rocprof-sys"): External(("rocprof-sys-run", "omnitrace-run"), _systems),
 }
 
 
 def rocm_version(tool: Path) -> Version:
     """The version of the ROCm that a program belongs to, from its ``.info/version``.
 
-    Raises MissingToolError for one that is not known, or older than rocprofv3.
+    Raises MissingToolError for one that is not there, or older than rocprofv3.
     """
     places = [*tool.resolve().parents, Path(os.environ.get("ROCM_PATH", "/opt/rocm"))]
     texts = [file.read_text() for place in places if (file := place / ".info/version").is_file()]

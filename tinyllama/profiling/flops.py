@@ -1,12 +1,13 @@
-"""The operations of a training step, counted in ways that do not share code."""
+"""The bytes and operations of a training step, by its ops' declarations and by other counters."""
 
 import importlib.util
-import inspect
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tinyllama.harness.kernels.precision import DTYPE_OF
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
@@ -14,52 +15,86 @@ from tinyllama.ops.block import PARTS
 from tinyllama.profiling.workload import Workload
 
 FORMULA = "model formula"
+BACKWARD = " backward"  # after the name of an op
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The fewest bytes that an op must move in a step, and the operations that it must do."""
+
+    bytes: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.bytes + other.bytes, self.flops + other.flops)
+
+
+def costs(workload: Workload) -> dict[str, Cost]:
+    """What the ops of a step cost by their declarations, by the names that profiles show: ``rope``,
+    ``rope backward``. Under autocast elements count as 16 bits, but for the optimizer's."""
+    model, train = workload.model, workload.train
+    dims: dict[str, Any] = model.dims(train.samples_per_step, train.seq_len)
+    dims["P"] = [model.parameters]  # a list of tensors, of which one stands for all
+    precision = {"tf32": "fp32"}.get(train.precision, train.precision)
+    size = DTYPE_OF[precision].itemsize
+    by_op: dict[str, Cost] = {}
+
+    def add(name: str, op: str, times: int = 1, size: int = size, **others: int) -> None:
+        declared = OPS[op]
+        needed = {n: d for n, d in {**dims, **others}.items() if n in declared.cases[0].dims}
+        for direction, suffix in (("forward", ""), ("backward", BACKWARD)):
+            moved, done = declared.bytes.get(direction), declared.flops.get(direction)
+            if moved or done:
+                cost = Cost(
+                    times * float(moved(size, **needed)) if moved else 0.0,
+                    times * float(done(**needed)) if done else 0.0,
+                )
+                by_op[name + suffix] = by_op.get(name + suffix, Cost()) + cost
+
+    layers = model.num_layers
+    table = workload.chosen_tier().table
+    if "stack" in table:
+        add("stack", "stack")
+    elif "block" in table:
+        add("block", "block", layers)
+    else:
+        for part in PARTS:
+            add(part, part, layers)
+        add("block", "linear", layers, D=dims["Q"], F=dims["D"])  # the output projection
+        add("block", "linear", layers, D=dims["F"], F=dims["D"])  # the down projection
+    add("embedding", "embedding", size=4)
+    add("final_norm", "rms_norm")
+    add("loss", "linear_cross_entropy")
+    add("adamw", "adamw", size=4)
+    return by_op
 
 
 def count(workload: Workload) -> dict[str, Any]:
-    """FLOP of one step, by way of counting; where a way cannot count, the reason."""
+    """FLOP of one step of tier v1, by ways of counting that do not share code; where a way cannot
+    count, the reason."""
     samples, length = workload.train.samples_per_step, workload.train.seq_len
-    found: dict[str, Any] = {
+    plain = replace(workload, tier="v1", without=[], memory="fast", plan=None)
+    by_op = {name: cost.flops for name, cost in costs(plain).items()}
+    counts: dict[str, float | str] = {
         FORMULA: workload.model.step_flops(samples, length),
-        "declarations of the ops": sum(declared(workload.model, samples, length).values()),
+        "declarations of the ops": sum(by_op.values()),
         "PyTorch's counter": by_torch(workload.model, samples, length),
+        "DeepSpeed": by_deepspeed(workload.model, samples, length),
     }
-    found["DeepSpeed"] = by_deepspeed(workload.model, samples, length)
     return {
-        "flop": {name: value for name, value in found.items() if not isinstance(value, str)},
-        "unavailable": {name: value for name, value in found.items() if isinstance(value, str)},
-        "by_op": declared(workload.model, samples, length),
+        "flop": {name: flop for name, flop in counts.items() if not isinstance(flop, str)},
+        "unavailable": {name: why for name, why in counts.items() if isinstance(why, str)},
+        "by_op": {name: flop for name, flop in by_op.items() if flop},
     }
-
-
-def declared(model: ModelConfig, samples: int, length: int) -> dict[str, float]:
-    """FLOP of each op of a step, forward and backward, from the ops' declarations."""
-    of: dict[str, Any] = model.dims(samples, length)
-    of["P"] = [model.parameters]  # a list of tensors; one of them stands for all
-    calls = {**dict.fromkeys(PARTS, model.num_layers), "linear_cross_entropy": 1, "adamw": 1}
-    calls["rms_norm"] += 1  # the last one
-    found = {name: times * sum(_costs(name, of)) for name, times in calls.items()}
-    for name, inner in (("output projection", "Q"), ("down projection", "F")):
-        product = {"N": of["N"], "D": of[inner], "F": of["D"]}
-        found[name] = model.num_layers * sum(_costs("linear", product))
-    return found
-
-
-def _costs(op: str, of: dict[str, Any]) -> list[float]:
-    """FLOP of an op's forward pass, and of its backward pass."""
-    return [
-        cost(**{name: of[name] for name in inspect.signature(cost).parameters})
-        for cost in OPS[op].flops.values()
-    ]
 
 
 def by_torch(model: ModelConfig, samples: int, length: int) -> float:
     """PyTorch's count of V1's products, forward and backward, on tensors without memory. Attention
     is counted whole, without its causal half."""
-    made = TinyLlama(model, "v1").to("meta")
+    llama = TinyLlama(model, "v1").to("meta")
     tokens = torch.zeros(samples, length, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counter:
-        made.loss(tokens, tokens).backward()
+        llama.loss(tokens, tokens).backward()
     return float(counter.get_total_flops())
 
 
@@ -69,11 +104,11 @@ def by_deepspeed(model: ModelConfig, samples: int, length: int) -> float | str:
         return "deepspeed is not installed: pip install deepspeed"
     from deepspeed.profiling.flops_profiler import FlopsProfiler
 
-    made = TinyLlama(model, "v1")
+    llama = TinyLlama(model, "v1")
     tokens = torch.zeros(samples, length, dtype=torch.int64)
-    profiler = FlopsProfiler(made)
+    profiler = FlopsProfiler(llama)
     profiler.start_profile()
-    made(tokens)
+    llama(tokens)
     forward = float(profiler.get_total_flops())
     profiler.end_profile()
     return 3 * forward

@@ -1,7 +1,7 @@
 """Bytes of a training step by category, at its peak."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from tinyllama.training.step import TrainStep
 
 
 class _Peak(Allocations):
-    """Notes when the tensors made in a step have the most bytes: the phase, those bytes, and the
-    bytes of gradients among them."""
+    """The moment at which the tensors made in a step have the most bytes: the phase, those bytes,
+    and the bytes of gradients among them."""
 
     def __init__(self, parameters: list[torch.Tensor]) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class _Peak(Allocations):
         return result
 
 
-def _bytes(tensors: Iterator[torch.Tensor | None]) -> int:
-    """Of the memory behind tensors; views of one buffer count once."""
+def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """The bytes of the memory behind tensors; views of one buffer count once."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t is not None}
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def observe(step: TrainStep, once: Callable[[], None]) -> dict[str, Any]:
+def observe(step: TrainStep, run_step: Callable[[], None]) -> dict[str, Any]:
     """The bytes of each category at the peak, and the phase in which that is.
 
     Activations are all other tensors that the step makes, temporaries included. What one operator
@@ -46,10 +46,10 @@ def observe(step: TrainStep, once: Callable[[], None]) -> dict[str, Any]:
     """
     step.optimizer.zero_grad(set_to_none=True)
     with _Peak(step.optimizer.parameters) as peak, _marked(step, peak):
-        once()
+        run_step()
     at_peak = {
-        "parameters": _bytes(iter(step.model.parameters())),
-        "optimizer states": _bytes(iter(step.optimizer.tensors().values())),
+        "parameters": _bytes(step.model.parameters()),
+        "optimizer states": _bytes(step.optimizer.tensors().values()),
         "gradients": peak.gradients,
         "activations": peak.bytes - peak.gradients,
     }
@@ -63,7 +63,7 @@ def observe(step: TrainStep, once: Callable[[], None]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _marked(step: TrainStep, peak: _Peak) -> Iterator[None]:
-    """What runs from the optimizer's step on is the update."""
+    """Note that what runs from the optimizer's step on is the update."""
     update = step.optimizer.step
 
     def marked(*args: Any, **kwargs: Any) -> Any:

@@ -1,54 +1,16 @@
 """Counters that Nsight Compute wrote: a line for each metric of each launch, after its notices."""
 
 import csv
-import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from tinyllama.profiling.kernels import Counter, Profile, ProfileError, Total, summed
+from tinyllama.profiling.profiles import Counter, Profile, ProfileError, Total, summed
+from tinyllama.profiling.readers import LONGEST, content, number, readable
 
-FIRST = '"ID"'  # of the heading
-COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
+HEADING = '"ID"'  # begins the heading, and == a notice
+COLUMNS = ("Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 DURATION = "gpu__time_duration.sum"
-SECONDS = {"nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3}
-SECONDS |= {"second": 1.0, "s": 1.0}
-
-
-def is_one(path: Path) -> bool:
-    """Whether a CSV file is of Nsight Compute: a notice, or its heading, is its first line."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.readline().startswith(("==", FIRST))
-
-
-class Reading(NamedTuple):
-    """One counter of one launch."""
-
-    launch: str
-    kernel: str
-    metric: str
-    unit: str
-    value: float
-
-
-def readings(name: str, text: str) -> Iterator[Reading]:
-    """What Nsight Compute counted, from its output; name: what that is called in an error. Raises
-    ProfileError."""
-    lines = text.splitlines()
-    start = next((i for i, line in enumerate(lines) if line.startswith(FIRST)), None)
-    if start is None:
-        said = next((line for line in lines if line.startswith(("==ERROR==", "==WARNING=="))), "")
-        raise ProfileError(f"{name} has no counter of Nsight Compute: {said or 'profile again'}")
-    of_table = [line for line in lines[start:] if line.startswith('"')]
-    if not of_table[-1].endswith('"'):
-        raise ProfileError(f"{name} is truncated: profile again")
-    table = csv.DictReader(of_table)
-    lacking = [column for column in COLUMNS if column not in (table.fieldnames or ())]
-    if lacking:
-        raise ProfileError(f"{name} has no column {lacking[0]!r}: profile again")
-    for row in table:
-        launch, kernel, metric, unit, value = (row[column] for column in COLUMNS)
-        yield Reading(launch, kernel, metric, unit or "", _number(name, value, metric, kernel))
+NANOSECONDS = {"nsecond": 1, "ns": 1, "usecond": 1000, "us": 1000, "msecond": 10**6, "ms": 10**6}
+NANOSECONDS |= {"second": 10**9, "s": 10**9}
 
 
 def read(path: Path) -> Profile:
@@ -56,27 +18,27 @@ def read(path: Path) -> Profile:
     the sum. Raises ProfileError."""
     totals: list[Total] = []
     values: dict[tuple[str, str, str], list[float]] = {}
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for _, kernel, metric, unit, value in readings(str(path), text):
-        if metric == DURATION:
-            if unit not in SECONDS:
-                raise ProfileError(f"{path}: {metric} is in {unit!r}: use {', '.join(SECONDS)}")
-            totals.append(Total(kernel, 1, value * SECONDS[unit]))
-        else:
-            values.setdefault((kernel, metric, unit), []).append(value)
-    found = tuple(
-        Counter(kernel, metric, sum(each) / (len(each) if unit == "%" else 1), unit)
-        for (kernel, metric, unit), each in values.items()
+    with readable(path, "counters of Nsight Compute"):
+        lines = content(path).decode("utf-8-sig", "replace").splitlines()
+        start = next((n for n, line in enumerate(lines) if line.startswith(HEADING)), None)
+        if start is None:
+            notices = (line for line in lines if line.startswith(("==ERROR==", "==WARNING==")))
+            reason = next(notices, "profile again")[:LONGEST]
+            raise ProfileError(f"{path} has no counter of Nsight Compute: {reason}")
+        rows = (line for line in lines[start:] if line.startswith('"'))
+        for row in csv.DictReader(rows, strict=True):
+            kernel, metric, unit, text = (row[column] for column in COLUMNS)
+            plain = (text or "").replace(",", "")  # of thousands
+            value = number(plain, f"{path}: {metric} of {kernel[:LONGEST]!r}")
+            if metric != DURATION:
+                values.setdefault((kernel, metric, unit), []).append(float(value))
+            elif unit in NANOSECONDS:
+                totals.append(Total(kernel, 1, round(value * NANOSECONDS[unit])))
+            else:
+                units = ", ".join(NANOSECONDS)
+                raise ProfileError(f"{path}: {metric} is in {unit!r:.40}: use {units}")
+    counters = tuple(
+        Counter(kernel, metric, sum(series) / (len(series) if unit == "%" else 1), unit)
+        for (kernel, metric, unit), series in values.items()
     )
-    return Profile(summed(totals), counters=found, sources=(str(path),))
-
-
-def _number(name: str, text: str | None, metric: str, kernel: str) -> float:
-    """A value; thousands have commas."""
-    try:
-        value = float((text or "").replace(",", ""))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ProfileError(f"{name}: {metric} of {kernel} is {text!r}, no number: profile again")
-    return value
+    return Profile(summed(totals), counters=counters)

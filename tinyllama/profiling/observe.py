@@ -5,9 +5,10 @@
 WAY is a function of this file; what it finds is written into the folder.
 """
 
+import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,28 +17,20 @@ from torch.profiler import profile, record_function
 
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import replace_text, write_json
-from tinyllama.harness.machine.parsed import json_of
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.harness.measure.launches import activities, on_device
-from tinyllama.profiling.kernels import ProfileError
-from tinyllama.profiling.ranges import (
-    PREFIX,
-    STACK,
-    STEP,
-    Work,
-    attributed,
-    by_order,
-    in_layers,
-    named,
-)
-from tinyllama.profiling.rates import costs
+from tinyllama.profiling.flops import FORMULA, costs, count
+from tinyllama.profiling.ranges import PREFIX, STEP, Work, attributed, by_order, in_layers, named
+from tinyllama.profiling.readers import KERNELS
 from tinyllama.profiling.workload import Workload
+from tinyllama.training.step import TrainStep
+from tinyllama.training.wrapped_ops import STACK
 
 MODULE = "tinyllama.profiling.observe"
-KERNELS = "kernels.json"
 TRACE = "trace.json"
 TABLE = "operators.txt"
+RUNS = 9  # of a step whose median time is read
 
 
 def kernels(folder: Path, workload: Workload) -> None:
@@ -47,95 +40,84 @@ def kernels(folder: Path, workload: Workload) -> None:
     A captured step is profiled as it runs; its ops are those of an uncaptured step of the same
     tier, whose kernels come in the same order.
     """
-    with workload.step(capture=False) as (step, once):
+    with workload.step(capture=False) as (step, run_step):
         gpu = step.device.type != "cpu"
-        once()  # what was restored after the warm-up is rounded again in the first step
+        run_step()  # what was restored after the warm-up is rounded again in the first step
         with (
             named(step),
-            profile(activities=activities(step.device), acc_events=True) as seen,
+            profile(activities=activities(step.device), acc_events=True) as profiler,
             record_function(PREFIX + STEP),
         ):
-            once()
-        eager = attributed(list(seen.events()), gpu)
+            run_step()
+        work = attributed(list(profiler.events()), gpu)
         if gpu:
-            eager = in_layers(eager, STACK, workload.model.num_layers)
-    with workload.step() as (step, once):
-        once()
-        unprofiled = statistics.median(wall_seconds(once, queue_of(step.device)) for _ in range(9))
-        with profile(
-            activities=activities(step.device),
-            acc_events=True,
-            record_shapes=True,
-            profile_memory=True,
-        ) as seen:
+            work = in_layers(work, STACK, workload.model.num_layers)
+    with workload.step() as (step, run_step):
+        unprofiled = _median_seconds(step, run_step)
+        options: dict[str, Any] = {"record_shapes": True, "profile_memory": True}
+        watched = activities(step.device)
+        with profile(activities=watched, acc_events=True, **options) as profiler:
             for _ in range(workload.train.num_steps):
-                once()
-        events = list(seen.events())
-        captured = bool(step.graphs)
-    seen.export_chrome_trace(str(folder / TRACE))
+                run_step()
+    profiler.export_chrome_trace(str(folder / TRACE))
     order = "self_device_time_total" if gpu else "self_cpu_time_total"
-    replace_text(folder / TABLE, seen.key_averages().table(sort_by=order, row_limit=-1) + "\n")
-    found = eager
-    spans: list[tuple[float, float, int]] = []
+    table = profiler.key_averages().table(sort_by=order, row_limit=-1)
+    replace_text(folder / TABLE, table + "\n")
+    spans: list[tuple[float, float]] = []
     if gpu:
-        launched = sorted(on_device(events), key=lambda e: e.time_range.start)
-        one = launched[: len(launched) // workload.train.num_steps]
-        spans = [(e.time_range.start, e.time_range.end, int(e.device_resource_id)) for e in one]
-        found = by_order(eager, ((e.name, e.time_range.elapsed_us() * 1e-6) for e in one))
-    write_json(
-        folder / KERNELS,
-        {
-            "captured": captured,
-            "plan": str(step.plan),
-            "left_out": step.left_out,
-            "device": str(step.device),
-            "unprofiled_seconds": unprofiled,
-            "costs": {name: asdict(cost) for name, cost in costs(workload).items()},
-            "ceilings": {
-                "bytes_per_second": copy_rate(step.device),
-                "flops_per_second": product_rate(workload.train.precision, step.device),
-            },
-            "work": [asdict(work) for work in found],
-            "spans_us": spans,
-        },
-    )
+        launched = sorted(on_device(list(profiler.events())), key=lambda e: e.time_range.start)
+        first = launched[: len(launched) // workload.train.num_steps]  # the launches of one step
+        spans = [(e.time_range.start, e.time_range.end) for e in first]
+        work = by_order(work, ((e.name, e.time_range.elapsed_us() * 1e-6) for e in first))
+    facts = {
+        "plan": str(step.plan),
+        "left_out": step.left_out,
+        "device": str(step.device),
+        "unprofiled_seconds": unprofiled,
+        "costs": {name: asdict(cost) for name, cost in costs(workload).items()},
+        "bytes_per_second": copy_rate(step.device),
+        "flops_per_second": product_rate(workload.train.precision, step.device),
+        "spans_us": spans,
+    }
+    write_json(folder / KERNELS, {**facts, "work": [asdict(kernel) for kernel in work]})
+
+
+def _median_seconds(step: TrainStep, run_step: Callable[[], None]) -> float:
+    run_step()
+    return statistics.median(wall_seconds(run_step, queue_of(step.device)) for _ in range(RUNS))
 
 
 def memory(folder: Path, workload: Workload) -> None:
     """Write the bytes of a step by category, at its peak."""
     from tinyllama.profiling.memory import observe
 
-    with workload.step(capture=False) as (step, once):
-        write_json(folder / "memory.json", observe(step, once))
+    with workload.step(capture=False) as (step, run_step):
+        write_json(folder / "memory.json", observe(step, run_step))
 
 
 def flops(folder: Path, workload: Workload) -> None:
     """Write the operations of a step, counted in several ways, and how many a second it does."""
-    from tinyllama.profiling.flops import FORMULA, count
-
-    found = count(workload)
-    with workload.step() as (step, once):
-        once()
-        seconds = statistics.median(wall_seconds(once, queue_of(step.device)) for _ in range(9))
+    facts = count(workload)
+    with workload.step() as (step, run_step):
+        seconds = _median_seconds(step, run_step)
         rate = product_rate(workload.train.precision, step.device)
-    found |= {"step_seconds": seconds, "product_flops_per_second": rate}
-    found["mfu"] = found["flop"][FORMULA] / seconds / rate
-    write_json(folder / "flops.json", found)
+    facts |= {"step_seconds": seconds, "product_flops_per_second": rate}
+    facts["mfu"] = facts["flop"][FORMULA] / seconds / rate
+    write_json(folder / "flops.json", facts)
 
 
 def triton(folder: Path, workload: Workload) -> None:
     """Write each op's time and error by Triton and by PyTorch, and a study of block sizes."""
-    from tinyllama.profiling.block_sizes import block_sizes
-    from tinyllama.profiling.op_times import each
+    from tinyllama.profiling.op_times import block_sizes, op_times
 
     device = workload.on()
     dtype = {"tf32": "fp32"}.get(workload.train.precision, workload.train.precision)
-    found: dict[str, Any] = {"ops": each(device, dtype)}
+    facts: dict[str, Any] = {"ops": op_times(device, dtype)}
     try:
-        found["block_sizes"] = block_sizes(device)
+        facts["block_sizes"] = block_sizes(device)
     except UsageError as error:
-        found["block_sizes_unavailable"] = str(error)
-    write_json(folder / "triton.json", found)
+        facts["block_sizes_unavailable"] = str(error)
+    write_json(folder / "triton.json", facts)
 
 
 def energy(folder: Path, workload: Workload) -> None:
@@ -146,19 +128,17 @@ def energy(folder: Path, workload: Workload) -> None:
     gpu = sensor(workload.on())
     if isinstance(gpu, str):
         raise SystemExit(gpu)
-    with workload.step() as (step, once):
-        found = measured(once, step.device, gpu)
-    samples = workload.train.samples_per_step
-    write_json(
-        folder / "energy.json", {**asdict(found), "joules_per_sample": found.joules / samples}
-    )
+    with workload.step() as (step, run_step):
+        reading = measured(run_step, step.device, gpu)
+    per_sample = reading.joules / workload.train.samples_per_step
+    write_json(folder / "energy.json", {**asdict(reading), "joules_per_sample": per_sample})
 
 
 def steps(folder: Path, workload: Workload) -> None:
     """Run the steps, and nothing else: what a profiler of its own looks at."""
-    with workload.step() as (_, once):
+    with workload.step() as (_, run_step):
         for _ in range(workload.train.num_steps):
-            once()
+            run_step()
 
 
 WAYS = {way.__name__: way for way in (kernels, memory, flops, triton, energy, steps)}
@@ -170,12 +150,9 @@ def program(way: str, folder: Path, workload: Workload) -> list[str]:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Work]]:
-    """What `kernels` wrote: its facts, and the work. Raises ProfileError."""
-    try:
-        facts = json_of(path.read_text(encoding="utf-8"))
-        return facts, [Work(**work) for work in facts.pop("work")]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ProfileError(f"{path} cannot be read: {error!r}; profile again") from error
+    """What `kernels` has just written: its facts, and the work."""
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    return facts, [Work(**work) for work in facts.pop("work")]
 
 
 def main(argv: Sequence[str]) -> int:

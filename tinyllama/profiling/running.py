@@ -5,7 +5,7 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,15 @@ class ProfiledError(RuntimeError):
 
 
 def new_folder(root: Path, tool: str) -> Path:
-    """``<root>/<tool>_<timestamp>``, made. Raises UsageError where it cannot be made."""
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    for number in range(100):
-        folder = root / (f"{tool}_{stamp}" + (f"-{number}" if number else ""))
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UsageError(
-                f"--output {str(root)!r}: {error.strerror}; name a folder that can be written"
-            ) from error
-    raise UsageError(f"--output {str(root)!r} has a hundred profiles of this second: wait a moment")
+    """Make ``<root>/<tool>_<time>``. Raises UsageError where it cannot be made."""
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
+    folder = root / f"{tool}_{stamp}"
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        fix = "name a folder that can be written"
+        raise UsageError(f"--output {str(root)!r}: {error.strerror}; {fix}") from error
+    return folder
 
 
 def run(line: Line, folder: Path, seconds: float) -> None:
@@ -48,16 +43,18 @@ def run(line: Line, folder: Path, seconds: float) -> None:
     """
     for name, text in line.writes:
         (folder / name).write_text(text, encoding="utf-8")
-    inside = folder if line.inside else None
-    argv = [match for word in line.argv for match in _expanded(word, inside)]
-    with (folder / LOG).open("a", encoding="utf-8") as log:
+    argv = [match for word in line.argv for match in _expanded(word, folder)]
+    log_path = folder / LOG
+    root = str(Path(__file__).resolve().parents[2])  # the program finds this package anywhere
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    with log_path.open("a", encoding="utf-8") as log:
         log.write(f"$ {shlex.join(argv)}\n")
         log.flush()
         try:
             process = subprocess.Popen(
                 argv,
-                cwd=inside,
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                cwd=folder if line.inside else None,
+                env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -70,58 +67,45 @@ def run(line: Line, folder: Path, seconds: float) -> None:
         except subprocess.TimeoutExpired:
             raise ProfiledError(
                 f"{argv[0]} took more than {seconds:.0f} s: use fewer steps, or a larger "
-                f"--time-limit; its output is in {folder / LOG}"
+                f"--time-limit; its output is in {log_path}"
             ) from None
         finally:
             _end(process)
+    missing = [pattern for pattern in line.files if not any(folder.rglob(pattern))]
     if status:
-        raise ProfiledError(
-            f"{argv[0]} ended with status {status}: {last_words(folder)}; its output is in "
-            f"{folder / LOG}"
-        )
-    for pattern in line.files:
-        if not any(folder.rglob(pattern)):
-            raise ProfiledError(
-                f"{argv[0]} wrote no {pattern} in {folder}; its output is in {folder / LOG}"
-            )
+        lines = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        fault = f"ended with status {status}: {lines[-1].strip()}"
+    elif missing:
+        fault = f"wrote no {missing[0]} in {folder}"
+    else:
+        return
+    raise ProfiledError(f"{argv[0]} {fault}; its output is in {log_path}")
 
 
-def _python_path() -> str:
-    """The program is run from any folder, and finds this package."""
-    here = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-
-
-def _expanded(word: str, folder: Path | None) -> list[str]:
-    """A word with a ``*`` stands for what is there in the folder that the command runs in."""
-    if folder is None or "*" not in word:
+def _expanded(word: str, folder: Path) -> list[str]:
+    """Replace a word with a ``*`` by the folders that it means below the output folder."""
+    if "*" not in word:
         return [word]
-    return sorted(str(path.relative_to(folder)) for path in folder.glob(word) if path.is_dir()) or [
-        word
-    ]
+    there = (path for path in folder.glob(word) if path.is_dir())
+    return sorted(str(path.relative_to(folder)) for path in there) or [word]
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
-    """Nothing that the command started survives it."""
+    """End a command and all that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def last_words(folder: Path) -> str:
-    """The last line that a program printed."""
-    lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "it printed nothing"
-
-
-def note(folder: Path, tool: str, lines: Sequence[Line], **more: Mapping[str, Any] | Any) -> None:
-    """Write what was run, and with which versions."""
+def note(folder: Path, tool: str, lines: Sequence[Line], way: str, workload: str) -> None:
+    """Write what is run, and with which versions."""
     facts = {
         "tool": tool,
+        "way": way,
+        "workload": workload,
         "commands": [shlex.join(line.argv) for line in lines],
         "versions": versions(),
         "commit": current_commit(),
         "date": now(),
-        **more,
     }
     write_json(folder / FACTS, facts)

@@ -1,4 +1,4 @@
-"""The documents' performance study: time and memory over lengths and batches, from the sweeps that
+"""The published performance study: time and memory over lengths and batches, from the sweeps that
 ``pytest perf_tests`` recorded."""
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.records.entries import SweepEntry
 from tinyllama.harness.records.results import Record, records
 from tinyllama.harness.report.tables import console, latest
-from tinyllama.profiling.step_tables import columns
+from tinyllama.profiling.shown import columns
 
 
 def command() -> list[str]:
@@ -24,10 +24,10 @@ def command() -> list[str]:
 def recorded(root: Path) -> list[Record]:
     """The newest record of each sweep of each device. Raises UsageError where there is none."""
     try:
-        found = [record for _, record in records(root)] if root.is_dir() else []
+        stored = [record for _, record in records(root)] if root.is_dir() else []
     except (OSError, ValueError) as error:
         raise UsageError(f"{error}: repair or remove that file") from error
-    sweeps = [record for record in latest(found) if record.of(SweepEntry)]
+    sweeps = [record for record in latest(stored) if record.of(SweepEntry)]
     if not sweeps:
         raise UsageError(f"no sweep is recorded in {root}: run {' '.join(command())}")
     return sweeps

@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
-from tinyllama.harness.machine.device import default_device, synchronize
+from tinyllama.harness.machine.device import synchronize, usable_device
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.tiers import resolve
+from tinyllama.model.tiers import Tier, resolve
 from tinyllama.training.step import TrainStep, products
 
 
 @dataclass(frozen=True)
 class Workload:
     """A tier, with parts switched off, on random tokens. capture: False for the step that tools
-    can see into; steps: how many are profiled, after the warm-up."""
+    can see into; ``train.num_steps``: how many steps are profiled, after the warm-up."""
 
     model: ModelConfig
     train: TrainConfig
@@ -33,35 +33,37 @@ class Workload:
 
     @classmethod
     def load(cls, text: str) -> "Workload":
-        given = json.loads(text)
-        model, train = ModelConfig(**given.pop("model")), TrainConfig(**given.pop("train"))
-        return cls(model, train, **given)
+        fields = json.loads(text)
+        model, train = ModelConfig(**fields.pop("model")), TrainConfig(**fields.pop("train"))
+        return cls(model, train, **fields)
 
     def on(self) -> torch.device:
-        return torch.device(self.device) if self.device else default_device()
+        return usable_device(self.device)
+
+    def chosen_tier(self) -> Tier:
+        """The tier with its options. Raises ConfigError for options that do not fit."""
+        tier = resolve(self.tier).without(*self.without)
+        return tier.with_memory(self.memory).with_plan(self.plan)
 
     @contextmanager
     def step(
         self, *, capture: bool | None = None
     ) -> Iterator[tuple[TrainStep, Callable[[], None]]]:
-        """The step, ready, and a function that runs it on the next batch and waits for it."""
-        device = self.on()
-        tier = resolve(self.tier).without(*self.without).with_memory(self.memory)
-        tier = tier.with_plan(self.plan)
+        """The step, ready, and a function that runs it on a batch and waits for it."""
+        device, tier, config = self.on(), self.chosen_tier(), self.train
         if not (self.capture if capture is None else capture):
-            plans = {name: replace(getattr(tier, name), capture=False) for name in ("gpu", "cpu")}
-            tier = replace(tier, gpu=plans["gpu"], cpu=plans["cpu"])
-        config = self.train
+            gpu, cpu = replace(tier.gpu, capture=False), replace(tier.cpu, capture=False)
+            tier = replace(tier, gpu=gpu, cpu=cpu)
         with products(config.precision, device):
             model = TinyLlama(self.model, tier, seed=config.seed).to(device)
-            made = TrainStep(model, config)
-            made.prepare()
+            step = TrainStep(model, config)
+            step.prepare()
             shape = (config.samples_per_step, config.seq_len + 1)
             generator = torch.Generator().manual_seed(config.seed)
             tokens = torch.randint(self.model.vocab_size, shape, generator=generator).to(device)
 
-            def once() -> None:
-                made(tokens)
+            def run_step() -> None:
+                step(tokens)
                 synchronize(device)
 
-            yield made, once
+            yield step, run_step

@@ -5,7 +5,6 @@ gradients, extreme values, and absent upstream gradients. Inputs must stay as th
 that a provider asks for holds NaN until it is written, and nothing is accessed out of bounds.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from tinyllama.harness.check import reference
 from tinyllama.harness.check.cases import OpCase, References, full_cases, op_cases
 from tinyllama.harness.check.compare import SLACK
-from tinyllama.harness.check.evaluate import Inputs
 from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.check.poison import PoisonedMemory
@@ -27,7 +25,7 @@ CASES: dict[str, Callable[[Iterable[Op]], Iterable[OpCase]]] = {
     "case": op_cases,
     "combination": full_cases,
 }
-Own = Callable[[OpCase], bool]
+Included = Callable[[OpCase], bool]
 Slow = Callable[[OpCase], str | None]
 
 
@@ -42,7 +40,7 @@ def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
     inputs = case.inputs(device, seed)
     results = candidate.results(inputs, PoisonedMemory(), guards)
     wrong = [f"out of bounds: {text}" for text in guards.broken()]
-    references = _shared_references(case, device, seed)(inputs)
+    references = shared_references(case, device, seed)
     slack = SLACK * case.provider.slack_in(case.dtype)
     comparisons = case.judge(results, inputs, slack=slack, references=references)
     assert comparisons, "nothing was compared"
@@ -52,46 +50,39 @@ def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
 
 
 KEPT = 4  # the plain case of a shape, and those of which another part is needed
-_RECENT: deque[tuple[tuple[OpCase, torch.device, int], References]] = deque(maxlen=KEPT)
+_RECENT: list[tuple[tuple[OpCase, torch.device, int], References]] = []  # the last used comes last
 
 
-def _shared_references(
-    case: OpCase, device: torch.device, seed: int
-) -> Callable[[Inputs], References]:
+def shared_references(case: OpCase, device: torch.device, seed: int) -> References:
     """The references of a case: computed once for all providers, whose cases follow each other, and
     for all layouts of the same values."""
-    plain = case.of_equal_values()
-    like = plain, device, seed
-
-    def references(_: Inputs) -> References:
-        known = next((place for place, one in enumerate(_RECENT) if one[0] == like), None)
-        if known is None:
-            found = plain.references(plain.inputs(device, seed))
-        else:
-            found = _RECENT[known][1]
-            del _RECENT[known]
-        _RECENT.append((like, found))  # the last one that was used is forgotten last
-        return found.asked_for(case.wanted)
-
-    return references
+    dense = case.of_equal_values()
+    key = dense, device, seed
+    entry = next((entry for entry in _RECENT if entry[0] == key), None)
+    if entry is None:
+        entry = key, dense.references(dense.inputs(device, seed))
+    else:
+        _RECENT.remove(entry)
+    _RECENT[:] = [*_RECENT[1 - KEPT :], entry]
+    return entry[1].asked_for(case.wanted)
 
 
 def parametrize_cases(
-    metafunc: pytest.Metafunc, ops: Iterable[Op], own: Own, slow: Slow = lambda case: None
+    metafunc: pytest.Metafunc, ops: Iterable[Op], included: Included, slow: Slow = lambda case: None
 ) -> None:
-    """The cases of ``ops`` that are wanted by ``own``; one that stands for all combinations where
+    """The cases of ``ops`` that are ``included``; one that stands for all combinations where
     slow tests are left out. slow: why a case is one of these, or None."""
     for name in CASES.keys() & set(metafunc.fixturenames):
         if name == "combination" and not asks_for_slow(metafunc.config):
             metafunc.parametrize(name, [pytest.param(None, id="all")])
         else:
-            metafunc.parametrize(name, params(filter(own, CASES[name](ops)), slow))
+            metafunc.parametrize(name, params(filter(included, CASES[name](ops)), slow))
 
 
 def params(cases: Iterable[OpCase], slow: Slow) -> list:
     """Every case; those that a provider does not support are skipped with its reason, and of the
     others the first one of each provider is quick."""
-    made, begun = [], set()
+    parameters, begun = [], set()
     for case in cases:
         reason, provider = case.unsupported(), str(case.provider)
         marks = [pytest.mark.skip(reason=reason)] if reason else []
@@ -100,14 +91,14 @@ def params(cases: Iterable[OpCase], slow: Slow) -> list:
             marks = [pytest.mark.quick]
         elif not reason and (why := slow(case)):
             marks = [pytest.mark.slow(why)]
-        made.append(pytest.param(case, id=str(case), marks=marks))
-    return made
+        parameters.append(pytest.param(case, id=str(case), marks=marks))
+    return parameters
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     selection = metafunc.config.stash[SELECTION]
     parametrize_cases(
-        metafunc, selection.ops, lambda case: case.provider in selection.own[case.op.name]
+        metafunc, selection.ops, lambda case: case.provider in selection.providers[case.op.name]
     )
 
 

@@ -21,7 +21,7 @@ PLUGINS = (
     SUITE,
     "tinyllama.harness.plugins.benchmarks",
     "tinyllama.harness.plugins.gate",
-    "tinyllama.suites.plugin",
+    "tinyllama.suites.selection",
 )
 
 
@@ -46,13 +46,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     """After the conftests, and before all options are read."""
     result = yield
     manager = early_config.pluginmanager
-    if _asked(early_config) and not manager.has_plugin(SUITE):
+    if _names_ops(early_config) and not manager.has_plugin(SUITE):
         for name in PLUGINS:
             manager.import_plugin(name)
     return result
 
 
-def _asked(config: pytest.Config) -> bool:
+def _names_ops(config: pytest.Config) -> bool:
     """In a worker of xdist, the options are those of its controller."""
     for options in (config.known_args_namespace, config.option):
         if getattr(options, "ops", None) or getattr(options, "op", None):
@@ -101,24 +101,22 @@ def pytest_collection_modifyitems(
     if config.pluginmanager.has_plugin(PLUGINS[-1]) or _gated(config.option):
         return  # its tests are of the ops that are meant; or no test runs
     names, about = config.option.op, [_about(item) for item in items]
-    for option, given in (("--ops", config.option.ops), ("--op", names)):
-        for one in given:
-            if any(one in each for each in about):
-                continue
-            text = f"{option} {one}: no collected test is about it"
+    for option, values in (("--ops", config.option.ops), ("--op", names)):
+        if unused := [value for value in values if not any(value in words for words in about)]:
+            text = f"{option} {unused[0]}: no collected test is about it"
             if not hasattr(config, "workerinput"):
                 raise pytest.UsageError(text)
             items[:] = [_Refused.from_parent(session, name=option, text=text)]
             return
     if names:
         compared = bool(getattr(config.option, "benchmark_compare", False))  # by whole groups
-        others = [
+        dropped = {
             item
-            for item, each in zip(items, about, strict=True)
-            if not each & {*names} and not (compared and "group" in _params(item))
-        ]
-        items[:] = [item for item in items if item not in {*others}]
-        config.hook.pytest_deselected(items=others)
+            for item, words in zip(items, about, strict=True)
+            if not words & {*names} and not (compared and "group" in _params(item))
+        }
+        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=list(dropped))
 
 
 class _Refused(pytest.Item):
@@ -138,15 +136,15 @@ class _Refused(pytest.Item):
 def _about(item: pytest.Item) -> set[str]:
     """The names of the ops that a test is about, and the files in which these and their providers
     are declared: by its parameters, and by the name of its file."""
-    found = {item.path.stem.removeprefix("test_")}
+    words = {item.path.stem.removeprefix("test_")}
     for value in _params(item).values():
         op = getattr(value, "op", value)
         name = getattr(op, "name", op)
-        found |= {name} if isinstance(name, str) else set()
-        for one in (op, getattr(value, "provider", None)):
-            module = sys.modules.get(str(getattr(one, "module", "")))
-            found.add(str(getattr(module, "__file__", "")))
-    return found
+        words |= {name} if isinstance(name, str) else set()
+        for declared in (op, getattr(value, "provider", None)):
+            module = sys.modules.get(str(getattr(declared, "module", "")))
+            words.add(str(getattr(module, "__file__", "")))
+    return words
 
 
 def _params(item: pytest.Item) -> dict[str, Any]:
@@ -175,18 +173,18 @@ def expanded(where: str, patterns: Iterable[str], folder: Path) -> list[str]:
 
     Raises pytest.UsageError for one that means none, or a folder.
     """
-    found: list[str] = []
+    files: list[str] = []
     for pattern in patterns:
         path = folder / pattern
         names = [] if path.exists() else glob.glob(pattern, root_dir=folder, recursive=True)
         paths = [path] if path.exists() else [folder / name for name in sorted(names)]
         if not paths:
             raise pytest.UsageError(f"{where} {pattern}: no such file; name a Python file of ops")
-        for one in paths:
-            if not one.is_file():
+        for path in paths:
+            if not path.is_file():
                 raise pytest.UsageError(
-                    f"{where} {pattern}: {one} is no file: name Python files of ops, and folders "
+                    f"{where} {pattern}: {path} is no file: name Python files of ops, and folders "
                     "of tests before --ops"
                 )
-        found += [str(one.resolve()) for one in paths]
-    return list(dict.fromkeys(found))
+        files += [str(path.resolve()) for path in paths]
+    return list(dict.fromkeys(files))

@@ -1,76 +1,98 @@
-"""Which ops a session is about."""
+"""The suites of the ops that a session is about, beside a repository's own tests.
+
+With ``--ops`` or ``--op`` and no path, nothing else is collected. Ops of pyproject.toml join a run
+that names no path. ``--record`` and ``--benchmark-compare`` time the ops; any other run asks
+whether they are right.
+"""
 
 import re
 import sys
 import traceback
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import tinyllama.ops
+from tinyllama.bench import measure_ops
 from tinyllama.harness import DeclarationError, Registry, load_file
 from tinyllama.harness.declare.op import Op, Provider
-from tinyllama.harness.gate.team import Team
+from tinyllama.harness.gate.own import Own
+from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.revision import tree_of
 from tinyllama.harness.measure.op_contender import declared_by, loaded
+from tinyllama.harness.plugins.benchmarks import RECORDING, team_of
+from tinyllama.harness.plugins.gate import GATING
+from tinyllama.harness.plugins.suite import OWN, worker_device
 from tinyllama.suites.entry import declared_modules, expanded, project
 
 PACKAGE = tinyllama.ops.__name__
 SELECTION = pytest.StashKey["Selection"]()
+PATHS = pytest.StashKey[bool]()  # whether the command line names paths
+MARKERS = (
+    "slow(reason): left out, unless -m asks for it",
+    "quick: the first case of each provider; -m quick runs these alone",
+    "target: holds a measurement to a bar",
+)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """files: of ops, absolute. modules: of entry points. own: by op, the providers that are meant:
+    """files: of ops, absolute. modules: of entry points. providers: by op, those that are meant:
     all of an op that these declare, of another op those that they register."""
 
     files: tuple[str, ...]
     modules: tuple[str, ...]
-    own: dict[str, list[Provider]]
+    providers: dict[str, list[Provider]]
 
     @property
     def ops(self) -> list[Op]:
         """The ops of these providers."""
         registry, _ = loaded(PACKAGE, self.files)
-        return [registry[name] for name in self.own]
+        return [registry[name] for name in self.providers]
 
 
-def selected(config: pytest.Config, team: Team) -> Selection:
+def selected(config: pytest.Config) -> Selection:
     """What the options mean, else pyproject.toml; ``--op`` without either means an op of this
     package.
 
     Raises pytest.UsageError where that is nothing.
     """
-    given = config.option.ops
-    if tree := getattr(config.option, "tree", None):  # a judge imports nothing of a candidate
-        return Selection(tuple(given), tuple(declared_modules(project(Path(tree)))), {})
+    option, tree = config.option, config.option.tree
+    team = team_of(config, tree)
+    if tree is not None:  # a judge imports nothing of a candidate
+        return Selection(tuple(option.ops), tuple(declared_modules(project(Path(tree)))), {})
     where = "[tool.tinyllama] ops of pyproject.toml:"
     if str(config.rootpath) not in sys.path:
         sys.path.insert(0, str(config.rootpath))  # a file of ops may import its neighbours
-    files = tuple(given or expanded(where, team.ops, config.rootpath))
-    modules = () if given else tuple(declared_modules(project(config.rootpath)))
-    registry, named = loaded(PACKAGE, files, load)
-    for module, file in named.items():
-        if not declared_by(registry, [module]):
+    files = tuple(option.ops or expanded(where, team.ops, config.rootpath))
+    modules = () if option.ops else tuple(declared_modules(project(config.rootpath)))
+    registry, file_of = loaded(PACKAGE, files, load)
+    for module in (*file_of, *modules):
+        if declared_by(registry, [module]):
+            continue
+        if module in file_of:
             raise pytest.UsageError(
-                f"{file} declares no op and no provider: see docs/check.md; name tests before --ops"
+                f"{file_of[module]} declares no op and no provider: see docs/check.md; name tests "
+                "before --ops"
             )
-    for module in modules:
-        if not declared_by(registry, [module]):
-            raise pytest.UsageError(
-                f"the entry point {module!r} of pyproject.toml gives no op: install this project, "
-                "and declare an op in that module"
-            )
-    if named or modules:
-        own = declared_by(registry, [*named, *modules])
+        raise pytest.UsageError(
+            f"the entry point {module!r} of pyproject.toml gives no op: install this project, and "
+            "declare an op in that module"
+        )
+    if file_of or modules:
+        providers = declared_by(registry, [*file_of, *modules])
     else:
-        own = {op.name: list(op.providers.values()) for op in registry.values()}
-    names = config.option.op
-    for name in names:
-        if name not in own:
-            raise pytest.UsageError(f"--op {name!r:.80} is none of the ops: {', '.join(own)}")
-    return Selection(files, modules, {n: own[n] for n in own if not names or n in names})
+        providers = {op.name: list(op.providers.values()) for op in registry.values()}
+    for name in option.op:
+        if name not in providers:
+            text = f"--op {name!r:.80} is none of the ops: {', '.join(providers)}"
+            raise pytest.UsageError(text)
+    names = [name for name in providers if not option.op or name in option.op]
+    return Selection(files, modules, {name: providers[name] for name in names})
 
 
 def load(file: str, registry: Registry) -> ModuleType:
@@ -85,3 +107,72 @@ def load(file: str, registry: Registry) -> ModuleType:
         lines = re.findall(rf'^ *File "{name}", line (\d+)', traceback.format_exc(), re.MULTILINE)
         place = f"{file}:{lines[-1]}" if lines else file
         raise pytest.UsageError(f"--ops {place}: {type(error).__name__}: {error}") from error
+
+
+class Suite(pytest.Module):
+    """Tests of this package, in a session of another repository."""
+
+    def funcnamefilter(self, name: str) -> bool:
+        """Whatever that repository calls its own tests."""
+        return name.startswith("test_")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    config.stash[OWN] = Path(__file__).parent
+    config.stash[SELECTION] = selected(config)
+    by_argument = config.args_source is config.ArgsSource.ARGS
+    config.stash[PATHS] = getattr(config, "workerinput", {}).get("paths_are_named", by_argument)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist hands its workers paths, whoever named them."""
+    node.workerinput["paths_are_named"] = node.config.stash[PATHS]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Add the suite to what a session collects, or put it in its place."""
+    from tinyllama.suites import accuracy, timings
+
+    report = yield
+    if not isinstance(collector, pytest.Session):
+        return report
+    config, paths = collector.config, collector.config.stash[PATHS]
+    if config.stash[GATING] is not None:
+        return report  # the gate runs no test, and imports nothing of the candidate here
+    by_option = bool(config.option.ops or config.option.op)
+    if by_option or not paths:
+        module = timings if config.stash[RECORDING].active else accuracy
+        path = Path(str(module.__file__))
+        suite = Suite.from_parent(collector, path=path, nodeid=f"ops/{path.stem}")
+        theirs = [] if by_option and not paths else report.result
+        report.result = [*theirs, suite]
+    return report
+
+
+def pytest_tinyllama_benchmarks(config: pytest.Config) -> Registered:
+    """The gate's side knows files by their place in a tree; patterns of pyproject.toml stay such,
+    since each side has its own files of these. Raises pytest.UsageError for a file elsewhere."""
+    root, selection = Path(tree_of(Path(config.option.tree))), config.stash[SELECTION]
+    outside = [file for file in selection.files if not Path(file).is_relative_to(root)]
+    if outside:
+        raise pytest.UsageError(f"--ops {outside[0]}: the gate compares files of {root}: name one")
+    files = (str(Path(file).relative_to(root)) for file in selection.files)
+    patterns = tuple(files) if config.option.ops else team_of(config, str(root)).ops
+    version = project(root).get("project", {}).get("version", "0")
+    return Registered(
+        tinyllama.ops, own=Own(patterns, selection.modules, tuple(config.option.op), version)
+    )
+
+
+def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
+    return measure_ops.groups(worker_device(config))
+
+
+def pytest_tinyllama_short_groups(config: pytest.Config) -> list[str]:
+    return measure_ops.short_groups(worker_device(config))

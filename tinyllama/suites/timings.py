@@ -40,8 +40,8 @@ def timed(config: pytest.Config) -> tuple[list[Op], tuple[str, ...]]:
         selection = config.stash[SELECTION]
         return [op for op in selection.ops if op.timed], selection.files
     files, names = (*PEER_FILES, *config.option.ops), config.option.op
-    every = ops_of(PACKAGE, files).values()
-    return [op for op in every if not names or op.name in names], files
+    registry = ops_of(PACKAGE, files).values()
+    return [op for op in registry if not names or op.name in names], files
 
 
 @pytest.fixture(scope="session")
@@ -67,9 +67,9 @@ def group(
     with recording.group(request.param) as record:
         ops = timed(request.config)
         runs = Bench(name.removeprefix("ops-"), device, *ops, short=short).measure()
-        found = [entry for run in runs.values() for entry in entries_of(run, ceilings)]
-        record.add(*found, *ceilings.entries())
-        yield runs, found
+        entries = [entry for run in runs.values() for entry in entries_of(run, ceilings)]
+        record.add(*entries, *ceilings.entries())
+        yield runs, entries
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -122,7 +122,7 @@ def test_no_op_is_faster_than_its_bytes_and_operations(group: Measured) -> None:
 @pytest.mark.target
 def test_layouts(group: Measured, recording: Any) -> None:
     """The bars of ops on inputs that are not contiguous, for each provider with kernels."""
-    held = held_layouts(group[0].values())
-    if not held:
+    layouts = held_layouts(group[0].values())
+    if not layouts:
         raise NoBarApplies("no provider with a backward of its own is timed on this device")
-    recording.hold(layout_bars(held))
+    recording.hold(layout_bars(layouts))

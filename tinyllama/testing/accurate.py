@@ -1,30 +1,34 @@
 """Whether a candidate is as accurate as its reference on some tensors."""
 
 from collections.abc import Callable, Collection
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
-from statistics import median
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tinyllama.harness.check.cases import WIDER, References
-from tinyllama.harness.check.compare import SLACK, Comparison, apart, compare, norm_of_finite
-from tinyllama.harness.check.evaluate import Inputs, is_gradient
+from tinyllama.harness.check.cases import OpCase, References
+from tinyllama.harness.check.compare import SLACK, Comparison
+from tinyllama.harness.check.evaluate import (
+    ContractError,
+    Inputs,
+    evaluate,
+    is_gradient,
+)
+from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.check.layouts import laid_out
 from tinyllama.harness.check.poison import PoisonedMemory
-from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.testing.call import Call, Results, Tensors, name_of
+from tinyllama.testing.call import Call, Tensors, name_of
 from tinyllama.testing.interpreted import interpreted
 from tinyllama.testing.oracle import results_in_double
-from tinyllama.testing.rounded_steps import UNIT, RoundedSteps
 
-DRAWS, MORE_DRAWS = 2, 4  # of inputs moved by a rounding; where results seem wrong
+DRAWS = (2, 8)  # of inputs moved by a rounding; more where results seem wrong
+NOTHING = 2.0**-40  # of the size of terms: zero, up to roundings of float64
+CANCELLED = 2.0**-10  # of the size of terms: the most that their roundings leave
 # The layouts of the upstream gradients, and how a fault says in which call it was.
-UPSTREAMS = {"contiguous": "", "summed": " (a second call, with upstream gradients of stride 0)"}
+UPSTREAMS = {"contiguous": "", "summed": " (in a second call, with upstream gradients of stride 0)"}
 ALLOWED = (
     f"Allowed is {SLACK:g} times what rounding explains: the error of {{reference}} itself, in the "
     "same dtype, or the change of its result in float64 when each input moves by a rounding."
@@ -64,202 +68,110 @@ def assert_accurate(
     """
     __tracebackhide__ = True
     call = Call(candidate, reference, tensors, params, grad)
-    trial = _Trial(call, candidate, reference, oracle or reference)
-    faults = trial.faults()
-    if faults:
+    if faults := _faults(call, candidate, reference, oracle or reference):
         title = f"{name_of(candidate)} is not as accurate as {name_of(reference)}:"
         allowed = ALLOWED.format(reference=name_of(reference))
         raise AssertionError("\n".join([title, *(f"  {fault}" for fault in faults), allowed]))
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """A candidate beside its reference, and what is run in float64."""
-
-    call: Call
-    candidate: Callable[..., Any]
-    reference: Callable[..., Any]
-    oracle: Callable[..., Any]
-
-    def faults(self) -> list[str]:
-        """What is wrong with the first kind of upstream gradients for which anything is."""
-        inputs = self.call.inputs
-        outputs = self._reference_results(inputs).tensors
-        for layout, when in UPSTREAMS.items():
-            if inputs.wanted:
-                inputs = replace(inputs, upstream=_upstream(outputs, layout))
-            wider = layout == "summed" and torch.float32 in {one.dtype for one in outputs.values()}
-            if faults := self._faults_with(inputs, SLACK * (WIDER if wider else 1)):
-                return [f"{fault}{when}" for fault in faults]
-            if not inputs.wanted:
-                break
-        return []
-
-    def _faults_with(self, inputs: Inputs, slack: float) -> list[str]:
-        eager = self._reference_results(inputs)
-        oracle = results_in_double(self.call, self.oracle, inputs)
-        if missing := sorted(
-            name for name, one in eager.tensors.items() if not _of_shape(oracle.tensors, name, one)
-        ):
-            raise UsageError(
-                f"the oracle lacks {', '.join(missing)} of the reference, or its shape"
-            )
-        results, faults = self._candidate_results(inputs)
-        faults += [f"it changed its input {n}" for n in results.inputs if n not in eager.inputs]
-        faults += [f"it changed the upstream gradient of {name}" for name in results.upstream]
-        unwritten = {name: inputs.args[name] for name in eager.inputs}
-        found = {**unwritten, **results.tensors}
-        faults += [
-            text
-            for name in found.keys() - set(results.inputs)
-            if (text := _unexpected(name, found, eager.tensors))
-        ]
-        faults += [text for name in eager.tensors if (text := _differs(name, found, eager.tensors))]
-        compared = {
-            name: found[name]
-            for name, one in eager.tensors.items()
-            if one.numel() and not _differs(name, found, eager.tensors)
-        }
-        moved = [self._in_double(_moved(inputs, draw)) for draw in range(DRAWS)]
-        references = References(eager.tensors, oracle.tensors, moved)
-        wrong = _wrong(compared, references, slack)
-        if wrong:  # is it a matter of chance, or of terms that cancel?
-            more = replace(references, perturbed=[*moved, *self._more_draws(inputs, oracle)])
-            wrong = _wrong({one.name: compared[one.name] for one in wrong}, more, slack)
-        return faults + [_text(one) for one in wrong]
-
-    def _reference_results(self, inputs: Inputs) -> Results:
+def _faults(
+    call: Call,
+    candidate: Callable[..., Any],
+    reference: Callable[..., Any],
+    oracle: Callable[..., Any],
+) -> list[str]:
+    """What is wrong with the first kind of upstream gradients for which anything is."""
+    try:
+        op, outputs = call.as_op(candidate, reference)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise _unusable(reference, error, call) from error
+    device = next(iter(call.tensors.values())).device
+    tried = Candidate(op, op["candidate"], device)
+    in_double = call.with_names(oracle, list(outputs), double=True)
+    dtypes = [y.dtype for y in outputs.values() if y.is_floating_point()]
+    dtype = torch.float32 if torch.float32 in dtypes or not dtypes else dtypes[0]
+    for layout, when in UPSTREAMS.items() if call.differentiable else [("contiguous", "")]:
+        case = OpCase(op, op["candidate"], op.cases[0], dtype, upstream=layout)
+        inputs = Inputs(call.tensors, _upstream(outputs, layout), {})
         try:
-            return self.call.run(self.reference, inputs.dense())
-        except UsageError:
-            raise
+            eager = evaluate(op, op["eager"].call, inputs.dense())
         except Exception as error:
-            name, raised = name_of(self.reference), f"{type(error).__name__}: {error}"
-            hint = "; grad=False calls it without gradients" if inputs.wanted else ""
-            raise UsageError(f"{name}, the reference, raised {raised}{hint}") from error
-
-    def _candidate_results(self, inputs: Inputs) -> tuple[Results, list[str]]:
-        """Results on poisoned memory between canaries, and accesses out of bounds."""
-        devices, guards = {one.device for one in inputs.args.values()}, GuardedMemory()
-        on_cpu = all(device.type == "cpu" for device in devices)
-        with interpreted(guards) if on_cpu else nullcontext(), PoisonedMemory(), guards:
+            raise _unusable(reference, error, call) from error
+        exact = results_in_double(op, in_double, inputs, name_of(oracle))
+        guards, faults = GuardedMemory(), list[str]()
+        on_cpu = all(tensor.device.type == "cpu" for tensor in call.tensors.values())
+        with interpreted() if on_cpu else nullcontext():
             try:
-                results = self.call.run(self.candidate, inputs, place=guards.placed)
-            except UsageError as error:  # of what it returned
-                raise AssertionError(f"{name_of(self.candidate)}: {error}") from None
-            for device in devices:
-                synchronize(device)
-        return results, [f"out of bounds: {text}" for text in guards.broken()]
-
-    def _more_draws(self, inputs: Inputs, oracle: Results) -> list[Tensors]:
-        """In float64, with inputs moved by a rounding; where the reference can be taken apart into
-        steps, each of them rounds too, also for upstream gradients of other signs: terms that
-        cancel may happen to be small for these."""
-        places = range(DRAWS, DRAWS + MORE_DRAWS)
-        with suppress(Exception), sdpa_kernel(SDPBackend.MATH):
-            rounded = [self._in_steps(_moved(inputs, place), place) for place in places]
-            exact = self._in_steps(inputs.double(), 0, unit=0.0)
-            if all(_far_less(exact[n], rounded[0][n], one) for n, one in oracle.tensors.items()):
-                for place in places:
-                    other = _of_other_signs(inputs, place)
-                    right = self._in_double(other.double())
-                    changed = self._in_steps(_moved(other, place), place)
-                    rounded.append(_shifted(oracle.tensors, right, changed))
-                return rounded
-        return [self._in_double(_moved(inputs, place)) for place in places]
-
-    def _in_double(self, inputs: Inputs) -> Tensors:
-        return self.call.run(self.oracle, inputs, double=True).tensors
-
-    def _in_steps(self, inputs: Inputs, seed: int, unit: float = UNIT) -> Tensors:
-        with RoundedSteps(seed, unit):
-            return self._in_double(inputs)
+                results = tried.results(inputs, PoisonedMemory(), guards)
+                faults += _wrong(case, inputs, results, References(eager, exact, []), in_double)
+            except ContractError as error:
+                faults.append(str(error).removeprefix(f"{op.name}: "))
+        if faults := [f"out of bounds: {text}" for text in guards.broken()] + faults:
+            return [f"{fault}{when}" for fault in faults]
+    return []
 
 
-def _of_other_signs(inputs: Inputs, seed: int) -> Inputs:
-    """With the signs of upstream gradients at random."""
-
-    def signed(gradient: torch.Tensor) -> torch.Tensor:
-        generator = torch.Generator(gradient.device).manual_seed(seed)
-        sign = torch.empty_like(gradient, dtype=torch.float64).uniform_(-1, 1, generator=generator)
-        return gradient * sign.sign().to(gradient.dtype)
-
-    upstream = {n: None if one is None else signed(one) for n, one in inputs.upstream.items()}
-    return replace(inputs, upstream=upstream)
-
-
-def _shifted(results: Tensors, right: Tensors, changed: Tensors) -> Tensors:
-    """Results with the change from right ones to others, where they are floating-point numbers."""
-    return {
-        name: one + changed[name] - right[name] if one.is_floating_point() else changed[name]
-        for name, one in results.items()
-    }
-
-
-def _far_less(one: torch.Tensor, other: torch.Tensor, middle: torch.Tensor) -> bool:
-    """Whether the first is nearer by far to the last than the second is."""
-    errors = [norm_of_finite(apart(each, middle)) for each in (one, other)]
-    return errors[0] <= 1e-3 * errors[1]
+def _unusable(reference: Callable[..., Any], error: Exception, call: Call) -> UsageError:
+    name, text = name_of(reference), f"{type(error).__name__}: {error}"
+    hint = "; grad=False calls it without gradients" if call.differentiable else ""
+    return UsageError(f"{name}, the reference, raised {text}{hint}")
 
 
 def _upstream(outputs: Tensors, layout: str) -> dict[str, torch.Tensor | None]:
-    """A gradient for each floating-point output, normally distributed."""
-    drawn: dict[str, torch.Tensor | None] = {}
+    """A normally distributed gradient for each output that has one."""
+    upstream: dict[str, torch.Tensor | None] = dict.fromkeys(outputs)
     for place, (name, output) in enumerate(outputs.items()):
-        if output.is_floating_point():
+        if output.requires_grad:
             generator = torch.Generator(output.device).manual_seed(place)
             sample = torch.randn(output.shape, generator=generator, device=output.device)
             possible = layout if output.numel() else "contiguous"
-            drawn[name] = laid_out(sample, output.dtype, output.device, possible, place)
-    return drawn
+            upstream[name] = laid_out(sample, output.dtype, output.device, possible, place)
+    return upstream
 
 
-def _moved(inputs: Inputs, draw: int) -> Inputs:
-    """In float64, with values moved by a rounding, but for parameters that float32 has exactly."""
-    moved = inputs.perturbed(draw)
-    exact = {
-        name: value
-        for name, value in inputs.params.items()
-        if isinstance(value, float) and torch.tensor(value, dtype=torch.float32).item() == value
-    }
-    return replace(moved, params={**moved.params, **exact})
+def _wrong(
+    case: OpCase,
+    inputs: Inputs,
+    results: Tensors,
+    references: References,
+    in_double: Callable[..., Any],
+) -> list[str]:
+    """The results that are not as accurate as the reference, in words."""
+    failed: list[Comparison] = []
+    for draws in DRAWS:
+        perturbed = [
+            evaluate(case.op, in_double, inputs.perturbed(draw), watched=False)
+            for draw in range(draws)
+        ]
+        references = replace(references, perturbed=perturbed)
+        comparisons = case.judge(results, inputs, references=references)
+        failed = [comparison for comparison in comparisons if not comparison.passed]
+        if not failed:
+            break
+        results = {
+            name: _without_cancelled(name, result, references.oracle.get(name), inputs)
+            for name, result in results.items()
+        }
+    return [str(comparison) for comparison in failed]
 
 
-def _of_shape(results: Tensors, name: str, like: torch.Tensor) -> bool:
-    return name in results and results[name].shape == like.shape
-
-
-def _unexpected(name: str, results: Tensors, expected: Tensors) -> str:
-    """That the reference has no such result, in words; a gradient of zeros is as good as none."""
-    if name in expected or (is_gradient(name) and not results[name].any()):
-        return ""
-    return f"{name} is not among the results of the reference"
-
-
-def _differs(name: str, results: Tensors, expected: Tensors) -> str:
-    """That a result is missing, or of another shape or dtype, in words."""
-    if name not in results:
-        lost = ": autograd does not reach it; name in grad=[...] the inputs that have one"
-        return f"{name} is missing{lost if is_gradient(name) else ''}"
-    for trait in ("shape", "dtype"):
-        value, right = getattr(results[name], trait), getattr(expected[name], trait)
-        if value != right:
-            value, right = (tuple(one) if trait == "shape" else one for one in (value, right))
-            return f"{name} has {trait} {value}, not {right}"
-    return ""
-
-
-def _wrong(results: Tensors, references: References, slack: float) -> list[Comparison]:
-    """Those that are not as accurate as the reference."""
-    each = {name: references.of(name) for name in results}
-    gain = median(one.gain for one in each.values()) if each else 1.0
-    compared = [
-        compare(name, results[name], one, gain=max(gain, one.gain), slack=slack)
-        for name, one in each.items()
+def _without_cancelled(
+    name: str, result: torch.Tensor, oracle: torch.Tensor | None, inputs: Inputs
+) -> torch.Tensor:
+    """The result, with zeros where the right one is zero whatever the inputs are, since terms
+    cancel, and this one is no more than their rounding: of the gradient of a layer norm over one
+    element, or of a query with one key. Terms are as large as the upstream gradients, or inputs."""
+    if oracle is None or not result.is_floating_point() or not result.numel():
+        return result
+    tensors = inputs.upstream.values() if is_gradient(name) else inputs.args.values()
+    largest = [
+        float(tensor.double().abs().max())
+        for tensor in tensors
+        if tensor is not None and tensor.is_floating_point() and tensor.numel()
     ]
-    return [one for one in compared if not one.passed]
-
-
-def _text(comparison: Comparison) -> str:
-    failed = [str(check) for check in comparison.checks if not check.passed]
-    return f"{comparison.name}: {'; '.join(failed)}; {comparison.worst}"
+    size = max(largest, default=0.0)
+    share = max(CANCELLED, torch.finfo(result.dtype).eps)
+    cancelled = (oracle.abs() <= NOTHING * size) & (result.double().abs() <= share * size)
+    return result.masked_fill(cancelled, 0.0)

@@ -1,17 +1,19 @@
-"""Calls of a candidate and of its reference with the same arguments, and all of their results."""
+"""A call with its arguments as an op: each tensor in them is an input, each tensor returned an
+output, under the name by which a message speaks of it."""
 
 import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.func import functional_call
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import SequenceKey, keystr, tree_flatten_with_path, tree_unflatten
 
-from tinyllama.harness.check.evaluate import Inputs, Place, copied, same_memory
-from tinyllama.harness.declare.specs import FLOATS
+from tinyllama.harness.check.evaluate import OutputError, copied, same_memory
+from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.specs import FLOATS, STANDARD, Case, Tensor
+from tinyllama.harness.declare.values import integers
 from tinyllama.harness.machine.errors import UsageError
 
 Tensors = dict[str, torch.Tensor]
@@ -19,39 +21,20 @@ DIFFERENTIABLE = (*FLOATS, torch.float64)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function, or of the class of a module."""
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One argument of a call: a tensor, any other Python value, or a structure of these.
-
-    keyword: None for a positional argument. leaves: the names of what the structure contains.
-    """
-
-    keyword: str | None
-    leaves: tuple[str, ...]
-    structure: TreeSpec
-
-
-@dataclass(frozen=True)
-class Results:
-    """Outputs by name, gradients as ``"grad x"``, and inputs that were written by their own name.
-
-    inputs, upstream: the names of inputs, and of outputs whose upstream gradients, that the call
-        wrote into.
-    """
-
-    tensors: Tensors
-    inputs: list[str]
-    upstream: list[str]
+    """The name of a function, or of the class of a module, behind that of its file or package."""
+    named = function if hasattr(function, "__name__") else type(function)
+    home = (getattr(named, "__module__", None) or "").rpartition(".")
+    return ".".join(filter(None, (home[2], named.__name__)))
 
 
 class Call:
     """The arguments of a call, which candidate and reference take alike.
 
-    The parameters of a reference that is a module are inputs too: ``"parameter weight"``.
+    tensors: those in the arguments, by name; the parameters of a reference that is a module are
+        among them, ``"parameter weight"``. differentiable: the names of those with a gradient.
+    written: the names of those that the reference writes; each is an output, too.
+
+    Raises UsageError for arguments that cannot be compared.
     """
 
     def __init__(
@@ -62,117 +45,112 @@ class Call:
         keywords: Mapping[str, Any],
         grad: bool | Collection[str],
     ) -> None:
-        values: dict[str, Any] = {}
-        self._arguments: list[Argument] = []
         names = _names((candidate, reference), len(positional))
-        given = [*zip(names, positional, strict=True), *keywords.items()]
-        for place, (name, value) in enumerate(given):
-            pairs, structure = tree_flatten_with_path(value)
-            leaves = {f"{name}{keystr(path)}": leaf for path, leaf in pairs}
-            keyword = None if place < len(positional) else name
-            self._arguments.append(Argument(keyword, tuple(leaves), structure))
-            values.update(leaves)
-        tensors = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
-        if not tensors:
+        pairs, self._structure = tree_flatten_with_path((tuple(positional), dict(keywords)))
+        self._values: dict[str, Any] = {}
+        for (_, place, *path), value in pairs:
+            argument = names[place.idx] if isinstance(place, SequenceKey) else place.key  # type: ignore[attr-defined]
+            self._values[f"{argument}{keystr(tuple(path))}"] = value
+        inputs = {n: value for n, value in self._values.items() if isinstance(value, torch.Tensor)}
+        if not inputs:
             raise UsageError("no argument is a tensor: give assert_accurate the inputs of the call")
-        shared = _shared_parameters(candidate, reference)
-        wanted = [name for name, one in tensors.items() if one.dtype in DIFFERENTIABLE] + shared
+        floating = [name for name, tensor in inputs.items() if tensor.dtype in DIFFERENTIABLE]
+        floating += _shared_parameters(candidate, reference)
         if isinstance(reference, torch.nn.Module):
-            tensors.update({f"parameter {n}": one for n, one in reference.named_parameters()})
-        for name, tensor in tensors.items():
+            inputs |= {f"parameter {n}": tensor for n, tensor in reference.named_parameters()}
+        for name, tensor in inputs.items():
             if tensor.is_complex():
                 raise UsageError(f"{name} is complex: compare torch.view_as_real of it")
         if not isinstance(grad, bool):
-            if unknown := sorted({*grad} - {*wanted}):
-                raise UsageError(f"grad={unknown}: use names of {wanted}")
-            wanted = [name for name in wanted if name in grad]
-        self.inputs = Inputs(
-            {name: one.detach() for name, one in tensors.items()},
-            {},
-            {name: value for name, value in values.items() if name not in tensors},
-            wanted=tuple(wanted) if grad else (),
+            if unknown := sorted({*grad} - {*floating}):
+                raise UsageError(f"grad={unknown}: use names of {floating}")
+            floating = [name for name in floating if name in grad]
+        self.differentiable = floating if grad else []
+        self.tensors = {name: tensor.detach() for name, tensor in inputs.items()}
+        self.written: list[str] = []
+
+    def as_op(
+        self, candidate: Callable[..., Any], reference: Callable[..., Any]
+    ) -> tuple[Op, Tensors]:
+        """The op, whose providers are ``eager`` and ``candidate``, and the reference's outputs."""
+        outputs = self._outputs_of(reference)
+        op = Op(
+            "call",
+            inputs={name: self._declared(name, tensor) for name, tensor in self.tensors.items()},
+            outputs={
+                name: Tensor(" ".join(map(str, y.shape)), dtype=y.dtype)
+                for name, y in outputs.items()
+            },
+            cases=[Case()],
         )
+        for name, function in (("eager", reference), ("candidate", candidate)):
+            call = self.with_names(function, list(outputs))
+            op.providers[name] = Provider(op.name, name, call, dtypes=op.dtypes)
+        return op, outputs
 
-    def run(
-        self,
-        function: Callable[..., Any],
-        inputs: Inputs,
-        *,
-        double: bool = False,
-        place: Place = lambda tensor, name: copied(tensor),
-    ) -> Results:
-        """Forward and backward of a function on copies of the inputs.
+    def _declared(self, name: str, tensor: torch.Tensor) -> Tensor:
+        values = STANDARD if tensor.is_floating_point() else integers(2)
+        shape, grad = " ".join(map(str, tensor.shape)), name in self.differentiable
+        return Tensor(shape, dtype=tensor.dtype, grad=grad, values=values)
 
-        An upstream gradient counts where ``inputs`` has one for an output of that shape and dtype.
-        double: a module runs as a copy in float64. place: makes the copies.
-        """
-        leaves = {name: place(tensor, name) for name, tensor in inputs.args.items()}
-        before = {name: copied(leaf) for name, leaf in leaves.items()}
-        wanted = inputs.wanted or ()
-        for name in wanted:
-            leaves[name].requires_grad_(True)
-        with torch.set_grad_enabled(bool(wanted)):
-            outputs = self._outputs(function, leaves, inputs.params, double)
-        reached = {
-            name: gradient
-            for name, gradient in inputs.upstream.items()
-            if gradient is not None
-            and name in outputs
-            and outputs[name].requires_grad
-            and (outputs[name].shape, outputs[name].dtype) == (gradient.shape, gradient.dtype)
+    def _outputs_of(self, reference: Callable[..., Any]) -> Tensors:
+        """What the reference returns, and the inputs that it writes; some require a gradient."""
+        copies = {name: copied(tensor) for name, tensor in self.tensors.items()}
+        self._run(reference, copies, double=False)
+        self.written = [n for n, x in copies.items() if not same_memory(x, self.tensors[n])]
+        for name in self.differentiable:
+            copies[name] = copied(self.tensors[name]).requires_grad_()
+        written = {name: copies[name].clone() for name in self.written}
+        return self._run(reference, copies | written, double=False) | written
+
+    def with_names(
+        self, function: Callable[..., Any], names: Sequence[str], *, double: bool = False
+    ) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """A function of all tensors in order that returns the outputs of these names. double: a
+        module runs as a copy in float64."""
+
+        def call(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            tensors = dict(zip(self.tensors, values, strict=True))
+            tensors |= {name: tensors[name].clone() for name in self.written}
+            outputs = self._run(function, tensors, double)
+            outputs |= {name: tensors[name] for name in self.written}
+            for name in names:
+                if name not in outputs:
+                    raise OutputError(f"{name} is missing")
+            for name in outputs:
+                if name not in names:
+                    raise OutputError(f"{name} is not among the results of the reference")
+            return tuple(outputs[name] for name in names)
+
+        return call
+
+    def _run(self, function: Callable[..., Any], tensors: Tensors, double: bool) -> Tensors:
+        values = [tensors.get(name, value) for name, value in self._values.items()]
+        positional, keywords = tree_unflatten(values, self._structure)
+        if not isinstance(function, torch.nn.Module):
+            return _named(function(*positional, **keywords))
+        module = copy.deepcopy(function)
+        module = module.double() if double else module
+        parameters = {
+            name: tensors[f"parameter {name}"]
+            for name, _ in module.named_parameters()
+            if f"parameter {name}" in tensors
         }
-        upstream = {name: place(one, f"grad {name}") for name, one in reached.items()}
-        given = {name: copied(gradient) for name, gradient in upstream.items()}
-        results = {name: output.detach() for name, output in outputs.items()}
-        if upstream:
-            gradients = torch.autograd.grad(
-                [outputs[name] for name in upstream],
-                [leaves[name] for name in wanted],
-                list(upstream.values()),
-                allow_unused=True,
-            )
-            pairs = zip(wanted, gradients, strict=True)
-            results.update({f"grad {name}": one for name, one in pairs if one is not None})
-        written = [name for name, one in before.items() if not same_memory(leaves[name], one)]
-        results.update({name: leaves[name].detach() for name in written})
-        changed = [name for name, one in given.items() if not same_memory(upstream[name], one)]
-        return Results(results, written, changed)
-
-    def _outputs(
-        self, function: Callable[..., Any], leaves: Tensors, constants: Any, double: bool
-    ) -> Tensors:
-        values = {**constants, **leaves}
-        positional, keywords = [], {}
-        for argument in self._arguments:
-            value = tree_unflatten([values[name] for name in argument.leaves], argument.structure)
-            if argument.keyword is None:
-                positional.append(value)
-            else:
-                keywords[argument.keyword] = value
-        if isinstance(function, torch.nn.Module):
-            module = copy.deepcopy(function)
-            module = module.double() if double else module
-            parameters = {
-                name: leaves[f"parameter {name}"]
-                for name, _ in module.named_parameters()
-                if f"parameter {name}" in leaves
-            }
-            return _named(functional_call(module, parameters, tuple(positional), keywords))
-        return _named(function(*positional, **keywords))
+        return _named(functional_call(module, parameters, positional, keywords))
 
 
 def _named(outputs: Any) -> Tensors:
     """The tensors of what a call returned, by name; numbers are tensors too."""
-    found = {}
+    tensors = {}
     for path, value in tree_flatten_with_path(outputs)[0]:
         name = f"output{keystr(path)}"
         if isinstance(value, (bool, int, float)):
             value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
         if isinstance(value, torch.Tensor):
-            found[name] = value
+            tensors[name] = value
         elif value is not None:
-            raise UsageError(f"{name} is a {type(value).__name__}: return tensors and numbers")
-    return found
+            raise OutputError(f"{name} is a {type(value).__name__}: return tensors and numbers")
+    return tensors
 
 
 def _names(functions: Sequence[Callable[..., Any]], count: int) -> list[str]:
@@ -198,18 +176,14 @@ def _shared_parameters(candidate: Any, reference: Any) -> list[str]:
 
     Raises UsageError where their values differ.
     """
-    if not all(isinstance(one, torch.nn.Module) for one in (candidate, reference)):
+    if not all(isinstance(module, torch.nn.Module) for module in (candidate, reference)):
         return []
-    theirs, found = dict(reference.named_parameters()), []
-    for name, parameter in candidate.named_parameters():
-        if name not in theirs:
-            continue
-        other = theirs[name]
-        if parameter.dtype != other.dtype or not torch.equal(parameter, other):
+    theirs = dict(reference.named_parameters())
+    shared = [(n, parameter) for n, parameter in candidate.named_parameters() if n in theirs]
+    for name, parameter in shared:
+        if parameter.dtype != theirs[name].dtype or not torch.equal(parameter, theirs[name]):
             raise UsageError(
                 f"parameter {name} differs between {name_of(candidate)} and {name_of(reference)}: "
                 "call candidate.load_state_dict(reference.state_dict()) first"
             )
-        if other.requires_grad:
-            found.append(f"parameter {name}")
-    return found
+    return [f"parameter {name}" for name, _ in shared if theirs[name].requires_grad]

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.bounds import Bounds, watched
 from tinyllama.harness.kernels.foreign import foreign
 from tinyllama.harness.kernels.launch import HAS_TRITON, Kernel, device_of
 from tinyllama.harness.kernels.tuned import AutoTuned
@@ -23,9 +22,9 @@ ASKED = (  # of torch.cuda, where there is no GPU: answered by `foreign`
 
 
 @contextlib.contextmanager
-def interpreted(bounds: Bounds) -> Iterator[None]:
+def interpreted() -> Iterator[None]:
     """Meanwhile, launches on tensors of the CPU are interpreted, and questions about a GPU that is
-    not there are answered. What is accessed out of bounds is left out and noted in ``bounds``.
+    not there are answered.
 
     A kernel under ``triton.autotune`` has its first configuration.
     """
@@ -36,8 +35,6 @@ def interpreted(bounds: Bounds) -> Iterator[None]:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction, KernelInterface
-
-    from tinyllama.harness.kernels.interpreter import limited
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_as_before(torch.cuda, *ASKED))
@@ -50,8 +47,6 @@ def interpreted(bounds: Bounds) -> Iterator[None]:
         _interpret(InterpretedFunction, _kernel_of)
         InterpretedFunction.__getitem__ = KernelInterface.__getitem__  # triton 3.3 has its own
         _interpret(Autotuner, _first_configuration)
-        stack.enter_context(watched(bounds.watch))
-        stack.enter_context(limited())
         yield
 
 

@@ -1,1 +1,11 @@
-"""Training: one step, the loop, data, checkpoints, diagnosis."""
+"""Training a Tiny LLaMA: one step, the loop around it, and several ranks.
+
+step         forward, backward and update of one batch, eager or captured
+plans        which ways a step can run here; compiled: the compiled loss
+updates      when parameters are updated, and how an update is left out
+train        the loop: its checks, Ctrl-C, and the result
+data         batches of random tokens or of text
+checkpoint   a run on disk
+diagnose     which gradients arrive, and the output of every op
+ranks        the processes of a job; reduction: their gradients; shards: parameters by FSDP2
+"""

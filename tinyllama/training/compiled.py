@@ -6,7 +6,6 @@ inside a block; each of the many parts is compiled alone and fuses nothing acros
 graph of a block serves all blocks, with whole parameters and with shards.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,8 @@ import torch
 
 from tinyllama.model.llama import TinyLlama
 from tinyllama.training.ranks import Ranks
+from tinyllama.training.reduction import LossOf
 
-LossOf = Callable[..., torch.Tensor]
 _compile = partial(torch.compile, dynamic=False, fullgraph=True)
 
 
@@ -30,7 +29,7 @@ class _ByParts:
     def __init__(self, model: TinyLlama) -> None:
         self._model = model
         block: LossOf = model.layers[0].compute  # type: ignore[assignment]
-        self._plain = block, model.norm, model.loss_of
+        self._uncompiled = block, model.norm, model.loss_of
         self._compiled = _compile(block), _compile(model.norm), _compile(model.loss_of)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
@@ -41,7 +40,7 @@ class _ByParts:
             with dynamo.patch(optimize_ddp=False):  # else it splits a block at the buckets
                 return self._model.loss_with(*batch)
         finally:
-            self._use(*self._plain)
+            self._use(*self._uncompiled)
 
     def _use(self, block: LossOf, norm: LossOf, loss_of: LossOf) -> None:
         self._model.norm, self._model.loss_of = norm, loss_of

@@ -128,17 +128,16 @@ def _files(path: Path) -> tuple[list[Path], int]:
     if not path.is_dir():
         why = "is a pipe or a device" if path.exists() else "does not exist"
         raise ConfigError(f"data {str(path)!r} {why}: name a text file or a folder")
-    inside: list[Path] = []
+    files: list[Path] = []
     for folder, _, names in os.walk(path):
-        files = [Path(folder, name) for name in names]
-        inside += [file.relative_to(path) for file in files if os.path.isfile(file)]
-        if len(inside) > MOST_FILES:
+        files += [file for name in names if (file := Path(folder, name)).is_file()]
+        if len(files) > MOST_FILES:
             raise ConfigError(
                 f"data {str(path)!r} has more than {MOST_FILES} files: name a folder of text"
             )
-    inside.sort(key=lambda relative: relative.as_posix())
-    visible = [file for file in inside if not any(part.startswith(".") for part in file.parts)]
-    return [path / file for file in visible], len(inside) - len(visible)
+    relative = sorted((file.relative_to(path) for file in files), key=Path.as_posix)
+    visible = [file for file in relative if not any(part[0] == "." for part in file.parts)]
+    return [path / file for file in visible], len(files) - len(visible)
 
 
 def _read(path: str | Path, files: list[Path]) -> list[bytes]:

@@ -6,7 +6,7 @@ Both run the forward and the backward pass of a batch once more, uncaptured and 
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,12 @@ import torch.nn.functional as F
 
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
-from tinyllama.ops.block import PARTS, compose
 from tinyllama.training.shards import in_shards, local
 from tinyllama.training.step import TrainStep
+from tinyllama.training.wrapped_ops import Call, wrapped_ops
 
 RECEIVED = "received"
 _DECIDES = ("not finite", RECEIVED, "all zero")  # of several ranks, the first
-Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -110,81 +109,40 @@ def observed(model: TinyLlama, scale: float = 1.0) -> Iterator[list[Observed]]:
     are computed only for the diagnosis, since a loss op need not store them; so they have no
     gradient.
     """
-    observer = _Observer(scale)
-    layers: list[Any] = list(model.layers)
-    norm, loss_of, blocks = model.norm, model.loss_of, [layer.compute for layer in layers]
-    model.norm = observer.op("final_norm", norm)
-    model.loss_of = observer.loss(loss_of)
-    for index, layer in enumerate(layers):
-        layer.compute = observer.block(f"layers.{index}", layer.compute, model.tier.providers())
-    layers[0].compute = observer.embedding(layers[0].compute)
-    try:
-        yield observer.seen
-    finally:
-        model.norm, model.loss_of = norm, loss_of
-        for layer, block in zip(layers, blocks, strict=True):
-            layer.compute = block
+    entries: list[Observed] = []
 
-
-class _Observer:
-    """Wraps callables so that their results, and the gradients of these, are recorded."""
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-        self.seen: list[Observed] = []
-
-    def note(self, name: str, tensor: torch.Tensor) -> None:
+    def note(name: str, tensor: torch.Tensor) -> None:
         entry = Observed(name, Statistics.of(tensor))
-        self.seen.append(entry)
+        entries.append(entry)
 
         def note_gradient(gradient: torch.Tensor | None) -> None:
             if gradient is not None:
-                entry.gradient = Statistics.of(gradient, self.scale)
+                entry.gradient = Statistics.of(gradient, scale)
 
         if tensor.requires_grad:
             tensor.register_hook(note_gradient)
 
-    def op(self, name: str, call: Call, outputs: Iterable[str] = ("",)) -> Call:
-        """Record the results as ``name``, or as ``name.output`` where the op has several."""
-        names = [f"{name}.{output}" for output in outputs]
+    def wrap(name: str, call: Call) -> Call:
+        declared = OPS.get(name.rpartition(".")[2])
+        outputs = declared.outputs if declared else ()
+        name = name.removesuffix(".block")  # a whole layer
 
-        def wrapped(*args: Any, **params: Any) -> Any:
-            results = call(*args, **params)
-            if len(names) == 1:
-                self.note(name, results)
+        def noted(*inputs: Any, **params: Any) -> Any:
+            results = call(*inputs, **params)
+            if name == "loss":
+                with torch.no_grad():
+                    note("logits", F.linear(*inputs[:2]))
+            if isinstance(results, torch.Tensor):
+                note(name, results)
             else:
-                for output, result in zip(names, results, strict=True):
-                    self.note(output, result)
+                for output, result in zip(outputs, results, strict=True):
+                    note(f"{name}.{output}", result)
             return results
 
-        return wrapped
+        return noted
 
-    def block(self, name: str, block: Call, table: Mapping[str, Call]) -> Call:
-        """Record a block's output and, unless the block is one op, its ops' outputs."""
-        if "block" not in table:
-            parts = {op: self.op(f"{name}.{op}", table[op], OPS[op].outputs) for op in PARTS}
-            block = compose(parts)
-        return self.op(name, block)
-
-    def embedding(self, first_block: Call) -> Call:
-        """Record the input of the first block."""
-
-        def wrapped(x_BTD: torch.Tensor, *args: Any, **params: Any) -> Any:
-            self.note("embedding", x_BTD)
-            return first_block(x_BTD, *args, **params)
-
-        return wrapped
-
-    def loss(self, loss_of: Call) -> Call:
-        """Record the logits and the loss."""
-        noted_loss = self.op("loss", loss_of)
-
-        def wrapped(x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor) -> Any:
-            with torch.no_grad():
-                self.note("logits", F.linear(x_ND, weight_VD))
-            return noted_loss(x_ND, weight_VD, targets_N)
-
-        return wrapped
+    with wrapped_ops(model, wrap):
+        yield entries
 
 
 def _on_gradient(parameter: torch.nn.Parameter, hook: Callable[[Any], None]) -> Any:

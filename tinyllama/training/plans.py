@@ -24,34 +24,34 @@ def runnable(
     Raises ConfigError for a given plan that cannot run, and for incompatible settings.
     """
     device, tier, shard = model.embedding.device, model.tier, sharded(model)
-    wanted = plan or tier.plan(device.type)
-    if wanted.memory not in MEMORY:
-        raise ConfigError(f"memory {wanted.memory!r} is unknown: use {', '.join(MEMORY)}")
-    if wanted.memory == "small":
+    whole_plan = plan or tier.plan(device.type)
+    if whole_plan.memory not in MEMORY:
+        raise ConfigError(f"memory {whole_plan.memory!r} is unknown: use {', '.join(MEMORY)}")
+    if whole_plan.memory == "small":
         _refuse_with_small_memory(config, ranks)
     ranks.part(config.batch_size)
     selective = tier.table.get("block") == "selective"
-    if selective != (wanted.memory == "selective"):
+    if selective != (whole_plan.memory == "selective"):
         raise ConfigError(
-            f"memory {wanted.memory!r} and the blocks of tier {tier.name} do not "
+            f"memory {whole_plan.memory!r} and the blocks of tier {tier.name} do not "
             "belong together: take the tier's own plan, from Tier.with_memory"
         )
     at_once = "a compiled backward pass gives all gradients at once"
     in_parts = "shards are gathered and freed between the layers"
     reasons = {
-        "compile": cannot("compile", device) or (at_once if wanted.memory == "small" else None),
+        "compile": cannot("compile", device) or (at_once if whole_plan.memory == "small" else None),
         "capture": cannot("capture", device)
         or (in_parts if shard else None)
         or _frozen_by_capture(model, config),
-        "overlap": _final_at_the_end(model, config, wanted),
+        "overlap": _final_at_the_end(model, config, whole_plan),
     }
     left_out: dict[str, str] = {}
     for way, reason in reasons.items():
-        if reason and getattr(wanted, way):
+        if reason and getattr(whole_plan, way):
             if plan is not None:
                 raise ConfigError(f"{way} cannot run on {device.type}: {reason}")
             left_out[way] = reason
-    if plan is None and wanted.overlap and "overlap" not in left_out and ranks.count == 1:
+    if plan is None and whole_plan.overlap and "overlap" not in left_out and ranks.count == 1:
         rows = config.batch_size * config.seq_len
         dtype = AUTOCAST.get(config.precision)
         x_ND = model.embedding.detach()[:1].expand(rows, -1)
@@ -59,7 +59,7 @@ def runnable(
         if model.stacks(x_ND, dtype) and not pays_beside(x_ND, dtype):
             left_out["overlap"] = "with products of this size, one update at the end is faster"
     off: dict[str, Any] = dict.fromkeys(left_out, False)
-    return replace(wanted, **off), left_out
+    return replace(whole_plan, **off), left_out
 
 
 def _refuse_with_small_memory(config: TrainConfig, ranks: Ranks) -> None:

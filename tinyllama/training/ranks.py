@@ -77,14 +77,13 @@ class Ranks:
 
     def check_alike(self, settings: Mapping[str, Any]) -> None:
         """Raise UsageError, on every rank, for a setting that is not the same on all of them."""
-        theirs = self.gathered(dict(settings))
-        for name, ours in theirs[0].items():
-            for rank, values in enumerate(theirs):
-                if values[name] != ours:
-                    raise UsageError(
-                        f"{name} is {ours!r:.300} on rank 0 and {values[name]!r:.300} on rank "
-                        f"{rank}: start all ranks with the same options, data and versions"
-                    )
+        first, *others = self.gathered(dict(settings))
+        for rank, values in enumerate(others, 1):
+            for name in (name for name in first if values[name] != first[name]):
+                raise UsageError(
+                    f"{name} is {first[name]!r:.300} on rank 0 and {values[name]!r:.300} on rank "
+                    f"{rank}: start all ranks with the same options, data and versions"
+                )
 
 
 ALONE = Ranks()

@@ -48,6 +48,14 @@ class StepRecord:
     live_bytes: int
 
 
+class NotSavedError(NotWrittenError):
+    """The checkpoint of a run could not be written. result: of the run."""
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 def train(
     model_config: ModelConfig,
     config: TrainConfig,
@@ -79,17 +87,14 @@ def train(
     Raises UsageError (most often ConfigError), before the first step, for whatever cannot be
     done; NotSavedError, which has the result, when the checkpoint cannot be written.
     """
-    tier = resolve(tier)
-    device = usable_device(device)
-    reason = tier.cannot_run(device)
-    if reason:
+    tier, device = resolve(tier), usable_device(device)
+    if reason := tier.cannot_run(device):
         raise ConfigError(f"tier {tier.name} cannot run on {device.type}: {reason}")
     _check_fits(model_config, config, device, ranks, in_shards)
     if ranks.first:
         check_writable(save_to, "--save", saved_bytes(model_config))
-    on_gpu = device.type != "cpu"
     with (
-        torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
+        torch.cuda.device(device) if device.type != "cpu" else contextlib.nullcontext(),
         _forked_random(device),
         products(config.precision, device),
     ):
@@ -120,21 +125,13 @@ def train(
         try:
             run.go()
             result.memory = run.meter.read()
-            if save_to is not None and result.status != FAILED:
+            if result.status != FAILED:
                 with held_interrupts():
-                    run.save(save_to)
+                    run.save()
         except NotWrittenError as error:
             result.memory = run.meter.read()
             raise NotSavedError(str(error), result) from error
         return result
-
-
-class NotSavedError(NotWrittenError):
-    """The checkpoint of a run could not be written. result: of the run."""
-
-    def __init__(self, message: str, result: Result) -> None:
-        super().__init__(message)
-        self.result = result
 
 
 def _check_fits(
@@ -155,7 +152,7 @@ def _check_fits(
 
 @dataclass
 class _Run:
-    """A run in progress. What has been seen so far is in the result, even if it ends early."""
+    """A run in progress. What is known so far is in the result, even if it ends early."""
 
     step: TrainStep
     batches: Batches
@@ -177,57 +174,57 @@ class _Run:
 
     def go(self) -> None:
         """Run until the end, a failure, Ctrl-C or SIGTERM."""
-        several = self.step.ranks.count > 1
+        several, steps = self.step.ranks.count > 1, self.step.config.num_steps
         try:
-            # All ranks end after the same step, whichever of them got the signal.
+            # Several ranks end after the same step, whichever of them got the signal.
             with contextlib.ExitStack() as stack:
                 signals = stack.enter_context(held_interrupts()) if several else []
                 self._prepare()
-                for number in range(1, self.step.config.num_steps + 1):
+                for number in range(1, steps + 1):
                     if self.result.status == FAILED:
                         break
-                    if several and signals:
+                    if signals:
                         self.step.stop.fill_(1.0)
                     self._one_step(number)
                     if several and self.step.stopping.item():
-                        raise KeyboardInterrupt(
-                            signal.Signals(signals[0]).name
-                            if signals
-                            else "a signal to another rank"
-                        )
+                        mine = signal.Signals(signals[0]).name if signals else ""
+                        raise KeyboardInterrupt(mine or "a signal to another rank")
         except KeyboardInterrupt as interrupt:
             self.result.status = INTERRUPTED
             self.result.reason = (
-                f"{str(interrupt) or 'Ctrl-C'} after {len(self.result.losses)} of "
-                f"{self.step.config.num_steps} steps"
+                f"{str(interrupt) or 'Ctrl-C'} after {len(self.result.losses)} of {steps} steps"
             )
         if self.result.status != FAILED:
-            self._closed()
+            self._fail_at_closed_barrier()
 
-    def save(self, path: Path) -> None:
-        """Write a checkpoint of what is done so far. Raises NotWrittenError."""
-        interrupted = self.result.status == INTERRUPTED
-        save(path, self.step, self.done, self.batches.describe(), interrupted=interrupted)
+    def save(self) -> None:
+        """Write a checkpoint of what is done so far, if there is a place for it."""
+        if self.save_to is not None:
+            interrupted = self.result.status == INTERRUPTED
+            description = self.batches.describe()
+            save(self.save_to, self.step, self.done, description, interrupted=interrupted)
 
     def _prepare(self) -> None:
         """Check the gradients, then compile, time the phases, warm up and capture. The random state
         is restored, since an interrupted preparation is saved too."""
+        device, seed = self.step.device, self.step.config.seed
         if self.resume is not None:
-            self.resume.restore_random(self.step.device)
+            self.resume.restore_random(device)
         else:
-            _seed(self.step.config.seed, self.step.device)
-        with _forked_random(self.step.device):
+            torch.default_generator.manual_seed(seed)
+            if device.type != "cpu":
+                torch.cuda.manual_seed(seed)
+        with _forked_random(device):
             batch = self.batches.batch(self.result.start, self.step.ranks)
             arrived = gradients(self.step, *batch)
-        self.result.gradients = {name: what == RECEIVED for name, what in arrived.items()}
-        self.result.lost = {name: what for name, what in arrived.items() if what != RECEIVED}
-        if absent := list(arrived.values()).count("absent"):
-            self._fail(
-                f"no gradient arrives at {absent} of {len(arrived)} parameters, "
-                "and the optimizer updates all of them or none"
-            )
-            return
-        with _forked_random(self.step.device):
+            self.result.gradients = {name: what == RECEIVED for name, what in arrived.items()}
+            self.result.lost = {name: what for name, what in arrived.items() if what != RECEIVED}
+            if absent := list(arrived.values()).count("absent"):
+                self._fail(
+                    f"no gradient arrives at {absent} of {len(arrived)} parameters, "
+                    "and the optimizer updates all of them or none"
+                )
+                return
             self.result.phase_seconds = self.step.split()
             self.meter.start()
             self.step.prepare()
@@ -239,27 +236,23 @@ class _Run:
                 self.result.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
         with held_interrupts():
             seconds = wall_seconds(lambda: self.step(*batch), self.queue)
-            loss, norm = self._numbers()
-            wrong = self._wrong(loss, norm)
+            loss = self.step.loss.item()
+            norm = None if self.step.norm is None else self.step.norm.item()
+            wrong = self._not_finite(loss, norm)
             if wrong is None:
                 self.result.losses.append(loss)
                 self.result.step_seconds.append(seconds)
                 if norm is not None:
                     self.result.gradient_norms.append(norm if math.isfinite(norm) else None)
                 saves = self.save_every and number % self.save_every == 0
-                if self.save_to and saves and not self._closed():
-                    self.save(self.save_to)
+                if saves and not self._fail_at_closed_barrier():
+                    self.save()
         if wrong is not None:
             self._explain(wrong, batch, number)
         elif self.on_step is not None:
             self.on_step(StepRecord(self.done, loss, seconds, self.meter.live()))
 
-    def _numbers(self) -> tuple[float, float | None]:
-        """The loss of the last step, and the norm of its gradients if it clips them."""
-        norm = self.step.norm
-        return self.step.loss.item(), None if norm is None else norm.item()
-
-    def _wrong(self, loss: float, norm: float | None) -> str | None:
+    def _not_finite(self, loss: float, norm: float | None) -> str | None:
         """Which number is not finite. In fp16 the scaler finds its scale by gradients that
         overflow, and skips these steps; in other precisions such a norm stops the training."""
         if not math.isfinite(loss):
@@ -270,7 +263,7 @@ class _Run:
 
     def _explain(self, wrong: str, batch: Batch, number: int) -> None:
         """Find where the numbers of a step went wrong; the step changed no parameter."""
-        if self._closed(f"{wrong}: "):
+        if self._fail_at_closed_barrier(f"{wrong}: "):
             return
         diagnosis = diagnose(self.step, *batch, self.done + 1)
         if self.diagnose_at and number not in self.diagnose_at:
@@ -280,24 +273,24 @@ class _Run:
             where = f"the first op whose output is not finite is {output.name}"
         elif gradient := diagnosis.last_nonfinite_gradient:
             where = f"the last op whose output's gradient is not finite is {gradient.name}"
-        for rank, fault in enumerate(self.step.ranks.gathered(where)):
-            if fault is not None:
-                place = f" on rank {rank}" if self.step.ranks.count > 1 else ""
-                self._fail(f"{wrong}: {fault}{place}")
-                return
-        self._fail(
-            f"{wrong}: run uncompiled, every op's output is finite: switch parts of the tier off"
-        )
+        fallback = "run uncompiled, every op's output is finite: switch parts of the tier off"
+        self._fail(f"{wrong}: {self._of_any_rank(where, ' on rank {}') or fallback}")
 
-    def _closed(self, wrong: str = "") -> bool:
-        """Fail where a barrier did not open on any rank; -> whether. One of a backward pass spoils
-        no loss but that of the next step: so ask before parameters are saved, and at the end."""
-        for rank, fault in enumerate(self.step.ranks.gathered(WATCHDOG.fault(self.step.device))):
+    def _fail_at_closed_barrier(self, wrong: str = "") -> bool:
+        """Fail where a grid's barrier did not open on any rank; -> whether. One of a backward pass
+        spoils no loss but that of the next step: so ask before parameters are saved, and at the
+        end."""
+        fault = self._of_any_rank(WATCHDOG.fault(self.step.device), " (rank {})")
+        if fault:
+            self._fail(wrong + fault)
+        return bool(fault)
+
+    def _of_any_rank(self, mine: str | None, place: str) -> str | None:
+        """The first fault that a rank has; of several ranks with its place."""
+        for rank, fault in enumerate(self.step.ranks.gathered(mine)):
             if fault:
-                place = f" (rank {rank})" if self.step.ranks.count > 1 else ""
-                self._fail(f"{wrong}{fault}{place}")
-                return True
-        return False
+                return fault + (place.format(rank) if self.step.ranks.count > 1 else "")
+        return None
 
     def _fail(self, reason: str) -> None:
         self.result.status, self.result.reason = FAILED, reason
@@ -306,10 +299,3 @@ class _Run:
 def _forked_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Restore the states of the CPU's generator and of this device's at the end."""
     return torch.random.fork_rng([device] if device.type != "cpu" else [])
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """Seed the generators of the CPU and of this device, and of no other."""
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.cuda.manual_seed(seed)

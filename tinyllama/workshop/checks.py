@@ -1,5 +1,5 @@
-"""The checks that find each stage's fault. Each returns what is wrong, or None; one that cannot be
-made on this device raises `Unsupported` with the reason."""
+"""The checks that find each stage's fault. A check returns what is wrong, or None; where it cannot
+be made on this device it raises `Unsupported` with the reason."""
 
 import math
 from collections.abc import Callable
@@ -32,15 +32,15 @@ class Checked(Protocol):
 
 
 NEAR = 0.5  # of ln(vocabulary): the first loss of weights that say nothing yet
-APART = 0.1  # of a step: what its phases may differ from it
+TOLERANCE = 0.1  # of a step: what its phases may differ from it
 
 
 def first_loss(stage: Checked) -> str | None:
     """Before the first update no token is preferred, so the loss is near ln(vocabulary)."""
-    expected, found = math.log(stage.shape.vocab_size), stage.first_loss
-    if abs(found - expected) <= NEAR:
+    expected, loss = math.log(stage.shape.vocab_size), stage.first_loss
+    if abs(loss - expected) <= NEAR:
         return None
-    return f"the first loss is {found:.1f}, and ln({stage.shape.vocab_size}) is {expected:.1f}"
+    return f"the first loss is {loss:.1f}, and ln({stage.shape.vocab_size}) is {expected:.1f}"
 
 
 def dense_inputs(stage: Checked) -> str | None:
@@ -51,31 +51,31 @@ def dense_inputs(stage: Checked) -> str | None:
     shape, meta = stage.shape, torch.device("meta")
     size = (stage.config.batch_size, stage.config.seq_len)
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
-    given = [torch.empty(*size, count, shape.head_dim, device=meta) for count in heads]
+    inputs = [torch.empty(*size, count, shape.head_dim, device=meta) for count in heads]
     with recorded("sm_90") as launches:
-        attention(*given, dense=stage.parts.dense)
-    apart = {
+        attention(*inputs, dense=stage.parts.dense)
+    strides = {
         name: tensor.stride(-1)
         for launch in launches
         for name, tensor in launch.arguments.items()
         if isinstance(tensor, torch.Tensor) and tensor.stride(-1) != 1
     }
-    if not apart:
+    if not strides:
         return None
-    found = ", ".join(f"{name}'s are {stride} apart" for name, stride in apart.items())
-    return f"neighbours along the last axis are not adjacent in memory: {found}"
+    text = ", ".join(f"{name}'s are {stride} apart" for name, stride in strides.items())
+    return f"neighbours along the last axis are not adjacent in memory: {text}"
 
 
 def phases_add_up(stage: Checked) -> str | None:
     """The phases as reported sum to the time of a whole step from idle device to idle device."""
     if stage.device.type == "cpu":
         raise Unsupported("needs a GPU: a CPU works while it is called, so no clock can be early")
-    return apart(sum(stage.phases().values()), stage.turn(5))
+    return difference(sum(stage.phases().values()), stage.turn(5))
 
 
-def apart(phases: float, step: float) -> str | None:
+def difference(phases: float, step: float) -> str | None:
     """What is wrong with phases of these seconds in all, in a step of these seconds."""
-    if abs(phases - step) <= APART * step:
+    if abs(phases - step) <= TOLERANCE * step:
         return None
     return f"the phases are {phases * 1e3:.2f} ms in all, and the step is {step * 1e3:.2f} ms"
 
@@ -88,17 +88,17 @@ def products_by_blas(stage: Checked) -> str | None:
     shape, config = stage.shape, stage.config
     tokens, width, wide = config.batch_size * config.seq_len, shape.hidden_dim, shape.ffn_dim
     sizes = ((config.batch_size, config.seq_len, width), (wide, width), (wide, width))
-    given = [torch.empty(size, device="meta") for size in sizes]
+    inputs = [torch.empty(size, device="meta") for size in sizes]
     provider = OPS["swiglu"]["triton" if stage.parts.blas else "naive"]
     with recorded("sm_90") as launches, FlopCounterMode(display=False) as counter:
-        provider.call(*given)
-    expected, found = 4 * tokens * width * wide, counter.get_total_flops()
-    if found >= expected:
+        provider.call(*inputs)
+    expected, executed = 4 * tokens * width * wide, counter.get_total_flops()
+    if executed >= expected:
         return None
     programs = max(math.prod(launch.grid) for launch in launches)
     return (
-        f"torch computed {found:,} of the products' {expected:,} operations: the others are in a "
-        f"kernel of {programs:,} programs"
+        f"torch computed {executed:,} of the products' {expected:,} operations: the others are in "
+        f"a kernel of {programs:,} programs"
     )
 
 

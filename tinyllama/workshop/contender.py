@@ -12,7 +12,7 @@ from tinyllama.harness.measure.launches import launches
 from tinyllama.training.data import TextBytes
 from tinyllama.training.diagnose import RECEIVED, Diagnosis, diagnose, gradients
 from tinyllama.workshop.checks import CHECKS
-from tinyllama.workshop.stages import STAGES, Parts, Trained
+from tinyllama.workshop.stages import STAGES, Parts, step_of
 
 
 class Unwaited:
@@ -32,7 +32,7 @@ class StageStep(StepContender):
         super().__init__(**where)
         self.stage = STAGES[number].fixed if fixed else STAGES[number]
         self.parts = self.stage.parts
-        self.training = Trained(self.parts, self.shape, self.config, self.device).step
+        self.training = step_of(self.parts, self.shape, self.config, self.device)
         self.parameters = dict(self.training.model.named_parameters())
         self.step = self.training
         first = self.batches[0]
@@ -55,9 +55,9 @@ class StageStep(StepContender):
         for _ in range(UNTIMED):
             self.next()
         queue = Unwaited(self.queue)
-        found = statistics.median(wall_seconds(self.next, queue) for _ in range(calls))
+        seconds = statistics.median(wall_seconds(self.next, queue) for _ in range(calls))
         self.queue.synchronize()  # else the next stage is timed beside what is still to run
-        return found
+        return seconds
 
     def phases(self) -> dict[str, float]:
         """Seconds of each phase, by the stage's own clock."""
@@ -66,12 +66,12 @@ class StageStep(StepContender):
     def lost(self) -> list[str]:
         """The parameters that get no gradient."""
         batch = self.batches[0]
-        found = gradients(self.training, batch[:, :-1], batch[:, 1:])
-        return [name for name, what in found.items() if what != RECEIVED]
+        arrived = gradients(self.training, batch[:, :-1], batch[:, 1:])
+        return [name for name, what in arrived.items() if what != RECEIVED]
 
     def diagnosed(self) -> Diagnosis:
         """Output and gradient of each op, on the weights as they are drawn."""
-        step = Trained(self.parts, self.shape, self.config, self.device).step
+        step = step_of(self.parts, self.shape, self.config, self.device)
         return diagnose(step, self.batches[0][:, :-1], self.batches[0][:, 1:], 1)
 
     def kernels(self) -> dict[str, tuple[int, float]]:
@@ -82,15 +82,15 @@ class StageStep(StepContender):
         """The loss on real text of this stage, of the model whose embedding alone is updated, and
         of the whole model."""
         batches = TextBytes(TEXT, self.shape.vocab_size, self.config)
-        whole = replace(self.parts, differentiable=True)
+        differentiable = replace(self.parts, differentiable=True)
         runs: dict[str, tuple[Parts, tuple[str, ...]]] = {
             "this stage": (self.parts, ()),
-            "embedding alone": (whole, ("embedding",)),
-            "every parameter": (whole, ()),
+            "embedding alone": (differentiable, ("embedding",)),
+            "every parameter": (differentiable, ()),
         }
-        found = {}
+        losses = {}
         for name, (parts, only) in runs.items():
-            step = Trained(parts, self.shape, self.config, self.device, only).step
+            step = step_of(parts, self.shape, self.config, self.device, only)
             step.prepare()
-            found[name] = [float(step(*batches.batch(index))) for index in range(steps)]
-        return found
+            losses[name] = [float(step(*batches.batch(index))) for index in range(steps)]
+        return losses

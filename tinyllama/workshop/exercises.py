@@ -1,6 +1,5 @@
 """The tables that a participant fills in, each by a function that returns its rows."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,21 @@ from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import check_writable
 from tinyllama.harness.measure.memory import Allocations
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, interleaved, ratio
 from tinyllama.model.tiers import V2
 from tinyllama.ops import OPS
 from tinyllama.ops.attention.configs import FORWARD
-from tinyllama.profiling.block_sizes import (
+from tinyllama.profiling.op_times import (
     BLOCKS,
     CHIP,
     NEEDS_GPU,
     WIDTH,
     Rows,
     block_sizes,
+    measured,
     studied,
 )
-from tinyllama.profiling.op_times import measured
 from tinyllama.workshop.running import group_for
 
 TRANSACTION = 128  # bytes that a warp's 32 float32 values are fetched in
@@ -43,8 +41,8 @@ def memory_pattern(device: torch.device) -> Rows:
     """Blocks and transactions of a row, by block size; arithmetic, the same on every machine."""
     rows: Rows = [("block size", "blocks", "transactions a block", "in all")]
     for block in BLOCKS:
-        blocks, each = -(-WIDTH // block), -(-4 * block // TRANSACTION)
-        rows.append((str(block), str(blocks), str(each), str(blocks * each)))
+        blocks, transactions = -(-WIDTH // block), -(-4 * block // TRANSACTION)
+        rows.append((str(block), str(blocks), str(transactions), str(blocks * transactions)))
     return rows
 
 
@@ -52,18 +50,19 @@ def attention_memory(device: torch.device) -> Rows:
     """Bytes that attention allocates forward, by length: scores that are written, and flash
     attention, which is launched on tensors without memory. The same on every machine."""
     _need_triton()
-    rows: Rows = [("length", "eager MiB", "flash MiB", "eager, times the last", "flash")]
-    last: dict[str, int] = {}
+    headings = ("eager MiB", "flash MiB", "eager, times the row above", "flash, times")
+    rows: Rows = [("tokens", *headings)]
+    before: dict[str, int] = {}
     for length in LENGTHS:
-        found = {}
+        peaks = {}
         for name in ("eager", "triton"):
             q, k, v = (torch.empty(1, length, heads, 64, device="meta") for heads in (8, 4, 4))
-            with torch.no_grad(), recorded(CHIP), Allocations() as seen:
+            with torch.no_grad(), recorded(CHIP), Allocations() as allocations:
                 OPS["attention"][name].call(q, k, v)
-            found[name] = seen.peak
-        growth = [f"{found[n] / last[n]:.2f}" if last else "-" for n in found]
-        rows.append((str(length), *(f"{n / 2**20:.2f}" for n in found.values()), *growth))
-        last = found
+            peaks[name] = allocations.peak
+        growth = [f"{peaks[name] / before[name]:.2f}" if before else "-" for name in peaks]
+        rows.append((str(length), *(f"{n / 2**20:.2f}" for n in peaks.values()), *growth))
+        before = peaks
     return rows
 
 
@@ -77,8 +76,8 @@ def attention_blocks(device: torch.device) -> Rows:
         config = Config(QM=queries, QN=keys, TURN=0, num_warps=4, num_stages=2)
         with FORWARD.force(config, D=64, kind="16bit", length="long"), torch.no_grad():
             call = OPS["attention"]["triton"].call
-            made, time = studied(call, shapes, "bfloat16", device)
-        numbers = (queries, keys, made.registers, made.spilled, made.shared // 1024)
+            kernel, time = studied(call, shapes, "bfloat16", device)
+        numbers = (queries, keys, kernel.registers, kernel.spilled, kernel.shared // 1024)
         rows.append((*map(str, numbers), time))
     return rows
 
@@ -91,14 +90,14 @@ def swiglu(device: torch.device) -> Rows:
     for name in ("naive", "triton"):
         if device.type == "cpu":  # interpreted: right or wrong is all that can be seen, of few rows
             case = OpCase(op, op[name], op.cases[0], torch.float32)
-            results = [evaluate(op, op[one].call, case.inputs(device)) for one in (name, "eager")]
-            errors = [(results[0][key] - results[1][key]).abs().max().item() for key in results[0]]
+            mine, eager = (evaluate(op, op[p].call, case.inputs(device)) for p in (name, "eager"))
+            errors = [(mine[key] - eager[key]).abs().max().item() for key in mine]
             rows.append((name, f"{max(errors):.1e}", *[NEEDS_GPU] * 3))
             continue
-        found = measured(op, (name, "eager"), device, "fp32")
-        one = found["passes"]["forward"]
-        times = (f"{one[key] * 1e6:.1f}" for key in ("seconds", "other_seconds"))
-        rows.append((name, f"{found['max_error']:.1e}", *times, f"{one['speedup']:.2f}"))
+        facts = measured(op, (name, "eager"), device, "fp32")
+        forward = facts["passes"]["forward"]
+        times = (f"{forward[key] * 1e6:.1f}" for key in ("seconds", "other_seconds"))
+        rows.append((name, f"{facts['max_error']:.1e}", *times, f"{forward['speedup']:.2f}"))
     return rows
 
 
@@ -120,6 +119,13 @@ def fusion_gains(device: torch.device) -> Rows:
     return rows
 
 
+NOTES = {
+    "memory-pattern": "a transaction moves 128 bytes: the blocks differ in number and not in all",
+    "attention-memory": "eager attention writes T x T scores, so twice the tokens approach 4 times "
+    "the memory; flash attention writes its result and a number a row, so 2 times",
+}
+
+
 EXERCISES: dict[str, Callable[[torch.device], Rows]] = {
     "block-sizes": block_sizes,
     "memory-pattern": memory_pattern,
@@ -130,28 +136,13 @@ EXERCISES: dict[str, Callable[[torch.device], Rows]] = {
 }
 
 
-def check_picture(name: str, path: Path) -> None:
-    """Raise UsageError for a picture that cannot be drawn or written, before anything is run."""
-    if name != "attention-memory":
-        raise UsageError(f"--picture draws attention-memory, not {name}: remove it")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"--picture needs matplotlib: {install('report')}")
-    check_writable(path, "--picture")
-
-
-def picture(rows: Rows, path: Path) -> None:
-    """Draw the table of attention's memory, on axes on which every power is a line."""
-    from matplotlib.figure import Figure
-
-    lengths = [int(row[0]) for row in rows[1:]]
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for place, label in ((1, "eager"), (2, "flash")):
-        axes.loglog(lengths, [float(row[place]) for row in rows[1:]], marker="o", label=label)
-    axes.set(xlabel="tokens", ylabel="MiB allocated in the forward pass", xticks=lengths)
-    axes.set_xticklabels([str(length) for length in lengths])
-    axes.legend(frameon=False)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+def rows_of(name: str, device: torch.device, file: Path | None) -> Rows:
+    """The table of an exercise; file: whose kernel block-sizes studies. Raises UsageError."""
+    if file is None:
+        return EXERCISES[name](device)
+    if name != "block-sizes":
+        raise UsageError(f"--file is for block-sizes, not {name}: remove it")
+    return block_sizes(device, file)
 
 
 def _need_triton() -> None:

@@ -1,8 +1,8 @@
-"""The stages of the documents' debugging journey, and a sixth: one model with one part broken."""
+"""The stages of the published debugging journey, and a sixth: one model with one part broken."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import AdamW
 from tinyllama.model.tiers import V1, V3, StepPlan, Tier
 from tinyllama.ops.block import PARTS, compose
 from tinyllama.training.step import TrainStep
@@ -61,11 +60,11 @@ class Stage:
 
 def _stages() -> dict[int, Stage]:
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    found = {}
+    stages = {}
     for number, table in enumerate(tomllib.loads(text)["stage"], 1):
         parts = Parts(**dict.fromkeys(table.pop("wrong"), False))
-        found[number] = Stage(number=number, parts=parts, **table)
-    return found
+        stages[number] = Stage(number=number, parts=parts, **table)
+    return stages
 
 
 STAGES = _stages()
@@ -89,10 +88,10 @@ def attention_of(parts: Parts, device: torch.device) -> Callable[..., torch.Tens
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         k, v = (strided.expanded(x, q.shape[2]) for x in (k, v))
-        found: torch.Tensor = eager(
-            q, *((x.contiguous() for x in (k, v)) if parts.dense else (k, v))
-        )
-        return found
+        if parts.dense:
+            k, v = k.contiguous(), v.contiguous()
+        output: torch.Tensor = eager(q, k, v)
+        return output
 
     return attend
 
@@ -107,7 +106,7 @@ def forward_only(call: Callable[..., Any]) -> Callable[..., Any]:
     return undifferentiated
 
 
-KERNELS = ("rms_norm", "add_rms_norm", "attention", "swiglu")  # the published ones
+KERNELS = ("rms_norm", "add_rms_norm", "attention", "swiglu")  # of the published program
 
 
 def model_of(parts: Parts, config: ModelConfig, device: torch.device, seed: int) -> TinyLlama:
@@ -137,26 +136,22 @@ def default_initialise(model: TinyLlama, seed: int) -> None:
             nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)
 
 
-@dataclass
-class Trained:
-    """A stage's step and the parameters it updates. On a GPU it is captured: there the host would
-    otherwise take longer than the kernels, and hide what they cost."""
-
-    parts: Parts
-    model: ModelConfig
-    config: TrainConfig
-    device: torch.device
-    only: tuple[str, ...] = ()  # parameters that are updated; none given: those with a gradient
-    step: TrainStep = field(init=False)
-
-    def __post_init__(self) -> None:
-        model = model_of(self.parts, self.model, self.device, self.config.seed)
-        self.step = TrainStep(model, self.config)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(not self.only or name in self.only)
-        if not self.parts.differentiable:
-            self.only = ("embedding",)
-        if self.only:  # torch's optimizers pass over parameters without a gradient; ours refuses
-            named = dict(model.named_parameters())
-            chosen = [named[name] for name in self.only]
-            self.step.optimizer = AdamW(chosen, self.config, model.tier.table["adamw"])
+def step_of(
+    parts: Parts,
+    config: ModelConfig,
+    train: TrainConfig,
+    device: torch.device,
+    only: tuple[str, ...] = (),
+) -> TrainStep:
+    """A stage's step. On a GPU it is captured: there the host would otherwise take longer than the
+    kernels, and hide what they cost. only: parameters that are updated; none: those that get a
+    gradient."""
+    model = model_of(parts, config, device, train.seed)
+    named = dict(model.named_parameters())
+    for name, parameter in named.items():
+        parameter.requires_grad_(not only or name in only)
+    if not parts.differentiable:
+        only = ("embedding",)
+    # torch's optimizers pass over parameters without a gradient; ours refuses them
+    learning = [named[name] for name in only] if only else None
+    return TrainStep(model, train, learning=learning)

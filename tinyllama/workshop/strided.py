@@ -51,8 +51,8 @@ def strided_kernel(
         most = highest
     row = (batch * T + rows) * H + head
     tl.store(o + row[:, None] * K + inner, (result / total[:, None]).to(o.dtype.element_ty), inside)
-    kept = most.to(lse.dtype.element_ty) + tl.log2(total)
-    tl.store(lse + tl.program_id(1).to(tl.int64) * T + rows, kept, mask=rows < T)
+    row_lse = most.to(lse.dtype.element_ty) + tl.log2(total)
+    tl.store(lse + tl.program_id(1).to(tl.int64) * T + rows, row_lse, mask=rows < T)
 
 
 def expanded(x_BTGK: torch.Tensor, heads: int) -> torch.Tensor:
@@ -91,6 +91,6 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: torch.Tensor) -> tuple[torch.Tensor, ...]:
         q, k, v, o, lse = ctx.saved_tensors
-        found = tuple(x.new_empty(x.shape) for x in (q, k, v))
-        attend_backward(do, q, k, v, o, lse, *found)
-        return found
+        gradients = tuple(x.new_empty(x.shape) for x in (q, k, v))
+        attend_backward(do, q, k, v, o, lse, *gradients)
+        return gradients

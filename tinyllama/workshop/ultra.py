@@ -1,6 +1,6 @@
 """The open exercise of V4: a file with the faults of a published ultra-fused block.
 
-What is asked of it is asked one thing after the other, and no page says what it is.
+Its requirements are checked in order, and no page says what they are.
 """
 
 from pathlib import Path
@@ -17,11 +17,11 @@ from tinyllama.harness.machine.errors import UsageError
 from tinyllama.ops import OPS
 
 OP, PROVIDER = "add_rms_norm", "lesson"
-HOLDS = "all that is asked holds"
+HOLDS = "all that is required holds"
 
 
 def judge(path: Path, device: torch.device) -> tuple[int, int, str]:
-    """How many of how many demands hold, and what the first one that does not has found.
+    """How many of how many requirements hold, and what is wrong with the first that does not.
 
     Raises UsageError for a file that cannot be imported, or that declares no provider ``lesson`` of
     ``add_rms_norm``.
@@ -42,29 +42,30 @@ def _judged(
     module: ModuleType, op: Op, provider: Provider, device: torch.device
 ) -> tuple[int, int, str]:
     candidate = Candidate(op, provider, device)
-    demands = [
+    requirements = [
         lambda: _wrong(candidate, "outputs"),
         lambda: _idle(module, candidate),
         lambda: _wrong(candidate, "gradients"),
         lambda: _wrong(candidate, "absent gradients"),
     ]
-    for index, demand in enumerate(demands):
-        if found := demand():
-            return index, len(demands), found
-    return len(demands), len(demands), HOLDS
+    for index, requirement in enumerate(requirements):
+        if fault := requirement():
+            return index, len(requirements), fault
+    return len(requirements), len(requirements), HOLDS
 
 
 def _wrong(candidate: Candidate, check: str) -> str | None:
-    (found,) = run(candidate, only=[check])
-    return None if found.outcome is Outcome.PASSED else f"{found.check}: {found.message}"
+    (finding,) = run(candidate, only=[check])
+    return None if finding.outcome is Outcome.PASSED else f"{finding.check}: {finding.message}"
 
 
 def _idle(module: ModuleType, candidate: Candidate) -> str | None:
     """A kernel of the file that no call launches."""
     case = candidate.smallest()
     launches = launches_of(candidate.op, candidate.provider, case.case, case.dtype)
-    ran = {id(launch.kernel) for launch in launches}
-    idle = [n for n, one in vars(module).items() if isinstance(one, Kernel) and id(one) not in ran]
+    launched = {id(launch.kernel) for launch in launches}
+    kernels = {name: value for name, value in vars(module).items() if isinstance(value, Kernel)}
+    idle = [name for name, kernel in kernels.items() if id(kernel) not in launched]
     if not idle:
         return None
     return f"{', '.join(idle)}: never launched, so whatever is fast here is something else"

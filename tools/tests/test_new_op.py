@@ -40,8 +40,8 @@ def tree(tmp_path: Path) -> Path:
 
 
 def passes(tree: Path, *args: str) -> None:
-    kept = {name: value for name, value in ENVIRONMENT.items() if "PYTEST" not in name}
-    done = python("-m", *args, cwd=tree, env=kept)
+    environment = {name: value for name, value in ENVIRONMENT.items() if "PYTEST" not in name}
+    done = python("-m", *args, cwd=tree, env=environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 

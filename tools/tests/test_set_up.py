@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.machine.parsed import tomllib
 from tools import set_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,5 +124,7 @@ def test_the_constraints_settle_every_dependency(name: str, torch: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = sum(project["optional-dependencies"].values(), project["dependencies"])
     lines = (ROOT / f"constraints/{name}.txt").read_text().splitlines()
-    assert {set_up.project(each) for each in declared} <= {set_up.project(line) for line in lines}
+    assert {set_up.project(requirement) for requirement in declared} <= {
+        set_up.project(line) for line in lines
+    }
     assert f"torch=={torch}" in lines

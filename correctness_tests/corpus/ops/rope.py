@@ -33,8 +33,13 @@ class Rotation(torch.autograd.Function):
 
 
 @op.provider("written_out", double_backward=False, dtypes=(torch.float32,))
-def candidate(q, k, cos, sin):
-    return Rotation.apply(q, k, cos, sin)
+def candidate(q, k, cos, sin, interleaved):
+    if not interleaved:  # the two halves of a head become pairs
+        q, k = (x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for x in (q, k))
+    rotated = Rotation.apply(q, k, cos, sin)
+    if interleaved:
+        return rotated
+    return tuple(x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in rotated)
 
 
 # variants
@@ -100,8 +105,8 @@ VARIANTS = [
     constant(
         "one_position_late",
         (
-            "    return Rotation",
-            "    cos, sin = cos.roll(-1, 0), sin.roll(-1, 0)\n    return Rotation",
+            "    rotated = Rotation",
+            "    cos, sin = cos.roll(-1, 0), sin.roll(-1, 0)\n    rotated = Rotation",
         ),
         result="q_rotated",
     ),

@@ -9,7 +9,7 @@ finite one where the declared one has no least value, and 0 where that may be dr
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,6 @@ from tinyllama.harness.declare.specs import STANDARD
 # Of two. A product of three such large numbers is finite in float32, in any order of a sum; the
 # square of the least is hardly a normal number.
 EXPONENTS = (1, 2, 4, 6, 10, 12, 13, 15, 24, 33, -1, -2, -6, -10, -15, -24, -33, -50, -63)
-ALONE = "", "alone"  # by whether a distribution is declared, which says how large numbers are
 EXPONENTS_ALONE = (6, 15, -33, -63)  # of an input that is changed with others, too
 SHIFTS = (4, 10, 15)  # powers of two that are added or subtracted
 SUMS_OVERFLOW = 0.25  # the power of a dtype's largest number from which sums of products overflow
@@ -55,9 +54,9 @@ def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Pain
 
     only: "places" of rows that take several blocks: what depends on where a number stands; "range"
     of another dtype: what depends on how large numbers are. Of several inputs each alone has fewer
-    changes ("alone") than all of them together.
+    changes than all of them together, and so has one whose distribution says how large it is.
     """
-    inputs, op = candidate.inputs(case), candidate.op
+    inputs = candidate.inputs(case)
     floating = {
         name: value
         for name, value in inputs.args.items()
@@ -66,60 +65,50 @@ def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Pain
     }
     domains = {name: _domain(candidate, case, name) for name in floating}
     numbers = _numbers(candidate, inputs)
-    changes = {
-        name: dict(_changes(x, domains[name], numbers, only or ALONE[domains[name] == "finite"]))
-        for name, x in floating.items()
-    }
-    alone = {
-        name: dict(_changes(value, domains[name], numbers, "alone"))
-        for name, value in floating.items()
-    }
+    free = [name for name in floating if domains[name] == "any"]
 
-    def changed(text: str, names: Sequence[str], change: Change | None = None) -> Painted:
-        args = {
-            n: (change or changes[n][text])(x) if n in names else x for n, x in inputs.args.items()
-        }
-        pairs = [(args[name], floating[name]) for name in names]
+    def changed(text: str, changes: Mapping[str, Change]) -> Painted:
+        args = {**inputs.args, **{name: change(floating[name]) for name, change in changes.items()}}
+        pairs = [(args[name], floating[name]) for name in changes]
         return Painted(
-            f"{', '.join(names)}: {text}",
+            f"{', '.join(changes)}: {text}",
             replace(inputs, args=args),
-            infinite=any(_more(torch.isinf, *pair) for pair in pairs),
-            nan=any(_more(torch.isnan, *pair) for pair in pairs),
+            infinite=any(bool((x.isinf() & ~before.isinf()).any()) for x, before in pairs),
+            nan=any(bool((x.isnan() & ~before.isnan()).any()) for x, before in pairs),
         )
 
-    free = [name for name in floating if domains[name] == "any"]
+    def changes_of(name: str, which: str) -> dict[str, Change]:
+        return dict(_changes(floating[name], domains[name], numbers, which))
+
     if len(free) > 1:
-        in_all = (text for text in changes[free[0]] if all(text in changes[name] for name in free))
-        yield from (changed(text, free) for text in in_all)
+        in_all = {name: changes_of(name, only) for name in free}
+        for text in in_all[free[0]]:
+            if all(text in changes for changes in in_all.values()):
+                yield changed(text, {name: changes[text] for name, changes in in_all.items()})
     for name in floating:
-        of_all = len(free) > 1 and name in free and not only
-        for text in alone[name] if of_all else changes[name]:
-            yield changed(text, [name])
-    if only == "range":
-        return
-    yield from _of_integers(candidate, case, inputs)
+        fewer = domains[name] == "finite" or (len(free) > 1 and name in free)
+        for text, change in changes_of(name, only or ("alone" if fewer else "")).items():
+            yield changed(text, {name: change})
+    if only != "range":
+        yield from _of_integers(candidate, case, inputs)
     if only:
         return
     small = [name for name in floating if domains[name] != "as drawn"]
-    if op.mutated and small:  # the state of an optimizer, which begins with zeros
-        tiny = torch.finfo(torch.float32).tiny ** 0.25
-        for without in (None, *op.mutated):
+    if candidate.op.mutated and small:  # the state of an optimizer, which begins with zeros
+        tiny = partial(_scaled, by=torch.finfo(torch.float32).tiny ** 0.25)
+        for without in (None, *candidate.op.mutated):
             names = [name for name in small if name != without]
-            yield changed("zero", names, torch.zeros_like)
-            yield changed("tiny", names, partial(_scaled, by=tiny))
+            yield changed("zero", dict.fromkeys(names, torch.zeros_like))
+            yield changed("tiny", dict.fromkeys(names, tiny))
     for name, source in itertools.permutations(floating, 2):
-        if domains[name] == "any":
-            value, flat = floating[name], floating[source].flatten()
-            equal = flat.repeat(value.numel() // flat.numel() + 1)[: value.numel()]
-            values = equal.view(value.shape).to(value.dtype)
-            yield changed(f"values of {source}", [name], partial(_instead, values=values))
+        if name in free:
+            values = floating[source].flatten()
+            yield changed(f"values of {source}", {name: partial(_filled, values=values)})
     for name in free:
         if (unused := _unused(candidate, inputs, name)) is not None:
             for number in (math.inf, HUGE, -HUGE):
-                text = f"{number:g} where no output depends on it"
-                yield changed(
-                    text, [name], partial(torch.Tensor.masked_fill, mask=unused, value=number)
-                )
+                masked = partial(torch.Tensor.masked_fill, mask=unused, value=number)
+                yield changed(f"{number:g} where no output depends on it", {name: masked})
 
 
 def _unused(candidate: Candidate, inputs: Inputs, name: str) -> torch.Tensor | None:
@@ -138,12 +127,6 @@ def _unused(candidate: Candidate, inputs: Inputs, name: str) -> torch.Tensor | N
         return None
     unused = gradient == 0
     return unused if unused.any() and not unused.all() else None
-
-
-def _more(
-    asked: Callable[[torch.Tensor], torch.Tensor], changed: torch.Tensor, usual: torch.Tensor
-) -> bool:
-    return bool((asked(changed) & ~asked(usual)).any())
 
 
 def _domain(candidate: Candidate, case: OpCase, name: str) -> str:
@@ -171,9 +154,9 @@ def _numbers(candidate: Candidate, inputs: Inputs) -> list[float]:
 
 
 def _changes(
-    x: torch.Tensor, domain: str, numbers: Sequence[float], only: str
+    x: torch.Tensor, domain: str, numbers: Sequence[float], which: str
 ) -> Iterator[tuple[str, Change]]:
-    """Changes of a tensor, by what they are in words."""
+    """Changes of a tensor, by what they are in words. which: "alone", "places", "range", or ""."""
     limits = torch.finfo(x.dtype)
     if domain == "as drawn":
         return
@@ -181,17 +164,17 @@ def _changes(
         yield "0 in an element", partial(put, number=0.0, place="an element")
         yield "0 in a row", partial(put, number=0.0, place="a row")
         return
-    if only != "places":
-        exponents = EXPONENTS_ALONE if only == "alone" else EXPONENTS
+    if which != "places":
+        exponents = EXPONENTS_ALONE if which == "alone" else EXPONENTS
         for exponent in exponents:
             scale = 2.0**exponent
             if limits.tiny <= scale <= limits.max:
                 yield f"times {scale:g}", partial(_scaled, by=scale)
             if limits.max**SUMS_OVERFLOW < scale <= limits.max:
                 yield f"positive, times {scale:g}", partial(_positive, by=scale)
-        for exponent, sign in itertools.product(SHIFTS[only == "alone" :], (1, -1)):
+        for exponent, sign in itertools.product(SHIFTS[which == "alone" :], (1, -1)):
             yield f"plus {sign * 2**exponent}", partial(_shifted, by=sign * 2.0**exponent)
-    if only == "range":
+    if which == "range":
         return
     yield "negative", _negative
     yield "rounded to halves", _rounded
@@ -199,9 +182,9 @@ def _changes(
     infinities = (math.inf, -math.inf, math.nan) if domain == "any" else ()
     for number, place in itertools.product((0.0, *infinities), PLACES if x.dim() else PLACES[-1:]):
         everywhere, single = place == PLACES[-1], place == PLACES[0]
-        if not (everywhere and number) and not (only == "places" and single):
+        if not (everywhere and number) and not (which == "places" and single):
             yield f"{number:g} in {place}", partial(put, number=number, place=place)
-    for number in numbers if not only else ():
+    for number in numbers if not which else ():
         if 0 < number < SMALL:  # as an epsilon of a norm
             yield f"rows of length {number / 2:g}", partial(_of_length, length=number / 2)
         if number and abs(number) <= limits.max:
@@ -209,8 +192,9 @@ def _changes(
                 yield f"{number:g} in {place}", partial(put, number=number, place=place)
 
 
-def _instead(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return values
+def _filled(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """These values in the place of those of x, as often as they fit."""
+    return values.repeat(x.numel() // values.numel() + 1)[: x.numel()].view(x.shape).to(x.dtype)
 
 
 def _scaled(x: torch.Tensor, by: float) -> torch.Tensor:

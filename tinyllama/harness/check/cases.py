@@ -65,11 +65,11 @@ class References:
             )
         return self._cache[name]
 
-    def asked_for(self, wanted: Collection[str] | None) -> "References":
+    def asked_for(self, names: Collection[str] | None) -> "References":
         """Without the gradients of other inputs than these; None: all of them."""
-        if wanted is None:
+        if names is None:
             return self
-        named = {f"grad {name}" for name in wanted}
+        named = {f"grad {name}" for name in names}
 
         def part(results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {n: x for n, x in results.items() if n in named or not is_gradient(n)}
@@ -289,24 +289,24 @@ def _cases(
         floating = [name for name, output in op.outputs.items() if output.floating]
         for output in floating if len(floating) > 1 else ():
             yield replace(first, absent=output)
-    plain = OpCase(op, provider, op.cases[0], op.dtypes[0])
-    yield from _rare(plain, tied)
+    first_case = OpCase(op, provider, op.cases[0], op.dtypes[0])
+    yield from _rare(first_case, tied)
     for output in floating if len(floating) > 1 else ():
         for name in op.differentiable:
-            yield replace(plain, absent=output, wanted=(name,))
+            yield replace(first_case, absent=output, wanted=(name,))
     for wanted in _subsets(op.differentiable, subsets):
-        yield replace(plain, wanted=wanted)
+        yield replace(first_case, wanted=wanted)
     for case in sorted(op.cases[1:], key=lambda case: elements(op, case))[-2:]:
         for extreme in op.extremes:
-            yield replace(plain, case=case, extreme=extreme)
+            yield replace(first_case, case=case, extreme=extreme)
 
 
-def _rare(plain: OpCase, tied: bool) -> Iterator[OpCase]:
+def _rare(case_of_op: OpCase, tied: bool) -> Iterator[OpCase]:
     """The case in each of `RARE` that some input has axes for, and some upstream gradient."""
-    op, dims = plain.op, plain.case.dims
-    outputs = op.outputs_for({**op.params, **plain.case.params}) if op.differentiable else {}
+    op, dims = case_of_op.op, case_of_op.case.dims
+    outputs = op.outputs_for({**op.params, **case_of_op.case.params}) if op.differentiable else {}
     for layout in RARE:
-        cases = replace(plain, layout=layout), replace(plain, upstream=layout)
+        cases = replace(case_of_op, layout=layout), replace(case_of_op, upstream=layout)
         for side, case in zip((op.inputs, outputs), cases, strict=True):
             shapes = (shape for declared in side.values() for shape in shapes_of(declared, dims))
             if (tied or case.layout not in TIED) and any(deep(layout, s) for s in shapes):

@@ -14,93 +14,89 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.Pow: lambda base, power: base ** min(power, MOST.bit_length()),
 }
+Scope = dict[str, Any]
 
 
 def thresholds(call: Callable[..., Any]) -> list[int]:
     """The integers in comparisons of a function, and of the functions of its file that it names,
     sorted. If the code computes a remainder ``x % n``, the next multiple of n is added for each."""
     compared, divisors = set[int](), set[int]()
-    for function, known in _reached(call).items():
-        for node in ast.walk(_tree(function)):
-            if isinstance(node, ast.Compare):
-                compared |= {*_numbers(node, known)}
-            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-                divisors |= {*_numbers(node.right, known)}
-    multiples = {-(-one // divisor) * divisor for one in compared for divisor in divisors}
-    return sorted(one for one in compared | multiples if one <= MOST)
+    for node, scope in _nodes(call):
+        if isinstance(node, ast.Compare):
+            compared |= {*_integers(node, scope)}
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            divisors |= {*_integers(node.right, scope)}
+    multiples = {-(-number // divisor) * divisor for number in compared for divisor in divisors}
+    return sorted(number for number in compared | multiples if number <= MOST)
 
 
 def compared_with(call: Callable[..., Any], name: str) -> list[int | float]:
     """The positive numbers in comparisons with a variable of this name, in the same functions."""
-    found = set[int | float]()
-    for function, known in _reached(call).items():
-        for node in ast.walk(_tree(function)):
-            if isinstance(node, ast.Compare):
-                parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
-                if any(isinstance(part, ast.Name) and part.id == name for part in parts):
-                    values = (_value(part, known) for part in parts)
-                    found |= {one for one in values if type(one) in (int, float) and one > 0}
-    return sorted(found)
+    numbers = set[int | float]()
+    for node, scope in _nodes(call):
+        if isinstance(node, ast.Compare):
+            parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
+            if any(isinstance(part, ast.Name) and part.id == name for part in parts):
+                values = [_value(part, scope) for part in parts]
+                numbers |= {x for x in values if type(x) in (int, float) and x > 0}
+    return sorted(numbers)
 
 
-def _reached(call: Callable[..., Any]) -> dict[Any, dict[str, Any]]:
-    """A function, those of its file that it names, those that these name, and so on; each with what
-    the names around it stand for."""
-    found: dict[Any, dict[str, Any]] = {}
-    waiting = [_plain(call)]
+def _nodes(call: Callable[..., Any]) -> Iterator[tuple[ast.AST, Scope]]:
+    """The parts of the code of a function, of those of its file that it names, and so on; each with
+    what the names around it stand for."""
+    read, waiting = set[Any](), [_undecorated(call)]
     while waiting:
         function = waiting.pop()
         code = getattr(function, "__code__", None)
-        if code is not None and function not in found:
-            found[function] = known = {**function.__globals__, **_enclosed(function)}
-            names = (*code.co_names, *code.co_freevars)
-            named = (_plain(known.get(name)) for name in names)
-            waiting += [one for one in named if _file(one) == code.co_filename]
-    return found
+        if code is None or function in read:
+            continue
+        read.add(function)
+        scope = {**function.__globals__, **_enclosed(function)}
+        callees = [_undecorated(scope.get(n)) for n in (*code.co_names, *code.co_freevars)]
+        waiting += [
+            callee
+            for callee in callees
+            if getattr(getattr(callee, "__code__", None), "co_filename", None) == code.co_filename
+        ]
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        except (OSError, SyntaxError):  # it was typed in, or is a part of an expression
+            continue
+        yield from ((node, scope) for node in ast.walk(tree))
 
 
-def _plain(value: Any) -> Any:
+def _undecorated(value: Any) -> Any:
     """The function that a decorated or jitted one stands for."""
     value = inspect.unwrap(value) if callable(value) else value
     return getattr(value, "fn", value)
 
 
-def _file(function: Any) -> str | None:
-    return getattr(getattr(function, "__code__", None), "co_filename", None)
-
-
-def _enclosed(function: Any) -> dict[str, Any]:
+def _enclosed(function: Any) -> Scope:
     """The variables of the functions around this one that it names."""
-    found = {}
+    variables = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            variables[name] = cell.cell_contents
         except ValueError:  # it has no value yet
             continue
-    return found
+    return variables
 
 
-def _tree(function: Any) -> ast.AST:
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError):  # it was typed in, or is a part of an expression
-        return ast.Module(body=[], type_ignores=[])
-
-
-def _numbers(node: ast.AST, known: dict[str, Any]) -> Iterator[int]:
+def _integers(node: ast.AST, scope: Scope) -> Iterator[int]:
     """The integers in an expression: literals, and names that are bound to integers."""
     for part in ast.walk(node):
-        value = _value(part, known)
+        value = _value(part, scope)
         if type(value) is int and LEAST <= value <= MOST:
             yield value
 
 
-def _value(node: ast.AST, known: dict[str, Any]) -> Any:
+def _value(node: ast.AST, scope: Scope) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
-        return getattr(known.get(node.id), "value", known.get(node.id))  # of tl.constexpr
+        return getattr(scope.get(node.id), "value", scope.get(node.id))  # of tl.constexpr
     if isinstance(node, ast.BinOp) and (compute := OPERATORS.get(type(node.op))) is not None:
-        left, right = _value(node.left, known), _value(node.right, known)
+        left, right = _value(node.left, scope), _value(node.right, scope)
         return compute(left, right) if type(left) is type(right) is int else None
     return None

@@ -1,42 +1,25 @@
 """When a result is right: its error against float64 is a small multiple of eager's own.
 
-With x the result, e eager's at the same dtype, o the oracle in float64, and d the change of
-the oracle when its inputs are perturbed by the dtype's rounding, an error |x - o| is allowed
+With x the result, e eager's in the same dtype, o the oracle in float64 and d its change when inputs
+move by a rounding, an error |x - o| is allowed
 
     slack * max(|e - o|, spread * max(gain * rms |d|, unit * |o|, unit * |m|))
 
-in three norms, each of which finds what the others miss:
+over the tensor; over each row (a wrong tail, a small row beside large ones); and along o, where
+roundings average out, so that a factor of 1.01 shows in bfloat16.
 
-* per tensor: the overall error, zeros and NaN included;
-* per row (last axis): a wrong tail, or a small row beside large ones;
-* along the oracle: the share of x - o that points along o. Rounding averages out there, so a
-  result scaled by 1.01 shows even at bf16, where a single rounding is nearly as large.
+gain = max(1, |e - o| / rms |d|) over the tensor, and no less than the median over the results of a
+call: how much worse than rounded inputs eager is. spread = 1 + sqrt(2 ln(10^4 R) / k): how far the
+worst of R normal vectors with k independent elements lies above their root mean square, with a
+chance below 1 in 10^4; k is 1 for a row, whose elements may share one rounded factor, and for a
+tensor their number, or that which d shows where an op declares shared terms. unit = eps / sqrt(12)
+is the root mean square of a rounding, m the declared magnitude of terms that may cancel. Added are
+one subnormal number and, along o, what matrix units truncate in float32.
 
-Eager's error in one row is one draw of a random quantity. So d says how sensitive each row is;
-``gain`` = max(1, |e - o| / rms |d|) how much worse than rounded inputs eager really is, over the
-whole tensor, and no less than the median over the results of the same call; ``spread`` =
-1 + sqrt(2 ln(10^4 R) / k) how far the worst of R normal vectors with k independent elements lies
-above their root mean square with a chance below 1 in 10^4 (k is 1 for a row, whose elements may
-share one rounded factor, and their number for a tensor; 1 where a tensor of several axes is a
-single row, since both norms are the same one then); ``unit`` = eps / sqrt(12) is the root
-mean square of one rounding, and m the magnitude of the terms of a sum that may cancel, where an
-op declares it: with the unit of the dtype in which they are held. Where an op declares that all
-elements may share one rounded factor, k of a tensor is 1 for m, and for d the number of independent
-elements that the changes d themselves show. Added to that is one subnormal number and, along
-the oracle, the bias of matrix units, which truncate the sums they accumulate in float32. No
-tolerance is a constant.
-
-Where it is asked for, the largest error of one element is held to a multiple of the largest that
-rounding gives (of e, of d, or of the largest element or term by one unit): in a long row of 16 bits
-the norm of all roundings is as large as a few elements that are missing.
-
-Where o or e is not finite, a result is the same infinity as one of them, a NaN where one of them is
-a NaN, or finite where one of them is finite; all norms are of the other elements. A draw of d that
-is not finite says nothing about its element.
-
-Integers and booleans are equal to o, or to what the reference gives in the case's dtype or for
-perturbed inputs. Elements of those may be off by as much as declared, but no more than ``slack``
-times as many as the reference is undecided about.
+Single elements are held to a multiple of the largest error that rounding gives, if that is asked
+for. Where o or e is not finite, a result is what one of them is, or finite where one of them is.
+Integers and booleans are what o, e, or o for moved inputs is; some may be off by ``off_by``.
+docs/design.md says what other rules gave.
 """
 
 import math
@@ -69,8 +52,8 @@ class Check:
     def __str__(self) -> str:
         if self.norm in COUNTS:
             return f"{self.error:.0f} elements {COUNTS[self.norm]}, {self.bound:.0f} allowed"
-        held = "<=" if self.passed else "> allowed"
-        return f"{self.norm} error {self.error:.3g} {held} {self.bound:.3g}"
+        relation = "<=" if self.passed else "> allowed"
+        return f"{self.norm} error {self.error:.3g} {relation} {self.bound:.3g}"
 
 
 # Of integers and booleans, elements are counted.
@@ -132,7 +115,7 @@ class Comparison:
     def __str__(self) -> str:
         if self.checks[0].norm == MISSING:
             return f"{self.name} is missing"
-        parts = [str(one) for one in self.checks if one.error or one.norm not in COUNTS]
+        parts = [str(check) for check in self.checks if check.error or check.norm not in COUNTS]
         hint = f" ({CANCELS})" if self.may_cancel else ""
         parts[:0] = [str(self.worst)] if self.worst else []
         return f"{self.name}: {'; '.join(parts) or 'equal'}{hint}"
@@ -141,14 +124,14 @@ class Comparison:
     def may_cancel(self) -> bool:
         """Whether only one row is wrong, by less than what the widest row is allowed: so is a right
         row whose terms cancel, of whose size the comparison knows nothing."""
-        failed = [one for one in self.checks if not one.passed]
-        return [one.norm for one in failed] == ["row"] and failed[0].error <= self.widest_row
+        failed = [check for check in self.checks if not check.passed]
+        return [check.norm for check in failed] == ["row"] and failed[0].error <= self.widest_row
 
 
 class _Norms(NamedTuple):
     """Of a tensor, of each row, and the share along the oracle."""
 
-    whole: torch.Tensor
+    total: torch.Tensor
     rows: torch.Tensor
     along: torch.Tensor
 
@@ -173,15 +156,17 @@ class Reference:
     @cached_property
     def infinite(self) -> torch.Tensor | None:
         """Where the oracle or eager's result is not finite; None where there is no such element."""
-        each = (torch.atleast_1d(one.double().isfinite()) for one in (self.eager, self.oracle))
-        found = ~torch.stack([*each]).all(0)
-        return found if found.any() else None
+        finite = (
+            torch.atleast_1d(result.double().isfinite()) for result in (self.eager, self.oracle)
+        )
+        infinite = ~torch.stack([*finite]).all(0)
+        return infinite if infinite.any() else None
 
     @cached_property
     def beyond(self) -> torch.Tensor:
         """Eager's result and the oracle where one of them is not finite: (2 M)."""
-        each = (torch.atleast_1d(one.double()) for one in (self.eager, self.oracle))
-        return torch.stack([one[self.infinite] for one in each])
+        results = (torch.atleast_1d(result.double()) for result in (self.eager, self.oracle))
+        return torch.stack([result[self.infinite] for result in results])
 
     @cached_property
     def may_be_finite(self) -> bool:
@@ -198,10 +183,10 @@ class Reference:
         """The result minus the oracle; infinite where a result may not be what it is."""
         difference = self.of_finite(result) - self.exact
         if self.infinite is not None:
-            own = torch.atleast_1d(result.double())[self.infinite]
-            same = (self.beyond == own) | (self.beyond.isnan() & own.isnan())
-            known = same | (self.beyond.isfinite() & own.isfinite())
-            difference[self.infinite] = torch.where(known.any(0), 0.0, math.inf).to(difference)
+            element = torch.atleast_1d(result.double())[self.infinite]
+            same = (self.beyond == element) | (self.beyond.isnan() & element.isnan())
+            allowed = same | (self.beyond.isfinite() & element.isfinite())
+            difference[self.infinite] = torch.where(allowed.any(0), 0.0, math.inf).to(difference)
         return difference
 
     @cached_property
@@ -216,13 +201,13 @@ class Reference:
     @cached_property
     def moved(self) -> _Norms:
         """Root mean squares over the changes of the oracle."""
-        every = zip(*map(self.norms_of, self.changes()), strict=True)
-        return _Norms(*(_rms(torch.stack(one)) for one in every))
+        norms = zip(*map(self.norms_of, self.changes()), strict=True)
+        return _Norms(*(_rms(torch.stack(samples)) for samples in norms))
 
     def changes(self) -> Iterator[torch.Tensor]:
         """Of the oracle, by inputs that were perturbed; one at a time, since each may take GiB."""
-        for one in self.perturbed:
-            change = self.of_finite(one) - self.exact
+        for moved in self.perturbed:
+            change = self.of_finite(moved) - self.exact
             yield torch.where(change.isfinite(), change, 0.0)
 
     @cached_property
@@ -233,7 +218,7 @@ class Reference:
         count, draws = self.exact.numel(), len(self.perturbed)
         if not self.terms.shared or draws < 2:
             return count
-        changes = torch.stack([one.flatten() for one in self.changes()])
+        changes = torch.stack([change.flatten() for change in self.changes()])
         products = changes @ changes.T
         ratio = (products.trace() ** 2 / products.square().sum()).item()  # NaN without any change
         return min(count, draws * ratio / (draws - ratio)) if ratio < draws else count
@@ -244,20 +229,20 @@ class Reference:
         errors = [self.of_finite(self.eager) - self.exact, *self.changes()]
         terms = [self.exact, *([] if self.magnitude is None else [self.of_finite(self.magnitude)])]
         unit = torch.finfo(self.eager.dtype).eps
-        each = [*errors, *(unit * one for one in terms)]
-        return torch.stack([one.abs().max() for one in each]).max()
+        tensors = [*errors, *(unit * tensor for tensor in terms)]
+        return torch.stack([tensor.abs().max() for tensor in tensors]).max()
 
     @cached_property
     def sizes(self) -> list[_Norms]:
         """Of the oracle and of the terms, with what independent roundings of them are along it."""
-        each = [self.exact] if self.magnitude is None else [self.exact, self.magnitude]
+        tensors = [self.exact] if self.magnitude is None else [self.exact, self.magnitude]
         return [
             _Norms(
-                one.norm(),
-                one.norm(dim=-1).flatten(),
-                (one * self.exact).norm() / self.exact.norm() ** 2,
+                tensor.norm(),
+                tensor.norm(dim=-1).flatten(),
+                (tensor * self.exact).norm() / self.exact.norm() ** 2,
             )
-            for one in map(self.of_finite, each)
+            for tensor in map(self.of_finite, tensors)
         ]
 
     @cached_property
@@ -271,13 +256,13 @@ class Reference:
         the ratio may overflow where the oracle is zero."""
         if not self.eager.is_floating_point():
             return 1.0
-        unit = torch.finfo(self.eager.dtype).eps / math.sqrt(12) * self.sizes[0].whole
-        least = torch.maximum(self.moved.whole, unit).clamp_min(1e-300)
-        return max(1.0, min(1e300, (self.error.whole / least).item()))
+        unit = torch.finfo(self.eager.dtype).eps / math.sqrt(12) * self.sizes[0].total
+        least = torch.maximum(self.moved.total, unit).clamp_min(1e-300)
+        return max(1.0, min(1e300, (self.error.total / least).item()))
 
     def norms_of(self, tensor: torch.Tensor) -> _Norms:
         """Of a tensor like the oracle."""
-        along = (self.of_finite(tensor) * self.exact).sum().abs() / self.sizes[0].whole ** 2
+        along = (self.of_finite(tensor) * self.exact).sum().abs() / self.sizes[0].total ** 2
         return _Norms(tensor.norm(), tensor.norm(dim=-1).flatten(), along)
 
 
@@ -306,30 +291,32 @@ def compare(
     difference = reference.apart(result)
     error = reference.norms_of(difference)
     size, *terms = reference.sizes
-    held = reference.terms.dtype
-    of_terms = unit * (1.0 if held is None else min(1.0, torch.finfo(held).eps / limits.eps))
+    terms_dtype = reference.terms.dtype
+    of_terms = unit * (
+        1.0 if terms_dtype is None else min(1.0, torch.finfo(terms_dtype).eps / limits.eps)
+    )
     # Roundings of the oracle, or of the terms where these are larger.
-    rounded = _Norms(*(unit * one for one in size))
-    for one in terms:
-        rounded = _Norms(*(map(torch.maximum, rounded, (of_terms * norm for norm in one))))
+    rounded = _Norms(*(unit * norms for norms in size))
+    for norms in terms:
+        rounded = _Norms(*(map(torch.maximum, rounded, (of_terms * norm for norm in norms))))
     subnormal = limits.tiny * limits.eps * math.sqrt(exact.numel())
 
     def allowed(
-        own: torch.Tensor, typical: torch.Tensor, rows: int, freedom: float
+        eager_error: torch.Tensor, typical: torch.Tensor, rows: int, freedom: float
     ) -> torch.Tensor:
         spread = 1 + math.sqrt(2 * math.log(1e4 * rows) / freedom)
-        return slack * torch.maximum(own, spread * typical) + subnormal
+        return slack * torch.maximum(eager_error, spread * typical) + subnormal
 
-    usual = torch.maximum(gain * moved.whole, rounded.whole)
-    bound = allowed(of_eager.whole, usual, 1, reference.freedom)
+    typical = torch.maximum(gain * moved.total, rounded.total)
+    bound = allowed(of_eager.total, typical, 1, reference.freedom)
     if reference.terms.shared:
-        for one in terms:
-            bound = torch.maximum(bound, allowed(of_eager.whole, of_terms * one.whole, 1, 1))
-    usual = torch.maximum(gain * moved.rows, rounded.rows)
-    bounds = allowed(of_eager.rows, usual, exact.numel() // exact.shape[-1], 1)
+        for norms in terms:
+            bound = torch.maximum(bound, allowed(of_eager.total, of_terms * norms.total, 1, 1))
+    typical = torch.maximum(gain * moved.rows, rounded.rows)
+    bounds = allowed(of_eager.rows, typical, exact.numel() // exact.shape[-1], 1)
     if exact.dim() > 1 and len(bounds) == 1:
         bound = torch.maximum(bound, bounds[0])
-    whole = Check("tensor", error.whole.item(), bound.item())
+    tensor = Check("tensor", error.total.item(), bound.item())
     worst = (error.rows / bounds).nan_to_num(nan=math.inf).argmax()
     row = Check("row", error.rows[worst].item(), bounds[worst].item())
     widest = bounds.max().item()
@@ -346,20 +333,20 @@ def compare(
         place = difference.reshape(-1, width)[worst].abs().argmax()
         return Element.at(int(worst * width + place), result, oracle)
 
-    if size.whole <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
-        checks = whole, row, *more
+    if size.total <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
+        checks = tensor, row, *more
         return Comparison(name, checks, True, True, widest, element(*checks))
 
     # Independent roundings of the elements average out along the oracle; equal ones are one.
     averaged = math.sqrt(reference.alike) * rounded.along
-    usual = torch.maximum(gain * moved.along, averaged)
-    tilt = allowed(of_eager.along, usual, 1, 1) + ACCUMULATION
-    checks = whole, row, Check("scale", error.along.item(), tilt.item()), *more
+    typical = torch.maximum(gain * moved.along, averaged)
+    tilt = allowed(of_eager.along, typical, 1, 1) + ACCUMULATION
+    checks = tensor, row, Check("scale", error.along.item(), tilt.item()), *more
     return Comparison(
         name,
         checks,
-        sees_zero=bool(size.whole > bound) or not reference.may_be_finite,
-        sees_scale=bool(tilt < 0.01 or bound < 0.01 * size.whole),
+        sees_zero=bool(size.total > bound) or not reference.may_be_finite,
+        sees_scale=bool(tilt < 0.01 or bound < 0.01 * size.total),
         widest_row=widest,
         worst=element(*checks),
     )
@@ -369,38 +356,38 @@ def _compare_integers(
     name: str, result: torch.Tensor, reference: Reference, slack: float
 ) -> Comparison:
     """In counts of elements: those that are never right, and those off by what is allowed."""
-    values = [one.long() for one in (reference.oracle, reference.eager, *reference.perturbed)]
+    values = [tensor.long() for tensor in (reference.oracle, reference.eager, *reference.perturbed)]
     oracle, got = values[0], result.long()
-    known = torch.stack([got == one for one in values]).any(0)
-    undecided = torch.stack([oracle != one for one in values]).any(0).sum().item()
-    off = ~known & ((got - oracle).abs() <= reference.off_by)
-    wrong = (~known & ~off).sum().item()
+    decided = torch.stack([got == tensor for tensor in values]).any(0)
+    undecided = torch.stack([oracle != tensor for tensor in values]).any(0).sum().item()
+    off = ~decided & ((got - oracle).abs() <= reference.off_by)
+    wrong = (~decided & ~off).sum().item()
     checks = Check("exact", wrong, 0.0), Check("off by", off.sum().item(), slack * undecided)
     sees_zero = bool((oracle.abs() > reference.off_by).any()) or not oracle.any()
     comparison = Comparison(name, checks, sees_zero, True, 0.0)
     if comparison.passed:
         return comparison
-    place = int(torch.where(known, 0, (got - oracle).abs()).argmax())
+    place = int(torch.where(decided, 0, (got - oracle).abs()).argmax())
     return replace(comparison, worst=Element.at(place, result, reference.oracle))
 
 
-def apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def apart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The difference in float64; 0 where both are the same infinity, or both a NaN."""
-    one, other = one.double(), other.double()
-    return torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, one - other)
+    x, y = x.double(), y.double()
+    return torch.where((x == y) | (x.isnan() & y.isnan()), 0.0, x - y)
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether every element is equal; NaN equals NaN."""
-    if one.shape != other.shape:
+    if x.shape != y.shape:
         return False
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return bool(((x == y) | (x.isnan() & y.isnan())).all())
 
 
-def near(one: torch.Tensor, other: torch.Tensor, share: float, most: float = 0.0) -> bool:
+def near(x: torch.Tensor, y: torch.Tensor, share: float, most: float = 0.0) -> bool:
     """Whether the norm of the difference is at most this share of the other one's, of which what is
     finite counts, or at most ``most``. An infinity, or a NaN, must be in both."""
-    return apart(one, other).norm().item() <= max(share * norm_of_finite(other), most)
+    return apart(x, y).norm().item() <= max(share * norm_of_finite(y), most)
 
 
 def norm_of_finite(tensor: torch.Tensor) -> float:

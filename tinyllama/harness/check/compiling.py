@@ -15,7 +15,6 @@ from tinyllama.harness.check.finding import (
 from tinyllama.harness.check.launched import launches_of
 from tinyllama.harness.check.resizing import resized
 from tinyllama.harness.kernels.launch import Launch
-from tinyllama.harness.kernels.limits import verdict
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, compilation, lacking
 
 FITS, SPILLS, UNFIT = range(3)
@@ -92,7 +91,7 @@ def _largest(candidate: Candidate) -> OpCase:
 
 def _state(compiled: Compilation) -> tuple[int, str]:
     """Whether a kernel fits its chip, and what passes a limit, in words."""
-    excesses, taken = verdict(compiled, ())
+    excesses, taken = compiled.verdict()
     unfit = taken is None or bool(taken.unfit())
     return (FITS if not excesses else UNFIT if unfit else SPILLS), "; ".join(excesses)
 

@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tinyllama.harness.check.accuracy import faults
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
+from tinyllama.harness.check.judge import faults
 from tinyllama.harness.check.resizing import general
-from tinyllama.harness.kernels.configs import SPACES, asked
+from tinyllama.harness.kernels.configs import SPACES, recorded_keys
 from tinyllama.harness.kernels.launch import HAS_TRITON
 
 SECONDS = 60.0  # of this thread's processor time, after which no other configuration is tried
@@ -56,7 +56,7 @@ def _settings(candidate: Candidate, case: OpCase) -> Iterator[Forced]:
         return
     from tinyllama.harness.kernels.tuned import config_text, tuned
 
-    with tuned() as kernels, asked() as keys:
+    with tuned() as kernels, recorded_keys() as keys:
         candidate.results(candidate.inputs(case))
     for kernel in (kernel for kernel in kernels.values() if len(kernel.configs) > 1):
         for config in kernel.configs:

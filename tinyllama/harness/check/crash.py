@@ -1,6 +1,5 @@
 """What an exception of a candidate says: the author's file and line, and whose limit it is."""
 
-import dis
 import linecache
 import re
 import sys
@@ -20,8 +19,7 @@ _HARNESS = _CHECKS.rpartition(".")[0]
 _TOO_LARGE = "exceeds triton maximum"  # of a block: what Triton says to interpret and to compile it
 _NO_RULE = "There was no rule registered for"  # of torch, about a mode that the harness enters
 # What the interpreter raises where a GPU would go on, with whatever result, or for ever.
-_UNDEFINED = {"AccessError", "EndlessError", "EndlessLoopError", "PromiseError"}
-_REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
+_UNDEFINED = {"AccessError", "EndlessError", "EndlessLoopError", "FalseHintError"}
 _LIBRARIES = {"torch", "triton", "numpy", *sys.stdlib_module_names}
 
 
@@ -93,22 +91,6 @@ def in_backward(error: BaseException) -> bool:
     """Whether it was raised in the backward pass of a call of `evaluate`."""
     walked = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code is backward_pass.__code__ for frame, _ in walked)
-
-
-def refuses(error: BaseException) -> bool:
-    """Whether it is what a call raises that does not take its arguments: an error of these types,
-    or a RuntimeError that the author's own ``raise`` made, and not torch or a device; or Triton's,
-    of a block with more elements than any may have."""
-    if isinstance(error, _REFUSALS) or _too_large(error):
-        return True
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or type(error) is not RuntimeError:
-        return False
-    code = trace.tb_frame.f_code
-    raised = code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return raised and place(error).startswith(f"{code.co_filename}:")
 
 
 def _of_harness(error: BaseException) -> bool:

@@ -246,50 +246,38 @@ def evaluate(
     reference raises is noted as its own (`raised_by`).
     """
     with raising_in(op, call):
-        return _evaluate(op, call, inputs, overwrites, place, dtypes or {}, watched)
+        placed = place or (lambda value, name: copied(value) if watched else value)
+        args = {name: placed(value, name) for name, value in inputs.args.items()}
+        unchanged = [name for name in args if watched and name not in op.mutated]
+        before = {name: copied(args[name]) for name in unchanged}
+        for name in _wanted(op, inputs):
+            args[name].requires_grad_(True)
 
-
-def _evaluate(
-    op: Op,
-    call: Callable[..., Any],
-    inputs: Inputs,
-    overwrites: Collection[str],
-    place: Place | None,
-    dtypes: Mapping[str, torch.dtype],
-    watched: bool,
-) -> dict[str, torch.Tensor]:
-    placed = place or (lambda value, name: copied(value) if watched else value)
-    args = {name: placed(value, name) for name, value in inputs.args.items()}
-    unchanged = [name for name in args if watched and name not in op.mutated]
-    before = {name: copied(args[name]) for name in unchanged}
-    for name in _wanted(op, inputs):
-        args[name].requires_grad_(True)
-
-    outputs = call(*args.values(), **inputs.params)
-    forward, backward = _changed(args, before), list[str]()
-    forward += _flagged(op, inputs, args, unchanged)
-    between = {
-        name: copied(args[name]) if f"its input {name}" in forward else value
-        for name, value in before.items()
-        if name not in overwrites
-    }
-    try:
-        results = _named_outputs(op, outputs, args, inputs.params, dtypes)
-        if op.differentiable:
-            free = [*overwrites, *(() if watched else op.outputs)]
-            results |= backward_pass(op, results, args, inputs, free, placed, backward)
-            backward = _changed(args, between) + backward
-    except Exception as error:
+        outputs = call(*args.values(), **inputs.params)
+        forward, backward = _changed(args, before), list[str]()
+        forward += _flagged(op, inputs, args, unchanged)
+        between = {
+            name: copied(args[name]) if f"its input {name}" in forward else value
+            for name, value in before.items()
+            if name not in overwrites
+        }
+        try:
+            results = _named_outputs(op, outputs, args, inputs.params, dtypes or {})
+            if op.differentiable:
+                free = [*overwrites, *(() if watched else op.outputs)]
+                results |= backward_pass(op, results, args, inputs, free, placed, backward)
+                backward = _changed(args, between) + backward
+        except Exception as error:
+            if forward or backward:
+                raise ChangedInputError(op.name, forward, backward) from error
+            raise
         if forward or backward:
-            raise ChangedInputError(op.name, forward, backward) from error
-        raise
-    if forward or backward:
-        raise ChangedInputError(op.name, forward, backward)
-    for fresh in inputs.fresh:
-        call(*{**args, **fresh}.values(), **inputs.params)
-    if op.mutated:
-        return mutated_results(op, args)
-    return {name: value.detach() for name, value in results.items()}
+            raise ChangedInputError(op.name, forward, backward)
+        for fresh in inputs.fresh:
+            call(*{**args, **fresh}.values(), **inputs.params)
+        if op.mutated:
+            return mutated_results(op, args)
+        return {name: value.detach() for name, value in results.items()}
 
 
 def is_gradient(name: str) -> bool:
@@ -438,6 +426,19 @@ def shapes_of(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]
     sizes = [dims[axis] for axis in declared.axes]
     count = next(len(size) for size in sizes if isinstance(size, tuple))
     return [tuple(s[i] if isinstance(s, tuple) else s for s in sizes) for i in range(count)]
+
+
+def without_values(op: Op, case: Case, dtype: torch.dtype) -> list[Any]:
+    """The inputs of a case as tensors of the meta device, which have no values."""
+
+    def empty(name: str, declared: Tensor) -> Any:
+        if name in case.without:
+            return None
+        shapes = shapes_of(declared, case.dims)
+        tensors = [torch.empty(x, dtype=declared.dtype or dtype, device="meta") for x in shapes]
+        return tensors if declared.many else tensors[0]
+
+    return [empty(name, declared) for name, declared in op.inputs.items()]
 
 
 def sampled(

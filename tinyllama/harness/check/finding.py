@@ -2,9 +2,8 @@
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -13,7 +12,6 @@ from tinyllama.harness.check.compare import SLACK, Comparison
 from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, evaluate
 from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.check.poison import PoisonedMemory
-from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.kernels.bounds import Bounds, watched
 from tinyllama.harness.kernels.launch import HAS_TRITON
@@ -94,19 +92,6 @@ class Finding:
         words = {"outcome": self.outcome.value, "rank": self.rank.value if self.rank else ""}
         return {**{k: v for k, v in vars(self).items() if k != "special"}, **words}
 
-    @classmethod
-    def of(cls, words: Mapping[str, str]) -> "Finding":
-        """From what `as_dict` returns.
-
-        Raises ValueError, TypeError or AttributeError for anything else.
-        """
-        words = dict(words)
-        outcome, rank = Outcome(words.pop("outcome")), words.pop("rank")
-        special = Rank(rank) if rank else None
-        if not all(isinstance(word, str) for word in words.values()):
-            raise TypeError("a finding is made of words")
-        return cls(outcome=outcome, special=special, **words)
-
 
 # What a check finds: the case, what was seen, and its rank where that is a special one.
 Problem = tuple[OpCase, str] | tuple[OpCase, str, Rank] | None
@@ -132,8 +117,6 @@ class Candidate:
 
     backend: of torch.compile, for the check `compiled`.
     announce: is told each case that is about to be tried.
-    ended: cases in which a process ended before, with what is known of that; they are not tried.
-    unheld: is filled with the kernels whose accesses were not held to their tensors.
     """
 
     op: Op
@@ -142,8 +125,6 @@ class Candidate:
     seed: int = 0
     backend: str = "aot_eager"
     announce: Callable[[OpCase], None] = lambda case: None
-    ended: Mapping[str, str] = field(default_factory=dict)
-    unheld: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", self.provider.offered(self.op))
@@ -208,8 +189,11 @@ class Candidate:
         inputs: Inputs,
         memory: PoisonedMemory | None = None,
         guards: GuardedMemory | None = None,
+        *,
+        watched: bool = True,
     ) -> dict[str, torch.Tensor]:
-        """Outputs and gradients of one call. guards: put everything between canaries."""
+        """Outputs and gradients of one call on copies of the inputs. guards: put everything between
+        canaries. watched: whether a call that changes its inputs raises an error."""
         with contextlib.ExitStack() as within:
             if guards is not None:
                 within.enter_context(self.limits(guards))
@@ -220,8 +204,9 @@ class Candidate:
                 self.provider.call,
                 inputs,
                 self.provider.overwrites,
-                place=guards.placed if guards else None,
+                place=guards.placed if guards else lambda value, name: copied(value),
                 dtypes=self.provider.output_dtypes,
+                watched=watched,
             )
             synchronize(self.device)
             return results
@@ -237,7 +222,6 @@ class Candidate:
 
         with watched(bounds.watch), limited():
             yield
-        self.unheld.update(bounds.unheld)
 
     def wrong(
         self,
@@ -289,42 +273,10 @@ class Candidate:
         """Whether its kernels are interpreted on this device."""
         return self.device.type == "cpu" and "triton" in self.provider.requires
 
-    def shielded(self) -> "Candidate":
-        """The same on copies of inputs and upstream gradients, which it may change unseen. The
-        copies have the same strides."""
-        call, names, mutated = self.provider.call, list(self.op.inputs), self.op.mutated
-
-        def shield(name: str, value: Any) -> Any:
-            if isinstance(value, list):
-                return [shield(name, entry) for entry in value]
-            return value if name in mutated else _Copy.apply(value)
-
-        def shielded(*args: Any, **params: Any) -> Any:
-            outputs = call(*map(shield, names, args), **params)
-            if mutated:
-                return outputs
-            return tuple(_Copy.apply(y) if y.requires_grad else y for y in several(outputs))
-
-        return replace(self, provider=replace(self.provider, call=shielded))
-
     def missing(self) -> str | None:
         """Why the provider cannot run on the device; None when it can."""
         reasons = (cannot(need, self.device) for need in self.provider.requires)
         return next(filter(None, reasons), None)
-
-
-class _Copy(torch.autograd.Function):
-    """The identity, on memory of its own with the same strides, in forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        ctx.set_materialize_grads(False)  # a gradient that is missing stays so
-        copy: torch.Tensor = copied(value.detach())
-        return copy
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None if gradients[0] is None else _Copy.apply(gradients[0])
 
 
 def leaves(args: Leaves) -> Iterator[torch.Tensor]:
@@ -334,7 +286,7 @@ def leaves(args: Leaves) -> Iterator[torch.Tensor]:
             yield from value if isinstance(value, list) else [value]
 
 
-def others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
+def other_results(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
     """Results of torch's provider and of independent code, as far as they take these inputs."""
     op = candidate.op
     of_torch = [provider.call for name, provider in op.providers.items() if name == "torch"]

@@ -79,10 +79,12 @@ class GuardedMemory(DispatchMode, Bounds):
         return None if value is None else self.guarded(value, name)
 
     def launched(self, backward: bool) -> str:
-        """The kernels of the forward pass, or those that the backward pass added, in words."""
+        """``; kernels: ...``, those of the forward pass or those that the backward pass added, each
+        with its line; "" where there are none."""
         forward = list(self.kernels) if self.forward is None else self.forward
         names = [name for name in self.kernels if (name not in forward) == backward] or forward
-        return ", ".join(f"{name} ({self.kernels[name]})" for name in names)
+        kernels = ", ".join(f"{name} ({self.kernels[name]})" for name in names)
+        return f"; kernels: {kernels}" if kernels else ""
 
     def broken(self) -> list[str]:
         """What was accessed out of bounds, and buffers whose canaries were overwritten, and where.

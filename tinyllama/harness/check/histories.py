@@ -1,5 +1,6 @@
 """The histories that are played with each op, and the checks which they make up."""
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +19,8 @@ from tinyllama.harness.check.resizing import general, resized
 
 SHAPES = 20  # new shapes that are looked for, some of which the reference may refuse
 REPEATS = {"cpu": 3, "cuda": 50}
+
+ByName = Callable[[str], Values | None]
 
 LAYERS = range(1, 10)  # calls between a forward pass and its backward pass: other layers of a model
 LATER = range(1, 5)  # calls behind one that is over
@@ -105,18 +108,19 @@ def fresh_contents(candidate: Candidate) -> Problem:
     or shape, no output memory is used twice, no setting is changed. How tensors lie to each other
     makes no difference."""
     case = candidate.telling()
-    find_in = partial(find, candidate, values=_cached(candidate, case))
+    values = _cached(candidate, case)
     if candidate.op.mutated:
-        return find_in(IN_PLACE)
+        return find(candidate, IN_PLACE, values)
     memory = () if candidate.op.differentiable else MEMORY  # else it belongs to `backward_twice`
     of_kernels = OF_KERNELS if candidate.interpreted else ()
+    last = (*memory, WITH_ANOTHER_DEVICE, *of_kernels)
     return worst(
         itertools.chain(
             _with_one_entry(candidate),
-            map(find_in, IN_A_ROW),
-            _after_an_error(candidate, case),
+            (find(candidate, history, values) for history in IN_A_ROW),
+            _after_an_error(candidate, case, values),
             _after_a_first_call(candidate, case),
-            map(find_in, (*memory, WITH_ANOTHER_DEVICE, *of_kernels)),
+            (find(candidate, history, values) for history in last),
         )
     )
 
@@ -128,7 +132,7 @@ def backward_twice(candidate: Candidate) -> Problem:
         raise Unsupported("it has no gradients")
     if candidate.provider.overwrites:
         raise Unsupported(f"its backward overwrites {', '.join(candidate.provider.overwrites)}")
-    values = _cached(candidate, candidate.telling(), trusted=True)
+    values = _cached(candidate, candidate.telling())
     return worst(find(candidate, history, values) for history in (*BETWEEN, *MEMORY))
 
 
@@ -140,10 +144,10 @@ def determinism(candidate: Candidate) -> Problem:
     kind = candidate.device.type
     if kind not in candidate.provider.deterministic:
         raise Unsupported(f"declared not to be deterministic on {kind}")
-    inputs, candidate = candidate.inputs(case), candidate.shielded()
-    expected = candidate.results(inputs)
+    inputs = candidate.inputs(case)
+    expected = candidate.results(inputs, watched=False)
     for repeat in range(1, REPEATS[kind]):
-        results = candidate.results(inputs)
+        results = candidate.results(inputs, watched=False)
         for name, value in expected.items():
             if not same_bits(results[name], value):
                 return case, f"{name} has other bits in repeat {repeat}"
@@ -158,14 +162,13 @@ def _with_one_entry(candidate: Candidate) -> Iterator[Problem]:
     for axis, size in base.case.dims.items():
         short = resized(candidate, base, axis, 1) if isinstance(size, int) else None
         if short is not None and short.case.dims[axis] == 1 and candidate.takes(short):
-            yield find(candidate, history, _cached(candidate, short, trusted=True))
+            yield find(candidate, history, _cached(candidate, short))
 
 
-def _after_an_error(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
+def _after_an_error(candidate: Candidate, case: OpCase, values: ByName) -> Iterator[Problem]:
     """Calls after arguments of another width, which the reference refuses; and integers of 32 bits,
     which it takes."""
     inputs = candidate.inputs(case)
-    values_of = _cached(candidate, case)
 
     def with_input(name: str, value: torch.Tensor) -> Inputs:
         return replace(inputs, args={**inputs.args, name: value})
@@ -177,9 +180,9 @@ def _after_an_error(candidate: Candidate, case: OpCase) -> Iterator[Problem]:
             try:
                 Graph(candidate.reference, narrow)
             except Exception:
-                values = {"narrow": Values(case, narrow), "A": values_of("A")}
+                of_calls = {"narrow": Values(case, narrow), "A": values("A")}
                 history = History(f"call narrow and is refused; {COMPLETE}")
-                yield find(candidate, history, values.get)
+                yield find(candidate, history, of_calls.get)
         if value.dtype is torch.int64:
             short = Values(case, with_input(name, value.to(torch.int32)))
             short.references = case.references(inputs)  # `evaluate` refuses such integers
@@ -216,18 +219,15 @@ def _new_shapes(candidate: Candidate, case: OpCase) -> Iterator[OpCase]:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _cached(
-    candidate: Candidate, case: OpCase, *, trusted: bool = False
-) -> Callable[[str], Values | None]:
+def _cached(candidate: Candidate, case: OpCase) -> ByName:
     """The values of a call by its name, the same each time."""
-    by_name: dict[str, Values | None] = {}
 
+    @functools.cache
     def values(name: str) -> Values | None:
-        if name not in by_name:
-            by_name[name] = _values(candidate, case, name)
-            if (new := by_name[name]) is not None:
-                new.inputs, new.trusted = replace(new.inputs, fresh=[]), trusted
-        return by_name[name]
+        of_call = _values(candidate, case, name)
+        if of_call is not None:
+            of_call.inputs = replace(of_call.inputs, fresh=[])
+        return of_call
 
     return values
 
@@ -251,7 +251,7 @@ def _values(candidate: Candidate, case: OpCase, name: str) -> Values | None:
         params = {n: numbers[0] for n, numbers in settings(candidate, case).items() if numbers}
         inputs = candidate.inputs(case, draw=1)
         changed = replace(inputs, params={**inputs.params, **params})
-        return Values(case, changed) if params else None
+        return Values(case, changed, judged=False) if params else None
     if name == "parameters":
         return Values(case, first, partial(_parameters, candidate.op.differentiable))
     if name in ("behind_each_other", "one_tensor"):

@@ -27,7 +27,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tinyllama.harness.check.cases import WIDER, OpCase, References
-from tinyllama.harness.check.compare import near, same_bits
+from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.crash import place
 from tinyllama.harness.check.evaluate import (
     GradientError,
@@ -45,7 +45,6 @@ from tinyllama.harness.kernels.compiler_hints import TF32, UNDEFINED
 from tinyllama.harness.kernels.launch_cache import among
 from tinyllama.harness.machine.modes import DispatchMode
 
-ALIKE = 1e-3  # of the norm of a result: the most by which a repeated one differs
 POINTS = 6  # within a call at which another thread makes a call
 PATIENCE = 0.5  # seconds that such a call may take, before it is taken to wait for a lock
 SHOWN = 6  # steps of a history in a message: the last ones
@@ -141,16 +140,14 @@ class Values:
     """The values of a call's inputs, and what results for them are right.
 
     arrange: how the inputs lie, as tensors of their own. shared: those that a call has in common
-        with another one, where not all.
-    trusted: a provider's first results are taken for right, later ones must be alike; else they are
-        compared with the reference's.
+        with another one, where not all. judged: whether results are compared.
     """
 
     case: OpCase
     inputs: Inputs
     arrange: Callable[[Leaves], Leaves] = lambda args: {n: copied(v) for n, v in args.items()}
     shared: tuple[str, ...] = ()
-    trusted: bool = False
+    judged: bool = True
     right: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
 
     @functools.cached_property
@@ -158,27 +155,23 @@ class Values:
         return self.case.references(self.inputs)
 
     def wrong(self, candidate: Candidate, results: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """What is wrong with some results of a call, by the result's name."""
+        """What is wrong with some results of a call, by the result's name. Those with the bits of
+        earlier right ones are right."""
         provider, wrong = candidate.provider, dict[str, str]()
         right = {name: self.right.get((provider.name, name)) for name in results}
         new = {n: v for n, v in results.items() if (r := right[n]) is None or not same_bits(v, r)}
-        if self.trusted:
-            for name, value in new.items():
-                unit = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-                first = right[name]
-                if first is not None and not near(value, first, max(ALIKE, 4 * unit)):
-                    wrong[name] = f"{name} is not what it was for the same values"
-        elif new:
-            eager = self.references.eager
-            for name in set(new) & set(eager) - set(provider.output_dtypes):
-                if new[name].dtype != eager[name].dtype:
-                    wrong[name] = f"{name} has dtype {new[name].dtype}, not {eager[name].dtype}"
-            slack = WIDER * candidate.slack[self.case.dtype]  # not each case is a declared one
-            compared = self.case.judge(new, self.inputs, slack=slack, references=self.references)
-            wrong |= {each.name: str(each) for each in compared if not each.passed}
+        if not new or not self.judged:
+            return {}
+        eager = self.references.eager
+        for name in set(new) & set(eager) - set(provider.output_dtypes):
+            if new[name].dtype != eager[name].dtype:
+                wrong[name] = f"{name} has dtype {new[name].dtype}, not {eager[name].dtype}"
+        slack = WIDER * candidate.slack[self.case.dtype]  # not each case is a declared one
+        comparisons = self.case.judge(new, self.inputs, slack=slack, references=self.references)
+        wrong |= {c.name: str(c) for c in comparisons if c.name in new and not c.passed}
         for name in set(new) - set(wrong):
             self.right.setdefault((provider.name, name), new[name].detach().clone())
-        return {name: text for name, text in wrong.items() if name in new}
+        return wrong
 
 
 @dataclass(frozen=True)
@@ -409,7 +402,7 @@ class _Play:
     def backward(self, step: str, call: str) -> None:
         """backward A [doubled] [in a thread] [into .grad] [or refuse]"""
         graph, op = self.graphs[call], self.candidate.op
-        if not op.differentiable:
+        if not op.differentiable or self.candidate.provider.overwrites:
             return
         upstream = [g * 2 if "doubled" in step else copied(g) for g in graph.upstream.values()]
         copies, in_order = [gradient.clone() for gradient in upstream], iter(upstream)
@@ -432,15 +425,9 @@ class _Play:
                 gradients = run()
         finally:
             self._look_at_settings()
-        overwrites = self.candidate.provider.overwrites
         for name, gradient, copy in zip(graph.upstream, upstream, copies, strict=True):
-            if name not in overwrites and not same_bits(gradient, copy):
+            if not same_bits(gradient, copy):
                 self._fault(f"upstream {name}", f"the upstream gradient of {name} has changed")
-        if overwrites:
-            gradients = {name: gradient.clone() for name, gradient in gradients.items()}
-        for record in self.records:
-            if record.name in overwrites and record.call == call and record.kind == "inputs":
-                record.tensor.data.copy_(record.copy)
         kind = ".grad" if "into .grad" in step else "gradients"
         if kind == ".grad":  # it has changed
             self.records = [

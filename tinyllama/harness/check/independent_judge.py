@@ -1,9 +1,9 @@
 """Values of a candidate, judged in a process that never imports it.
 
-The judge draws the inputs from a seed that nobody else knows, computes the references, and decides.
-The candidate's process gets the inputs and gives back results, both as the bytes of files that the
-judge names; the rest is JSON. So a candidate that replaces its runner, the reference or a function
-of torch changes nothing here but its own results. It can give those of the reference instead of
+The judge draws a seed that nobody else knows, computes the references for its inputs, and decides.
+The candidate's process gets that seed, and gives back its results as one file of safetensors; the
+rest is JSON. So a candidate that replaces its runner, the inputs, the reference or a function of
+torch changes nothing here but its own results. It can give those of the reference instead of
 computing them: that, only a review sees.
 """
 
@@ -11,30 +11,17 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.compare import SLACK
-from tinyllama.harness.check.evaluate import ContractError, Inputs, evaluate
+from tinyllama.harness.check.evaluate import ContractError, evaluate
+from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.provider import MOST_SLACK, Provider
 from tinyllama.harness.kernels.precision import SHORT
-
-DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor whose storage is the file of this number in a folder."""
-
-    file: int
-    dtype: str
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
 
 
 @dataclass(frozen=True)
@@ -50,9 +37,9 @@ def cases_of(op: Op) -> list[OpCase]:
     """Those that are judged: every shape in every dtype; on the first shape, extreme values and
     strides that no two tensors share."""
     eager, first = op["eager"], OpCase(op, op["eager"], op.cases[0], op.dtypes[0])
-    plain = [OpCase(op, eager, case, dtype) for dtype in op.dtypes for case in op.cases]
+    cases = [OpCase(op, eager, case, dtype) for dtype in op.dtypes for case in op.cases]
     extremes = [replace(first, extreme=name) for name in op.extremes]
-    return [*plain, *extremes, replace(first, layout="distinct")]
+    return [*cases, *extremes, replace(first, layout="distinct")]
 
 
 # -- in the candidate's process -------------------------------------------------------------------
@@ -71,44 +58,32 @@ def _declined(case: OpCase) -> str | None:
     return "it takes contiguous inputs alone" if contiguous else case.unsupported()
 
 
-def answer(
-    op: Op, provider: Provider, inputs: Any, device: torch.device, folder: Path
-) -> dict[str, Stored]:
-    """The results of a provider for the inputs of a folder, whose files they become."""
-    loaded = _mapped(inputs, lambda stored: load(stored, folder, device))
-    results = evaluate(
-        op, provider.call, loaded, provider.overwrites, dtypes=provider.output_dtypes
-    )
-    return {
-        name: store(value.clone(memory_format=torch.contiguous_format), folder, place)
-        for place, (name, value) in enumerate(sorted(results.items()), 1000)
-    }
+def answer(candidate: Candidate, number: int, seed: int, file: Path) -> None:
+    """Write the results for the inputs that a seed gives in the case of this number."""
+    results = candidate.results(cases_of(candidate.op)[number].inputs(candidate.device, seed))
+    dense = torch.contiguous_format
+    save_file({name: x.clone(memory_format=dense).cpu() for name, x in results.items()}, file)
 
 
 # -- in the judge's -------------------------------------------------------------------------------
 
 
-def compared(
-    case: OpCase, traits: Traits, ask: Callable[[Inputs], Mapping[str, Stored]], folder: Path
-) -> str:
+def faults(case: OpCase, traits: Traits, ask: Callable[[int, Path], None], file: Path) -> str:
     """What is wrong with a candidate's results of a case; empty where nothing is.
 
-    ask: hands inputs to the candidate's process.
+    ask: has the candidate's process write its results for a seed.
     """
-    inputs = case.inputs(seed=secrets.randbelow(2**62))
-    places = iter(range(1000))
-    stored_inputs = _mapped(inputs, lambda tensor: store(tensor, folder, next(places)))
+    seed = secrets.randbelow(2**62)
+    inputs = case.inputs(seed=seed)
     expected = evaluate(case.op, case.provider.call, inputs)
-    results = {}
-    for place, (name, stored) in enumerate(sorted(ask(stored_inputs).items()), 1000):
+    ask(seed, file)
+    results = load_file(file)
+    for name, result in results.items():
         if name not in expected:
             return f"{name} is not asked for"
-        dtype = traits.output_dtypes.get(name, str(expected[name].dtype))
-        shape, strides = tuple(expected[name].shape), expected[name].contiguous().stride()
-        if (actual := (stored.dtype, tuple(stored.size))) != (dtype, shape):
-            return f"{name} is {actual}, not {(dtype, shape)}"
-        dense = Stored(place, dtype, shape, strides, 0)
-        results[name] = load(dense, folder, torch.device("cpu"))
+        right = traits.output_dtypes.get(name, str(expected[name].dtype)), expected[name].shape
+        if (str(result.dtype), result.shape) != right:
+            return f"{name} is {(str(result.dtype), tuple(result.shape))}, not {right}"
     slack = traits.slack.get(SHORT[case.dtype], 1.0)
     if not 0 < slack <= MOST_SLACK:
         return f"a slack of {slack}: state at most {MOST_SLACK:.0f}"
@@ -117,36 +92,3 @@ def compared(
     except ContractError as error:
         return str(error)
     return "; ".join(str(comparison) for comparison in comparisons if not comparison.passed)
-
-
-# -- tensors as files -----------------------------------------------------------------------------
-
-
-def store(value: torch.Tensor, folder: Path, number: int) -> Stored:
-    """Write a tensor's whole storage, gaps and all."""
-    raw = torch.empty(0, dtype=torch.uint8, device=value.device)
-    raw.set_(value.detach().untyped_storage())
-    raw.cpu().numpy().tofile(folder / str(number))
-    shape = tuple(value.shape), tuple(value.stride())
-    return Stored(number, str(value.dtype), *shape, int(value.storage_offset()))
-
-
-def load(stored: Stored, folder: Path, device: torch.device) -> torch.Tensor:
-    """Raises ValueError or RuntimeError for a file that does not hold that tensor."""
-    raw = torch.from_numpy(np.fromfile(folder / str(stored.file), dtype=np.uint8)).to(device)
-    empty = torch.empty(0, dtype=DTYPES[stored.dtype], device=device)
-    return empty.set_(raw.untyped_storage(), stored.offset, stored.size, stored.stride)
-
-
-def _mapped(inputs: Inputs, change: Callable[[Any], Any]) -> Inputs:
-    """Inputs with something else in the place of each tensor."""
-
-    def apply(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: apply(entry) for name, entry in value.items()}
-        if isinstance(value, list):
-            return [apply(entry) for entry in value]
-        return change(value) if isinstance(value, (torch.Tensor, Stored)) else value
-
-    names = ("args", "upstream", "fresh")
-    return replace(inputs, **{name: apply(getattr(inputs, name)) for name in names})

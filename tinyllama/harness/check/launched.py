@@ -2,15 +2,17 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch._library.triton import set_wrap_triton_enabled
 
-from tinyllama.harness.check.evaluate import shapes_of
+from tinyllama.harness.check.evaluate import without_values
+from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank
+from tinyllama.harness.check.names import LAUNCHED
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
-from tinyllama.harness.declare.specs import Case, Tensor
+from tinyllama.harness.declare.specs import Case
+from tinyllama.harness.kernels.bounds import Bounds
 from tinyllama.harness.kernels.launch import Launch, recorded
 
 
@@ -55,17 +57,36 @@ def on_chip(chip: str | None, precision: str) -> Iterator[list[Launch]]:
 
 def _call(op: Op, provider: Provider, case: Case, dtype: torch.dtype) -> None:
     """Forward and backward on tensors of the meta device, of the declared shapes."""
-
-    def empty(declared: Tensor) -> Any:
-        options: Any = {"dtype": declared.dtype or dtype, "requires_grad": declared.grad}
-        shapes = shapes_of(declared, case.dims)
-        tensors = [torch.empty(shape, device="meta", **options) for shape in shapes]
-        return tensors if declared.many else tensors[0]
-
-    args = [empty(declared) for declared in op.inputs.values()]
-    outputs = provider.call(*args, **{**op.params, **case.params})
-    if not op.differentiable:
+    args = dict(zip(op.inputs, without_values(op, case, dtype), strict=True))
+    leaves = [args[name].requires_grad_() for name in op.differentiable if args[name] is not None]
+    outputs = provider.call(*args.values(), **{**op.params, **case.params})
+    if not leaves:
         return
     used = [output for output in several(outputs) if output.requires_grad]
-    leaves = [arg for arg, declared in zip(args, op.inputs.values(), strict=True) if declared.grad]
     torch.autograd.grad(used, leaves, [torch.empty_like(o) for o in used], allow_unused=True)
+
+
+def kernel_launched(candidate: Candidate, declares: bool) -> Finding:
+    """Whether some plain case launches a kernel, where the provider ``declares`` one. A GPU runs
+    kernels that nobody sees being launched; on a CPU all are interpreted."""
+    declares = declares and "triton" in candidate.provider.requires
+    reason = candidate.missing() or ("" if declares else "it declares no kernel")
+    if reason or candidate.device.type != "cpu":
+        reason = reason or "it is seen where kernels are interpreted: use --device cpu"
+        return Finding(LAUNCHED, Outcome.UNSUPPORTED, message=reason)
+    for case in reversed(candidate.plain_cases()):  # small ones may be left to torch
+        bounds, text = Bounds(), ""
+        try:
+            with candidate.limits(bounds):
+                candidate.results(candidate.inputs(case))
+        except Exception as error:
+            text = f"the call raised {type(error).__name__}: {error}"
+        if bounds.kernels:
+            return Finding(LAUNCHED, Outcome.PASSED)
+        if text:
+            return Finding(LAUNCHED, Outcome.BLOCKED, str(case), text)
+    text = (
+        'no kernel launched, though requires=("triton",) declares one: does a branch (is_cuda) '
+        "leave tensors on the CPU to torch?"
+    )
+    return Finding(LAUNCHED, Outcome.FAILED, message=text, special=Rank.REFUSED)

@@ -35,4 +35,8 @@ ALL = (*DEFAULT, "resources", "compiled", "configurations", APART)
 # On a GPU a second process, which interprets kernels on the CPU, makes these checks as well. A GPU
 # shows nothing of the first ones, or less.
 INTERPRETED_ALONE = ("out of bounds", "races", "program order", "large offsets")
-INTERPRETED = (*INTERPRETED_ALONE, "untouched inputs", "sizes", "special values")
+INTERPRETED = (
+    *INTERPRETED_ALONE,
+    *("untouched inputs", "extreme values", "input layouts", "gradient layouts"),
+    *("sizes", "special values"),
+)

@@ -97,9 +97,9 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
         for varied in _varied(candidate, case, length):
             yield from point(varied, axes=(axis,))
         for dtype in candidate.dtypes if length in OF_DTYPES else ():
-            other = replace(case, dtype=dtype)
-            if dtype is not base.dtype and not other.unsupported():
-                yield from point(other, axes=(axis,), of_elements=ELEMENT_SLACK)
+            of_dtype = replace(case, dtype=dtype)
+            if dtype is not base.dtype and not of_dtype.unsupported():
+                yield from point(of_dtype, axes=(axis,), of_elements=ELEMENT_SLACK)
     several: list[tuple[Sequence[str], int]] = [
         (pair, BOTH) for pair in itertools.combinations(axes, 2)
     ]
@@ -109,10 +109,12 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
         several.append((axes, ALL))
     for group, length in several:
         yield from point(sized(base, **dict.fromkeys(group, length)), axes=tuple(group))
-    for other in [c for c in candidate.plain_cases() if _computed_otherwise(c, base)][:OTHER_CASES]:
-        for axis, now in other.case.dims.items():
+    for of_dtype in [c for c in candidate.plain_cases() if _computed_otherwise(c, base)][
+        :OTHER_CASES
+    ]:
+        for axis, now in of_dtype.case.dims.items():
             for length in (VARIED_LENGTH, *turns) if isinstance(now, int) and now > 1 else ():
-                yield from point(sized(other, **{axis: length}))
+                yield from point(sized(of_dtype, **{axis: length}))
     yield from map(partial(Point, SIZES, ""), _lists(candidate, base))
 
 
@@ -139,14 +141,16 @@ def _varied(candidate: Candidate, case: OpCase, length: int) -> Iterator[OpCase]
     if length == LAYOUT_LENGTH:
         for layout in ("distinct", "transposed"):
             yield replace(case, layout=layout, upstream=layout if upstream else "contiguous")
-    of_bytes = [n for n, one in op.inputs.items() if one.dtype in (torch.int8, torch.uint8)]
+    of_bytes = [
+        n for n, declared in op.inputs.items() if declared.dtype in (torch.int8, torch.uint8)
+    ]
     if length == LONG[-1] and of_bytes and not any(o.floating for o in op.outputs.values()):
         most = {
             n: constant(max(int(d.max()) for d in draws_for(candidate, case, n))) for n in of_bytes
         }
         values = {**case.case.values, **most}
-        made = Case(why=case.case.why, params=case.case.params, values=values, **case.case.dims)
-        yield replace(case, case=made)  # sums of products that are not exact in float32
+        new_case = Case(why=case.case.why, params=case.case.params, values=values, **case.case.dims)
+        yield replace(case, case=new_case)  # sums of products that are not exact in float32
 
 
 def _computed_otherwise(case: OpCase, base: OpCase) -> bool:
@@ -176,10 +180,12 @@ def with_params(case: OpCase, params: Mapping[str, Any]) -> OpCase:
 def settings(candidate: Candidate, case: OpCase) -> dict[str, list[Any]]:
     """Other values of each parameter that is a number or a boolean, the most usual first."""
     params = {**candidate.op.params, **case.case.params}
-    every = {name: _other_numbers(candidate, name, value) for name, value in params.items()}
+    numbers_by_name = {
+        name: _other_numbers(candidate, name, value) for name, value in params.items()
+    }
     return {
         name: [number for number in dict.fromkeys(numbers) if number != params[name]]
-        for name, numbers in every.items()
+        for name, numbers in numbers_by_name.items()
     }
 
 
@@ -189,12 +195,12 @@ def _other_numbers(candidate: Candidate, name: str, value: Any) -> Sequence[Any]
     compared = compared_with(candidate.provider.call, name)
     if type(value) is float:
         factors = (64, *((1e3, 1e6) if abs(value) < EPSILON else ()))
-        beside = [number * factor for number in compared for factor in (1.0, 0.5, 2.0)]
-        whole = 2 if value != 2 else 3  # an integer, where a number is expected
-        return (value * 0.5, value * 3, whole, 0.0, 1.0, *beside, *(value * f for f in factors))
+        nearby = [number * factor for number in compared for factor in (1.0, 0.5, 2.0)]
+        integer = 2 if value != 2 else 3  # an integer, where a number is expected
+        return (value * 0.5, value * 3, integer, 0.0, 1.0, *nearby, *(value * f for f in factors))
     if type(value) is int:
-        usual = candidate.op.params.get(name, value)
-        numbers = [value + 1, value - 1, 0, value + 2, usual + 1, usual - 1]
+        default = candidate.op.params.get(name, value)
+        numbers = [value + 1, value - 1, 0, value + 2, default + 1, default - 1]
         numbers += [int(number) + step for number in compared for step in (0, 1, -1)]
         return [number for number in numbers if number < LARGEST_WHOLE]
     return ()
@@ -202,13 +208,13 @@ def _other_numbers(candidate: Candidate, name: str, value: Any) -> Sequence[Any]
 
 def with_settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, OpCase]]:
     """The case with each of `settings` alone, then with two of them at once."""
-    every = settings(candidate, case)
-    alone = [{name: number} for name, numbers in every.items() for number in numbers]
+    numbers_by_name = settings(candidate, case)
+    alone = [{name: number} for name, numbers in numbers_by_name.items() for number in numbers]
     two = [
-        {name: number, other: other_number}
-        for name, other in itertools.combinations(every, 2)
-        for number in every[name][:2]
-        for other_number in every[other][:2]
+        {name: number, second: other_number}
+        for name, second in itertools.combinations(numbers_by_name, 2)
+        for number in numbers_by_name[name][:2]
+        for other_number in numbers_by_name[second][:2]
     ]
     for params in (*alone, *two):
         text = ", ".join(f"{name} = {value!r}" for name, value in params.items())
@@ -252,20 +258,20 @@ def value_points(candidate: Candidate) -> Iterator[Point]:
         largest = sorted(cases, key=lambda c: elements(op, c.case), reverse=True)
         if dtype is not base.dtype and (largest_small := next(small(largest), None)) is not None:
             yield from values(largest_small, "range")
-    others = [c for c in of_dtype[base.dtype] if c.case is not base.case]
-    for case in itertools.islice(small(others), OTHER_CASES_OF_VALUES):
+    other_cases = [c for c in of_dtype[base.dtype] if c.case is not base.case]
+    for case in itertools.islice(small(other_cases), OTHER_CASES_OF_VALUES):
         yield from values(case, "places")
 
 
 def _long(candidate: Candidate, base: OpCase, axis: str) -> OpCase | None:
     """The case with the longest axis of `LONG` that costs little."""
-    usual, longest = accesses_of(candidate, base), None
-    growth = Growth(base.case.dims[axis], usual)
+    accesses, longest = accesses_of(candidate, base), None
+    growth = Growth(base.case.dims[axis], accesses)
     for length in LONG:
         case = resized(candidate, base, axis, length)
         if not case or not _allowed(candidate, case, MOST_WORK_OF_VALUES):
             break
-        if usual * growth.times(length) > MOST_ACCESSES:
+        if accesses * growth.times(length) > MOST_ACCESSES:
             break
         growth.add(length, accesses_of(candidate, case))
         longest = case
@@ -284,11 +290,11 @@ def inputs_of(candidate: Candidate, point: Point) -> Inputs:
     return point.painted.inputs if point.painted else candidate.inputs(point.case)
 
 
-def times_as_large(usual: Inputs, inputs: Inputs) -> float:
+def times_as_large(typical: Inputs, inputs: Inputs) -> float:
     """How many times as large as usual the largest of the inputs is, at least 1."""
     factors = [1.0]
     for name, value in inputs.args.items():
-        before = usual.args[name]
+        before = typical.args[name]
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             largest, largest_before = value.double().abs().max(), before.double().abs().max()
             if value.isfinite().all() and largest_before > 0:

@@ -1,20 +1,14 @@
 """What only shows among several programs: races, and their order."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from tinyllama.harness.check.compare import same_bits
-from tinyllama.harness.check.evaluate import Inputs
 from tinyllama.harness.check.finding import NO_KERNELS, Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.kernels.bounds import watched
-from tinyllama.harness.kernels.launch import identity
+from tinyllama.harness.kernels.kernel_names import identity
 from tinyllama.harness.kernels.programs import NAMES, Order, ordered
-
-Results = dict[str, torch.Tensor]
 
 
 class RaceDetector:
@@ -68,7 +62,7 @@ def races(candidate: Candidate) -> Problem:
         stores, raised = RaceDetector(), None
         with watched(stores.watch):
             try:
-                candidate.shielded().results(candidate.inputs(case))
+                candidate.results(candidate.inputs(case), watched=False)
             except Exception as error:
                 raised = error
         stores.close()
@@ -93,45 +87,19 @@ def program_order(candidate: Candidate) -> Problem:
         inputs = candidate.inputs(case)
         references = case.references(inputs)
         in_order = candidate.results(inputs)
-
-        def wrong(results: Results) -> str:
-            compared = candidate.wrong(case, results, inputs, references)  # noqa: B023
-            return str(compared[0]) if compared else ""
-
-        def changed(results: Results) -> str:
-            names = [n for n, value in results.items() if not same_bits(value, in_order[n])]  # noqa: B023
-            return f"other bits of {', '.join(names)}" if names else ""
-
         for name in NAMES:
-            order = Order(name, seed=candidate.seed)
-            with ordered(order) as kernels:
+            with ordered(Order(name, seed=candidate.seed)) as kernels:
                 results = candidate.results(inputs)
             launched |= set(kernels)
-            if said := wrong(results):
-                kernel = _kernel_that_needs_order(candidate, inputs, order, kernels, wrong)
-                return case, f"{kernel}, programs {name}: {said}"
-            if exact and not warning and (said := changed(results)):
-                kernel = _kernel_that_needs_order(candidate, inputs, order, kernels, changed)
-                text = f"{kernel}, programs {name}: {said}; declare deterministic={{'cpu'}}"
-                warning = case, text, Rank.WARNING
+            if wrong := candidate.wrong(case, results, inputs, references):
+                return case, f"programs {name}: {wrong[0]}"
+            changed = [n for n, value in results.items() if not same_bits(value, in_order[n])]
+            if exact and changed and not warning:
+                text = f"programs {name}: other bits of {', '.join(changed)}; "
+                warning = case, f"{text}declare deterministic={{'cpu'}}", Rank.WARNING
     if not launched:
         raise Unsupported("it launches no kernel")
     return warning
-
-
-def _kernel_that_needs_order(
-    candidate: Candidate,
-    inputs: Inputs,
-    order: Order,
-    kernels: Mapping[str, str],
-    fault: Callable[[Results], str],
-) -> str:
-    """The first kernel whose programs alone need their order, with its place; or all."""
-    for kernel, place in kernels.items():
-        with ordered(replace(order, kernel=kernel)):
-            if fault(candidate.results(inputs)):
-                return f"{kernel} ({place})"
-    return " or ".join(f"{kernel} ({place})" for kernel, place in kernels.items())
 
 
 def interpreted(candidate: Candidate) -> None:

@@ -2,28 +2,28 @@
 computes in float64 where it is the oracle.
 
 A verdict is no better than the reference: one that contradicts the code that was declared to check
-it, or that converts its inputs to float32, must not pass in silence.
+it, or that rounds to float32 on the way, must not pass in silence.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.compare import apart, norm_of_finite
 from tinyllama.harness.check.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.harness.declare.op import Op
+from tinyllama.harness.kernels.bounds import author_line
+from tinyllama.harness.machine.modes import DispatchMode
 
 # Both sides compute in float64 (eps 2e-16), and sums of thousands of terms may lose four digits
 # at most; a wrong formula is off by percents.
 RELATIVE = 1e-11
 ROUNDING = 8 * torch.finfo(torch.float64).eps
-# Values are moved by less than a rounding of float32. What is smooth then bends by their square,
-# 2^-50; a rounding to float32 on the way jumps by up to 2^-24, a step of the op itself by far more.
-MOVE = 2.0**-25
-BEND, STEP = 2.0**-36, 2.0**-19
 
 
 def disagreements(op: Op, source: str, inputs: Inputs) -> list[str]:
@@ -39,32 +39,6 @@ def disagreements(op: Op, source: str, inputs: Inputs) -> list[str]:
         if not error <= RELATIVE * size + ROUNDING * scale < math.inf:
             wrong.append(f"{name}: differs by {error:.3g} of {size:.3g}")
     return wrong
-
-
-def narrowed(op: Op, inputs: Inputs) -> list[str]:
-    """The results that the reference rounds to float32 on the way, for inputs in float64."""
-    minus, middle, plus = (
-        evaluate(op, op["eager"].call, _moved(inputs, by)) for by in (-MOVE, 0.0, MOVE)
-    )
-    names = []
-    for name, value in middle.items():
-        if value.is_floating_point():
-            bend = (plus[name] - 2 * value + minus[name]).nan_to_num(0.0, 0.0, 0.0)
-            size = value.nan_to_num(0.0, 0.0, 0.0).norm()
-            if BEND * size < bend.norm() < STEP * size:
-                names.append(name)
-    return names
-
-
-def _moved(inputs: Inputs, by: float) -> Inputs:
-    """Each value times 1 + by r, with r at random from -1 to 1, the same in each call."""
-    generator = torch.Generator().manual_seed(0)
-
-    def move(value: torch.Tensor) -> torch.Tensor:
-        r = torch.empty(value.shape, dtype=torch.float64).uniform_(-1, 1, generator=generator)
-        return value * (1 + by * r.to(value.device))
-
-    return inputs.mapped(move)
 
 
 def faults(case: OpCase, seed: int) -> Iterator[tuple[str, str]]:
@@ -83,11 +57,47 @@ def faults(case: OpCase, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def narrow(case: OpCase, seed: int) -> str:
-    """That the reference leaves float64, in words; empty where it does not."""
-    inputs = make_inputs(case.op, case.case, torch.float64, seed=seed)
-    if not (names := narrowed(case.op, inputs)):
+    """That the reference leaves float64, and where, in words; empty where it does not."""
+    op = case.op
+    declared = {tensor.dtype for tensor in (*op.inputs.values(), *op.outputs.values())}
+    with StaysInDouble(declared) as mode:
+        evaluate(op, op["eager"].call, make_inputs(op, case.case, torch.float64, seed=seed))
+    if not mode.rounded:
         return ""
     return (
-        f"{', '.join(names)}: the reference is the oracle in float64, but rounds to float32 on the "
-        "way: compute in torch.promote_types(x.dtype, torch.float32), not in float32"
+        f"{mode.rounded}, but the reference is the oracle in float64: compute in "
+        "torch.promote_types(x.dtype, torch.float32), not in float32"
     )
+
+
+class StaysInDouble(DispatchMode):
+    """While active, notes the author's line that first rounds float64 to a narrower dtype.
+
+    meant: dtypes to which an op may round.
+    """
+
+    def __init__(self, meant: Collection[torch.dtype | None] = ()) -> None:
+        super().__init__()
+        self.meant, self.rounded = meant, ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.rounded and not _makes_new_values(func):
+            before = {x.dtype for x in tree_leaves((args, kwargs)) if _is_float(x)}
+            dtypes = [x.dtype for x in tree_leaves(result) if _is_float(x) and x.itemsize < 8]
+            if torch.float64 in before and dtypes and dtypes[0] not in self.meant:
+                dtype = str(dtypes[0]).removeprefix("torch.")
+                self.rounded = f"{author_line() or 'torch: '}rounds float64 to {dtype}"
+        return result
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _makes_new_values(func: Any) -> bool:
+    """Whether an op takes no more than the shape of its input: ``empty_like``, ``new_zeros``."""
+    name = str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else ""
+    return name.startswith("new_") or name.endswith("_like")

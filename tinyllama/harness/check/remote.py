@@ -1,66 +1,35 @@
 """Checks in processes of their own: what ends one is a finding, and the rest goes on.
 
 A process says which case it is about to try. Where it ends, that case has a fault, and the checks
-go on with the next case in a new process. What it sends is JSON, and never unpickled. On a GPU a
+go on with the next one in a new process. What it sends is JSON, and never unpickled. On a GPU a
 second process interprets the kernels on the CPU, and makes the checks of memory as well.
 """
 
-import contextlib
 import faulthandler
 import json
 import re
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tinyllama.harness.check import accuracy, independent_judge
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import GpuLostError, place_in
-from tinyllama.harness.check.evaluate import Inputs
+from tinyllama.harness.check.launched import kernel_launched
 from tinyllama.harness.check.names import APART, INTERPRETED, LAUNCHED
-from tinyllama.harness.check.run import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.check.requested import Request
+from tinyllama.harness.check.run import Finding, Outcome, Rank, run
 from tinyllama.harness.check.verdict import Provided, merged
-from tinyllama.harness.declare.op import Op
-from tinyllama.harness.declare.registry import Registry, discover, load_about, load_file
-from tinyllama.harness.kernels.bounds import Bounds
-from tinyllama.harness.kernels.foreign import foreign
-from tinyllama.harness.kernels.launch import HAS_TRITON
-from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.declare.registry import discover
 from tinyllama.harness.machine.worker import Worker, WorkerError, end_all
 
-MOST_ENDED = 6  # processes of one group of checks that may end before its rest is not tried
-SECONDS = 300  # for one case; an endless loop of an interpreted kernel is seen long before
 GROUP = 24 * 3600.0  # seconds for all cases of a group of checks, each of which has its own limit
 RESERVE = 2**30  # bytes of memory that are left to other processes
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is checked, on a device, with inputs from a seed: the providers that a file declares, of
-    each op or of one, or those of an op of the tree or of a package; of these the one of a name.
-
-    package: has the ops of the tree, on which the file may register providers. candidate:
-    ``FILE:function``, which is checked as a provider of the op, in the place of its own. seconds:
-    for one case. declaration: a file that declares the op instead, about functions of ``file``.
-    """
-
-    package: str
-    file: str | None
-    op: str | None
-    provider: str | None
-    device: str
-    seed: int
-    candidate: str | None = None
-    seconds: int = SECONDS
-    declaration: str | None = None
 
 
 # -- in a process that makes the checks -----------------------------------------------------------
@@ -73,62 +42,13 @@ class Checks:
     """
 
     def __init__(self, log: str, **request: Any) -> None:
-        self.request = Request(**request)
-        self.log = Path(log)
+        self.request, self.log = Request(**request), Path(log)
         if self.request.device == "cpu":
             limit_memory()
-        device, seed = torch.device(self.request.device), self.request.seed
         self.candidates = {
-            str(provider): Candidate(op, provider, device, seed, announce=self.announce)
-            for op in self._ops()
-            # The reference last: it is seldom wrong, and some checks take long on it.
-            for provider in sorted(
-                op.providers.values(), key=lambda provider: provider.name == "eager"
-            )
-            if self.module in ("", provider.module)
+            str(candidate.provider): replace(candidate, announce=self.announce)
+            for candidate in self.request.candidates()
         }
-        names = dict.fromkeys(c.provider.name for c in self.candidates.values())
-        if names and (name := self.request.provider) is not None:
-            if name not in names:
-                raise UsageError(_unknown("--provider", name, names))
-            self.candidates = {
-                text: candidate
-                for text, candidate in self.candidates.items()
-                if candidate.provider.name == name
-            }
-        for candidate in self.candidates.values():
-            check_fits(candidate.op)
-
-    def _ops(self) -> list[Op]:
-        """The ops of the request; ``module`` becomes the file that declares their providers, "" for
-        all of them. Raises UsageError for a name that is not declared."""
-        request, registry = self.request, discover(self.request.package)
-        self.module = ""
-        ops = list(registry.values())
-        if request.file is not None:
-            with self._loading(request.file):
-                if request.declaration is None:
-                    self.module = load_file(request.file, registry).__name__
-                else:
-                    self.module = load_about(request.declaration, request.file, registry).__name__
-            ops = [*registry.values(), *_elsewhere(self.module, registry)]
-        if request.op is None:
-            return ops
-        if request.op not in (op.name for op in ops):
-            raise UsageError(_unknown("--op", request.op, (op.name for op in ops)))
-        ops = [op for op in ops if op.name == request.op]
-        if request.candidate is not None:
-            with self._loading(request.candidate.rpartition(":")[0]):
-                self.module = _register(request.candidate, ops[0])
-        return ops
-
-    @contextlib.contextmanager
-    def _loading(self, file: str) -> Iterator[None]:
-        """The file may import its neighbours. On a CPU, code that asks for a GPU where it is
-        imported or called is answered."""
-        sys.path.append(str(Path(file).resolve().parent))
-        with foreign() if self.request.device == "cpu" else contextlib.nullcontext():
-            yield
 
     def announce(self, case: OpCase) -> None:
         """Note a case, which has so much time from now on."""
@@ -151,98 +71,29 @@ class Checks:
         ]
 
     def findings(
-        self, provider: str, only: list[str], plain: list[str], bounded: bool, ended: dict[str, str]
-    ) -> list[dict[str, str]]:
-        """As plain data. ended: cases that ended a process before."""
-        candidate = replace(self.candidates[provider], ended=ended)
+        self, provider: str, only: list[str], plain: list[str], bounded: bool
+    ) -> list[Finding]:
+        candidate = self.candidates[provider]
         try:
             if only == [LAUNCHED]:
-                return [self._launched(candidate).as_dict()]
-            answers = run(candidate, only, plain=plain, bounded=bounded)
-            return [finding.as_dict() for finding in answers]
+                declares = self.request.candidate is None
+                return [kernel_launched(candidate, declares)]
+            return list(run(candidate, only, plain=plain, bounded=bounded))
         finally:
             faulthandler.cancel_dump_traceback_later()
-
-    def _launched(self, candidate: Candidate) -> Finding:
-        """Whether some plain case launches a kernel, where the provider declares one. A GPU runs
-        kernels that nobody sees being launched; on a CPU all are interpreted."""
-        declared = "triton" in candidate.provider.requires and self.request.candidate is None
-        reason = candidate.missing() or ("" if declared else "it declares no kernel")
-        if reason or candidate.device.type != "cpu":
-            reason = reason or "it is seen where kernels are interpreted: use --device cpu"
-            return Finding(LAUNCHED, Outcome.UNSUPPORTED, message=reason)
-        for case in reversed(candidate.plain_cases()):  # small ones may be left to torch
-            bounds, error = Bounds(), None
-            try:
-                with candidate.limits(bounds):
-                    candidate.results(candidate.inputs(case))
-            except Exception as raised:
-                error = raised
-            if bounds.kernels:
-                return Finding(LAUNCHED, Outcome.PASSED)
-            if error is not None:
-                text = f"the call raised {type(error).__name__}: {error}"
-                return Finding(LAUNCHED, Outcome.BLOCKED, str(case), text)
-        text = (
-            'no kernel launched, though requires=("triton",) declares one: does a branch (is_cuda) '
-            "leave tensors on the CPU to torch?"
-        )
-        return Finding(LAUNCHED, Outcome.FAILED, message=text, special=Rank.REFUSED)
 
     def traits(self, provider: str) -> independent_judge.Traits:
         candidate = self.candidates[provider]
         cases = independent_judge.cases_of(candidate.op)
         return independent_judge.traits(candidate.provider, cases)
 
-    def answer(
-        self, provider: str, inputs: Any, folder: str
-    ) -> dict[str, independent_judge.Stored]:
-        """The results for the inputs of a folder."""
-        candidate = self.candidates[provider]
+    def answer(self, provider: str, number: int, seed: int, file: str) -> None:
+        """Write the results of a case to a file."""
         faulthandler.dump_traceback_later(self.request.seconds, exit=True)
         try:
-            return independent_judge.answer(
-                candidate.op, candidate.provider, inputs, candidate.device, Path(folder)
-            )
+            independent_judge.answer(self.candidates[provider], number, seed, Path(file))
         finally:
             faulthandler.cancel_dump_traceback_later()
-
-
-def check_fits(op: Op) -> None:
-    """Raise UsageError where the op's ``fits`` raises an error for a case of the op's own."""
-    for case in op.cases:
-        try:
-            op.fits({**op.numbers(case.dims), **op.params, **case.params})
-        except Exception as error:
-            raise UsageError(
-                f"op {op.name!r}: fits raises {type(error).__name__}: {error} for the case {case}: "
-                "let it return what is wrong with the sizes, or None"
-            ) from error
-
-
-def _elsewhere(module: str, registry: Mapping[str, Op]) -> Iterator[Op]:
-    """Ops that are declared in other files or packages, on which a module registered providers."""
-    listed = {id(op) for op in registry.values()}
-    for loaded in list(sys.modules.values()):
-        for op in [value for value in vars(loaded).values() if isinstance(value, Op)]:
-            registers = any(provider.module == module for provider in op.providers.values())
-            if registers and id(op) not in listed:
-                listed.add(id(op))
-                yield op
-
-
-def _register(candidate: str, op: Op) -> str:
-    """Make ``FILE:function`` a provider of an op, of the module that is returned.
-
-    Raises UsageError for a function that is not there, DeclarationError for one that takes other
-    arguments.
-    """
-    file, _, name = candidate.rpartition(":")
-    function = getattr(load_file(file, Registry()), name, None)
-    if not callable(function):
-        raise UsageError(f"--candidate {candidate!r}: {file} has no function {name!r}")
-    op.provider("candidate", requires=("triton",) if HAS_TRITON else ())(function)
-    return op.providers["candidate"].module
 
 
 def limit_memory() -> None:
@@ -266,10 +117,11 @@ def limit_memory() -> None:
 def processes(device: str) -> dict[str, dict[str, str]]:
     """The processes that check on a device: where each one runs, and with which variables.
 
-    One that judges on the CPU sees no GPU, so that code which asks for one does as without it.
+    One that judges on the CPU sees no GPU, so that code which asks for one does as without it. It
+    has one thread: tensors are small, and on a busy machine a second one only spins.
     """
     gpus = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    hidden = dict.fromkeys(gpus, "")
+    hidden = {**dict.fromkeys(gpus, ""), "OMP_NUM_THREADS": "1"}
     if device == "cpu":
         return {"cpu": hidden}
     return {device: {}, "cpu": {**hidden, "TRITON_INTERPRET": "1"}}
@@ -285,7 +137,7 @@ def check(
     when the file cannot be loaded, or has no such op or provider.
     """
     first = [name for name in only if name == LAUNCHED]  # what is interpreted rests on it
-    together = [name for name in only if name in accuracy.ALL]
+    together = [name for name in only if name in accuracy.PLAIN]
     alone = [[name] for name in only if name not in (*first, *together, APART)]
     last = [name for name in only if name == APART]
     groups = [*filter(None, [first, together]), *alone, *filter(None, [last])]
@@ -335,7 +187,7 @@ def _of_groups(
             if interpreted:
                 launched = runs[-1].launched(provided.name)
                 findings = _merged(findings, interpreted[0], launched)
-            findings = [_unless_repeated(finding, earlier) for finding in findings]
+            findings = [_unless_told(finding, earlier) for finding in findings]
         earlier += findings
         tried = any(finding.outcome is not Outcome.BLOCKED for finding in findings)
         faults = [f"{finding.check}: {finding.rank.value}" for finding in findings if finding.rank]
@@ -354,7 +206,7 @@ def _merged(
     ]
 
 
-def _unless_repeated(finding: Finding, earlier: Sequence[Finding]) -> Finding:
+def _unless_told(finding: Finding, earlier: Sequence[Finding]) -> Finding:
     """An error that ended an earlier check, too, is told once."""
     crashes = (f for f in earlier if f.outcome is Outcome.CRASHED)
     first = next((crash for crash in crashes if crash.message == finding.message), None)
@@ -413,38 +265,27 @@ class _Run:
     def _of_group(self, provider: str, names: list[str], earlier: list[Finding]) -> list[Finding]:
         faults = accuracy.plain_faults(earlier)
         bounded = all(f.outcome.good for f in earlier if f.check == accuracy.BOUNDS)
-        ended: dict[str, str] = {}
-        ranks: dict[str, Rank] = {}
-        while True:
-            self.log.write_text("")
-            try:
-                args = provider, names, faults, bounded, ended
-                findings = map(Finding.of, self.call("findings", *args, timeout=GROUP))
-                return [
-                    replace(finding, special=ranks[finding.case])
-                    if finding.outcome is Outcome.CRASHED and finding.case in ranks
-                    else finding
-                    for finding in findings
-                ]
-            except WorkerError as error:
-                text, details, rank = self._text(error), error.details, _rank(error)
-            if rank is None:
-                return [Finding(name, Outcome.BLOCKED, "", text, details) for name in names]
-            self.close()
-            cases = self.log.read_text(encoding="utf-8").splitlines()
-            case = json.loads(cases[-1]) if cases else ""
-            varied = set(names) & set(accuracy.ALL)
-            if not varied or not case or case in ended or len(ended) + 1 == MOST_ENDED:
-                crash = Finding(names[0], Outcome.CRASHED, case, text, details, special=rank)
-                rest = f"not tried, since {len(ended) + 1} processes ended: {text}"
-                blocked = [Finding(name, Outcome.BLOCKED, message=rest) for name in names[1:]]
-                return [crash, *blocked]
-            ended[case], ranks[case] = text, rank
+        self.log.write_text("")
+        try:
+            findings: list[Finding] = self.call(
+                "findings", provider, names, faults, bounded, timeout=GROUP
+            )
+            return findings
+        except WorkerError as error:
+            text, details, rank = self._text(error), error.details, _rank(error)
+        if rank is None:
+            return [Finding(name, Outcome.BLOCKED, "", text, details) for name in names]
+        self.close()
+        cases = self.log.read_text(encoding="utf-8").splitlines()
+        case = json.loads(cases[-1]) if cases else ""
+        crash = Finding(names[0], Outcome.CRASHED, case, text, details, special=rank)
+        rest = f"not tried, since the process ended: {text}"
+        return [crash, *(Finding(name, Outcome.BLOCKED, message=rest) for name in names[1:])]
 
     def judged_apart(self, provided: Provided, earlier: Sequence[Finding]) -> Finding:
         """A candidate's values, compared here."""
         provider, missing = provided.name, provided.missing
-        plain = [finding.outcome for finding in earlier if finding.check in accuracy.PLAIN]
+        outcomes = [finding.outcome for finding in earlier if finding.check in accuracy.PLAIN]
         op_name = str(self.request.op if self.request.candidate else provided.op)
         ops = discover(self.request.package, plugins=False)
         if self.request.file is not None and (provided.with_reference or op_name not in ops):
@@ -453,38 +294,38 @@ class _Run:
                 "reference: use --candidate with an installed op"
             )
             return Finding(APART, Outcome.UNSUPPORTED, message=reason)
-        if not all(outcome.good for outcome in plain):
+        if not all(outcome.good for outcome in outcomes):
             return Finding(APART, Outcome.BLOCKED, message="the plain cases fail already")
-        cases, case_name, tried = independent_judge.cases_of(ops[op_name]), "", 0
+        cases, case_name, count = independent_judge.cases_of(ops[op_name]), "", 0
         try:
             traits: independent_judge.Traits = self.call("traits", provider)
-            for case, declined in zip(cases, traits.declines, strict=True):
-                if declined is None and not missing:
-                    tried += 1
+            for number, case in enumerate(cases):
+                if traits.declines[number] is None and not missing:
+                    count += 1
                     case_name = str(case).replace(f"{case.op.name}-eager", provider, 1)
-                    if text := self._wrong_apart(provider, case, traits):
+                    if text := self._faults_apart(provider, number, case, traits):
                         return Finding(APART, Outcome.FAILED, case_name, text)
         except WorkerError as error:
             self.close()
             crash = Finding(APART, Outcome.CRASHED, case_name, self._text(error), error.details)
             return replace(crash, special=_rank(error))
-        if not tried:  # what passed elsewhere was run, whatever it says now
-            outcome = Outcome.FAILED if Outcome.PASSED in plain else Outcome.UNSUPPORTED
+        if not count:  # what passed elsewhere was run, whatever it says now
+            outcome = Outcome.FAILED if Outcome.PASSED in outcomes else Outcome.UNSUPPORTED
             return Finding(APART, outcome, message=missing or "it covers none of the cases")
-        text = f"{tried} of {len(cases)} cases, inputs from a secret seed"
+        text = f"{count} of {len(cases)} cases, inputs from a secret seed"
         return Finding(APART, Outcome.PASSED, message=text)
 
-    def _wrong_apart(self, provider: str, case: OpCase, traits: independent_judge.Traits) -> str:
+    def _faults_apart(
+        self, provider: str, number: int, case: OpCase, traits: independent_judge.Traits
+    ) -> str:
         """What is wrong in a case; empty where nothing is. Raises WorkerError."""
+
+        def ask(seed: int, file: Path) -> None:
+            self.call("answer", provider, number, seed, str(file))
+
         with tempfile.TemporaryDirectory(prefix="judged-") as folder:
-
-            def ask(inputs: Inputs) -> Mapping[str, independent_judge.Stored]:
-                results: dict[str, independent_judge.Stored]
-                results = self.call("answer", provider, inputs, folder)
-                return results
-
             try:
-                return independent_judge.compared(case, traits, ask, Path(folder))
+                return independent_judge.faults(case, traits, ask, Path(folder) / "results")
             except WorkerError:
                 raise
             except Exception as error:  # the answer may be any
@@ -515,7 +356,3 @@ def _signal(error: WorkerError) -> int:
     """The number of the signal that ended a worker; 0 if none did."""
     ended = re.search(r"ended with status -(\d+)$", str(error))
     return int(ended[1]) if ended else 0
-
-
-def _unknown(option: str, name: str, names: Iterable[str]) -> str:
-    return f"{option} {name!r:.80} does not exist: use one of {', '.join(names)}"

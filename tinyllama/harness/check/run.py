@@ -40,13 +40,22 @@ from tinyllama.harness.kernels.bounds import Bounds
 
 __all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "Rank", "run"]
 
-# What was found; a text says how far a check that passed could be made.
+# The answer of a check; a text says how far a check that passed could be made.
 Check = Callable[[Candidate], Problem | Finding | str]
 
-# These compare results with the reference's, and say nothing where plain results are wrong already.
-_COMPARING: dict[str, Check] = {
+# These say something where plain results are wrong, too; all others compare with the reference.
+_OF_ANY_RESULTS: dict[str, Check] = {
+    "races": programs.races,
+    "second derivative": second_derivative.second_derivative,
+    "determinism": histories.determinism,
+    "resources": compiling.resources,
+}
+_CHECKS: dict[str, Check] = {
+    **{name: accuracy.check_varied(name) for name in accuracy.VARIED},
+    **_OF_ANY_RESULTS,
     "scaled upstream": upstream_gradients.scaled_upstream,
     "fresh contents": histories.fresh_contents,
+    "backward twice": histories.backward_twice,
     "autocast": frameworks.autocast,
     "compiled": traced.compiled,
     "captured": frameworks.captured,
@@ -58,14 +67,7 @@ _COMPARING: dict[str, Check] = {
     "program order": programs.program_order,
     "large offsets": large.large_offsets,
 }
-_OTHERS: dict[str, Check] = {
-    "races": programs.races,
-    "backward twice": histories.backward_twice,
-    "second derivative": second_derivative.second_derivative,
-    "determinism": histories.determinism,
-    "resources": compiling.resources,
-}
-CHECKS = (*accuracy.ALL, *_OTHERS, *_COMPARING)
+CHECKS = (*accuracy.PLAIN, *_CHECKS)
 
 
 def run(
@@ -89,25 +91,24 @@ def run(
     if reason := candidate.missing():
         yield from (Finding(name, Outcome.UNSUPPORTED, message=reason) for name in only)
         return
-    if set(only) & set(accuracy.ALL):
-        findings = list(accuracy.check(candidate, only))
+    if set(only) & set(accuracy.PLAIN):
+        findings = list(accuracy.check_plain(candidate, only))
         plain = accuracy.plain_faults(findings)
-        in_bounds = (f.outcome.good for f in findings if f.check == accuracy.BOUNDS)
-        bounded = bounded and all(in_bounds)
+        bounded &= all(f.outcome.good for f in findings if f.check == accuracy.BOUNDS)
         yield from (_of_reference(finding, candidate) for finding in findings)
-    if not set(only) <= set(accuracy.ALL):  # later, since a first call may be wrong
+    if set(only) & set(_CHECKS):  # later, since a first call may be wrong
         candidate = candidate.with_kernels()
-    for name in (*_OTHERS, *_COMPARING):
-        if name in only and name in _COMPARING and plain:
+    for name in (name for name in _CHECKS if name in only):
+        if plain and name not in _OF_ANY_RESULTS:
             text = f"fails already: {', '.join(plain)}"
             yield Finding(name, Outcome.BLOCKED, message=text)
-        elif name in only:
-            bounds = Bounds()
-            with candidate.limits(bounds):
-                finding = _finding(name, candidate)
-            finding = _with_kernels(finding, bounds.kernels)
-            yield _with_out_of_bounds(finding, bounds.out_of_bounds) if bounded else finding
-            bounded = bounded and not bounds.out_of_bounds
+            continue
+        bounds = Bounds()
+        with candidate.limits(bounds):
+            finding = _finding(name, candidate)
+        finding = _with_kernels(finding, bounds.kernels)
+        yield _with_out_of_bounds(finding, bounds.out_of_bounds) if bounded else finding
+        bounded = bounded and not bounds.out_of_bounds
 
 
 def _of_reference(finding: Finding, candidate: Candidate) -> Finding:
@@ -129,13 +130,13 @@ def _with_kernels(finding: Finding, kernels: Mapping[str, str]) -> Finding:
     """A fault with the kernels that were launched, each with its line, where it names none."""
     if finding.outcome is not Outcome.FAILED or any(name in finding.message for name in kernels):
         return finding
-    named = ", ".join(f"{name} ({place})" for name, place in kernels.items())
-    return replace(finding, message=f"{finding.message}; kernels: {named}") if named else finding
+    names = ", ".join(f"{name} ({place})" for name, place in kernels.items())
+    return replace(finding, message=f"{finding.message}; kernels: {names}") if names else finding
 
 
 def _with_out_of_bounds(finding: Finding, out_of_bounds: list[str]) -> Finding:
     """What was accessed out of bounds comes before what else was seen."""
-    if not out_of_bounds:
+    if not out_of_bounds or out_of_bounds[0] in finding.message:
         return finding
     if finding.outcome.good:
         text = f"out of bounds: {out_of_bounds[0]}"
@@ -152,7 +153,7 @@ def _finding(name: str, candidate: Candidate) -> Finding:
         candidate.announce(case)
 
     try:
-        problem = {**_OTHERS, **_COMPARING}[name](replace(candidate, announce=announce))
+        answer = _CHECKS[name](replace(candidate, announce=announce))
     except Unsupported as reason:
         return Finding(name, Outcome.UNSUPPORTED, message=str(reason))
     except ContractError as error:
@@ -161,9 +162,9 @@ def _finding(name: str, candidate: Candidate) -> Finding:
         return Finding(name, Outcome.FAILED, str(last or ""), str(error))
     except Exception as error:
         return crashed(name, error, candidate, last)
-    if isinstance(problem, Finding):
-        return problem
-    if problem is None or isinstance(problem, str):
-        return Finding(name, Outcome.PASSED, message=problem or "")
-    case, message, *rank = problem
+    if isinstance(answer, Finding):
+        return answer
+    if answer is None or isinstance(answer, str):
+        return Finding(name, Outcome.PASSED, message=answer or "")
+    case, message, *rank = answer
     return Finding(name, Outcome.FAILED, str(case), message, special=next(iter(rank), None))

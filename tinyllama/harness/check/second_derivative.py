@@ -1,15 +1,13 @@
 """Second derivatives: right, or refused by an error."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from tinyllama.harness.check.compare import SLACK, apart, near
-from tinyllama.harness.check.evaluate import Inputs, copied, raising_in
+from tinyllama.harness.check.evaluate import Inputs, raising_in
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.check.history import Graph
-from tinyllama.harness.declare.autograd import several
 
 MOST_ERROR = 1e-3  # of the norm of a result
 ONCE = "mark the backward pass as once_differentiable"
@@ -25,7 +23,7 @@ def second_derivative(candidate: Candidate) -> Problem:
     inputs = candidate.inputs(case)
     Graph(candidate, inputs).gradients()  # which raises an error for one that is missing
     try:
-        second = _second(candidate, candidate.provider.call, inputs)
+        second = _second(candidate, inputs)
     except RuntimeError as error:
         text = f"declared to have a second derivative: {error}"
         return (case, text, Rank.REFUSED) if declared else None
@@ -46,11 +44,8 @@ def _wrong(
     candidate: Candidate, inputs: Inputs, second: Mapping[str, torch.Tensor]
 ) -> Iterator[str]:
     """The inputs by which a second derivative is not the reference's."""
-    eager = candidate.op["eager"].call
-    right, in_float32 = (
-        _second(candidate, eager, inputs.double()),
-        _second(candidate, eager, inputs),
-    )
+    right = _second(candidate.reference, inputs.double())
+    in_float32 = _second(candidate.reference, inputs)
     if right is None or in_float32 is None:  # it is zero
         return
     for name, value in right.items():
@@ -59,33 +54,29 @@ def _wrong(
             yield name
 
 
-def _second(
-    candidate: Candidate, call: Callable[..., Any], inputs: Inputs
-) -> dict[str, torch.Tensor] | None:
+def _second(candidate: Candidate, inputs: Inputs) -> dict[str, torch.Tensor] | None:
     """Gradients of the squares of the gradients; None where those are detached.
 
     Raises RuntimeError, torch's own or the provider's, when there are none.
     """
-    args = {name: copied(value) for name, value in inputs.args.items()}
-    leaves = {name: args[name].requires_grad_() for name in candidate.op.differentiable}
-    with raising_in(candidate.op, call):
-        outputs = several(call(*args.values(), **inputs.params))
-        pairs = [
-            (output, upstream.clone().requires_grad_())
-            for output, upstream in zip(outputs, inputs.upstream.values(), strict=True)
-            if upstream is not None
-        ]
-        differentiated, upstream = zip(*pairs, strict=True)
+    with raising_in(candidate.op, candidate.provider.call):
+        graph = Graph(candidate, inputs)
+        upstream = {f"upstream {n}": g.clone() for n, g in graph.upstream.items()}
+        sources = {name: graph.args[name] for name in candidate.op.differentiable} | upstream
+        outputs = [graph.outputs[name] for name in graph.upstream]
         first = torch.autograd.grad(
-            differentiated, [*leaves.values()], upstream, create_graph=True, allow_unused=True
+            outputs,
+            [graph.args[name] for name in candidate.op.differentiable],
+            [gradient.requires_grad_() for gradient in upstream.values()],
+            create_graph=True,
+            allow_unused=True,
         )
         attached = [g for g in first if g is not None and g.requires_grad]
         if not attached:
             return None
         squares = torch.stack([g.double().square().sum() for g in attached]).sum()
-        leaves |= {f"upstream {index}": g for index, g in enumerate(upstream)}
-        second = torch.autograd.grad(squares, list(leaves.values()), allow_unused=True)
-        by_name = {name: g for name, g in zip(leaves, second, strict=True) if g is not None}
+        second = torch.autograd.grad(squares, list(sources.values()), allow_unused=True)
+        by_name = {name: g for name, g in zip(sources, second, strict=True) if g is not None}
         if not by_name:  # nothing leads to them, and what would raise an error was not reached
             squares.backward()
     return by_name or None

@@ -11,7 +11,7 @@ import torch
 from tinyllama.harness.check.boundary_inputs import PLACES, put
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import Inputs
-from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, others
+from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, other_results
 from tinyllama.harness.check.history import Graph, History, Values, find
 
 LOSS_SCALES = (8192, 512, 32)  # of float16: the first at which no result of the reference overflows
@@ -72,7 +72,7 @@ def _not_finite(candidate: Candidate, case: OpCase) -> Problem:
     """What is wrong where one element of each upstream gradient is infinite, or a NaN."""
     for value, rank in ((math.inf, Rank.WRONG), (math.nan, Rank.WARNING)):
         inputs = _changed(candidate.inputs(case), partial(put, number=value, place=PLACES[0]))
-        right = [candidate.reference_results(inputs), *others(candidate, inputs)]
+        right = [candidate.reference_results(inputs), *other_results(candidate, inputs)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets
             gradients = Graph(candidate, inputs).gradients()

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tinyllama.harness.check.evaluate import shapes_of
+from tinyllama.harness.check.evaluate import shapes_of, without_values
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.specs import Case
 from tinyllama.harness.machine.modes import DispatchMode
@@ -51,17 +51,7 @@ def work_of(op: Op, case: Case, dtype: torch.dtype) -> int:
 
 
 def _counted(op: Op, case: Case, dtype: torch.dtype) -> int:
-    def meta(shape: tuple[int, ...], fixed: torch.dtype | None) -> torch.Tensor:
-        return torch.empty(shape, dtype=fixed or dtype, device="meta")
-
-    args: list[Any] = []
-    for name, declared in op.inputs.items():
-        if name in case.without:
-            args.append(None)
-            continue
-        tensors = [meta(shape, declared.dtype) for shape in shapes_of(declared, case.dims)]
-        args.append(tensors if declared.many else tensors[0])
-    written = _Written()
+    args, written = without_values(op, case, dtype), _Written()
     try:
         with torch.no_grad(), written:
             op["eager"].call(*args, **{**op.params, **case.params})

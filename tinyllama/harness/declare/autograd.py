@@ -56,7 +56,7 @@ Needs = set[str]
 MOST_LAYOUTS = 64  # of gradients and saved tensors, in backward passes of one signature
 
 
-def _plain(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+def _resolved(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tensors whose memory has their values: one that stands for the negative of its memory, as the
     imaginary part of a conjugate does, is copied. Kernels read memory."""
     if any(isinstance(x, torch.Tensor) and x.is_neg() for x in tensors):
@@ -112,13 +112,13 @@ class Calls:
     def backward(self, needs: tuple[bool, ...], tensors: tuple[torch.Tensor | None, ...]) -> Any:
         """Gradients of the inputs, and None. tensors: upstream gradients, then what was saved."""
         if not self._derived.replays:
-            return self._run_backward(needs, *_plain(tensors))
+            return self._run_backward(needs, *_resolved(tensors))
         passes = self._backward.get(needs)
         if passes is None:
             passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
         backward = passes.last(tensors, {})
         if backward is None:
-            tensors = _plain(tensors)
+            tensors = _resolved(tensors)
             backward = passes.find(tensors, {})
         if backward is None:
             backward = _Pass(functools.partial(self._run_backward, needs), replays=True)
@@ -135,7 +135,7 @@ class Calls:
 class Derived(Passes):
     """A provider given as forward and backward, and the function of autograd that it becomes."""
 
-    known: "BySignature[Calls]" = field(default_factory=BySignature, repr=False)
+    calls: "BySignature[Calls]" = field(default_factory=BySignature, repr=False)
 
     def __post_init__(self) -> None:
         _ = self.custom_op  # declared at once: while it traces, the compiler cannot
@@ -143,7 +143,7 @@ class Derived(Passes):
     def caller(self, check: Check = lambda args, params: None) -> Callable[..., Any]:
         """The provider as a function of the inputs in order and the parameters by name. check: is
         called for each new signature before anything else, and raises an error for a wrong one."""
-        apply, defaults, known = self.function.apply, self.op.params, self.known
+        apply, defaults, signatures = self.function.apply, self.op.params, self.calls
         # Without what `apply` does in Python for tensors that were a transform's (`torch.func`).
         above: Any = super(torch.autograd.Function, self.function)
         bare = above.apply
@@ -155,16 +155,16 @@ class Derived(Passes):
                 params = {**defaults, **params}
                 outputs = several(self.custom_op(*cast_by_autocast(args), *params.values()))
                 return outputs[0] if single else outputs[: len(self.op.outputs)]
-            calls = known.last(args, params)
+            calls = signatures.last(args, params)
             if calls is not None:
                 return bare(*args, calls)
-            args = _plain(args)
-            calls = known.find(args, params)
+            args = _resolved(args)
+            calls = signatures.find(args, params)
             if calls is None:
                 check(args, params)
                 calls = Calls(self, {**defaults, **params})
                 outputs = apply(*args, calls)  # raises an error for tensors of a transform
-                known.put(args, params, calls)
+                signatures.put(args, params, calls)
                 return outputs
             return apply(*args, calls)
 
@@ -182,7 +182,9 @@ class Derived(Passes):
                 ctx.calls = calls = args[-1]
                 inputs = calls.as_read(args[:-1])
                 results = calls.forward.run(*inputs)
-                ctx.save_for_backward(*derived.kept(inputs, results), *results[n_outputs:])
+                ctx.save_for_backward(
+                    *derived.tensors_to_keep(inputs, results), *results[n_outputs:]
+                )
                 return results[0] if n_outputs == 1 else results[:n_outputs]
 
             @staticmethod

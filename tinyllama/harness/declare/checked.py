@@ -61,11 +61,11 @@ def _torchs_guards() -> Any:
         from torch._C._dynamo.guards import TensorGuards
 
         x = torch.empty(2, 2, device="cpu")
-        others = (x.T, x[:1], x[None], x.double(), torch.empty(2, 2, device="meta"))
-        recognised = [_like(TensorGuards, x)(tensor) for tensor in (x, *others)]
+        unlike = (x.T, x[:1], x[None], x.double(), torch.empty(2, 2, device="meta"))
+        recognised = [_like(TensorGuards, x)(tensor) for tensor in (x, *unlike)]
     except (ImportError, AttributeError, TypeError):
         return None
-    return TensorGuards if recognised == [True] + [False] * len(others) else None
+    return TensorGuards if recognised == [True] + [False] * len(unlike) else None
 
 
 GUARDS = _torchs_guards()

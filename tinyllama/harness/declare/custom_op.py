@@ -59,11 +59,11 @@ class Passes:
         return results
 
     def run_backward(self, grads: Any, saved: Any, params: Any, needs_grad: Any) -> tuple[Any, ...]:
-        needs = {name for name, wanted in zip(self.op.inputs, needs_grad, strict=False) if wanted}
-        kept = dict(zip(self.keep, saved, strict=False))
+        needs = {name for name, needed in zip(self.op.inputs, needs_grad, strict=False) if needed}
+        of_keep = dict(zip(self.keep, saved, strict=False))
         rest = dict(zip(self.saved, saved[len(self.keep) :], strict=True))
         named = dict(zip(self.op.params, params, strict=True))
-        gradients = self.backward(grads, kept, rest, needs, **named)
+        gradients = self.backward(grads, of_keep, rest, needs, **named)
         if lost := sorted(name for name in needs if gradients.get(name) is None):
             text = f"backward returned no gradient for {lost}"
             raise RuntimeError(f"{self.op.name}-{self.name}: {text}")
@@ -73,7 +73,9 @@ class Passes:
         n = len(self.op.inputs)
         return args[:n], dict(zip(self.op.params, args[n:], strict=True))
 
-    def kept(self, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> list[torch.Tensor]:
+    def tensors_to_keep(
+        self, inputs: tuple[Any, ...], results: tuple[Any, ...]
+    ) -> list[torch.Tensor]:
         """The tensors of ``keep``, among the inputs, and the outputs that come after them."""
         named = inputs + results
         return [named[place] for place in self._kept_places]
@@ -110,13 +112,13 @@ class Passes:
         forward.register_fake(lambda *args: _bare(self.fake_forward(*args)))
 
         grads = ", ".join(f"Tensor? g{i}" for i in range(len(self.op.outputs)))
-        kept = "".join(f", Tensor s{i}" for i in range(len(self.keep) + len(self.saved)))
-        wanted = self.op.differentiable
+        saved = "".join(f", Tensor s{i}" for i in range(len(self.keep) + len(self.saved)))
+        names = self.op.differentiable
         backward = torch.library.custom_op(
             f"{qualified}_backward",
             lambda *args: _bare(separate(self.split_backward(args), args)),
             mutates_args=(),
-            schema=f"({grads}{kept}{params}) -> ({', '.join(['Tensor'] * len(wanted))})",
+            schema=f"({grads}{saved}{params}) -> ({', '.join(['Tensor'] * len(names))})",
         )
 
         backward.register_fake(lambda *args: _bare(self.fake_backward(*args)))
@@ -125,13 +127,13 @@ class Passes:
             ctx.params = inputs[len(self.op.inputs) :]
             ctx.set_materialize_grads(False)
             results = several(output)
-            kept = self.kept(inputs[: len(self.op.inputs)], results)
-            ctx.save_for_backward(*kept, *results[len(self.op.outputs) :])
+            keep = self.tensors_to_keep(inputs[: len(self.op.inputs)], results)
+            ctx.save_for_backward(*keep, *results[len(self.op.outputs) :])
 
         def autograd_backward(ctx: Any, *grads: Any) -> Any:
             used = grads[: len(self.op.outputs)]
             results = backward(*used, *ctx.saved_tensors, *ctx.params)
-            gradients = dict(zip(wanted, several(results), strict=True))
+            gradients = dict(zip(names, several(results), strict=True))
             return (*(gradients.get(name) for name in self.op.inputs), *[None] * len(ctx.params))
 
         forward.register_autograd(autograd_backward, setup_context=setup_context)
@@ -176,8 +178,8 @@ class Passes:
     def output_dtypes(self, args: Sequence[Any]) -> list[torch.dtype]:
         """The dtypes of compiled outputs: the reference's, if the dtypes of the inputs differ."""
         inputs, params = self.split(tuple(args))
-        usual = [x for x, of in zip(inputs, self.op.inputs.values(), strict=True) if not of.dtype]
-        if len({x.dtype for x in usual}) > 1:
+        pairs = zip(inputs, self.op.inputs.values(), strict=True)
+        if len({x.dtype for x, declared in pairs if not declared.dtype}) > 1:
             shapes = [torch.empty_like(x, device="meta") for x in inputs]
             op: Any = self.op  # an Op, which this file cannot import
             with contextlib.suppress(RuntimeError):  # the reference takes no mixed dtypes

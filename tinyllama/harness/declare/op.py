@@ -17,22 +17,32 @@ import torch
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import derive
 from tinyllama.harness.declare.checked import checked
-from tinyllama.harness.declare.declaration import (
+from tinyllama.harness.declare.provider import Provider, RandomDims, StepChoices
+from tinyllama.harness.declare.specs import (
+    FLOATS,
+    TIMED_LAYOUTS,
+    Case,
+    Signature,
+    Tensor,
+    Terms,
+    names_in,
+    size_of,
+    sizes_in,
+)
+from tinyllama.harness.declare.validation import (
     NAME,
-    Declaration,
+    check_declaration,
     check_signature,
     check_traits,
     require,
 )
-from tinyllama.harness.declare.offsets import ManyPrograms, RowsApart
-from tinyllama.harness.declare.provider import Provider, RandomDims, StepChoices
-from tinyllama.harness.declare.specs import Case, Tensor, Terms, names_in, size_of, sizes_in
+from tinyllama.harness.declare.values import Values
 
 Magnitudes = Callable[..., Mapping[str, torch.Tensor]]
 
 
 @dataclass(eq=False, kw_only=True)
-class Op(Declaration):
+class Op(Signature):
     """An op: its signature, its cases, and the providers registered on it.
 
     name, inputs, outputs, params, leading: its signature, see `Signature`.
@@ -64,24 +74,39 @@ class Op(Declaration):
         calls that provider; ``tune --show`` prints it. Arguments: the first input, on the meta
         device, and the dtype of products.
     small_kernels: kernels, by the function's name, that see no tensor of more than 2^31 elements
-        however large the inputs are, and why; or an argument of one, ``kernel.argument``.
+        however large the inputs are, and why.
 
     Raises DeclarationError for a declaration that contradicts itself.
     """
+
+    cases: Sequence[Case]
+    timed: Sequence[Case] = ()
+    extremes: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
+    calls: int = 1
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    bytes: Mapping[str, Callable[..., float]] = field(default_factory=dict)
+    flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
+    layouts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_LAYOUTS, 2.0))
+    instead: str = ""
+    fits: Callable[[Mapping[str, Any]], str | None] = lambda sizes: None
+    computes: bool = True
+    small_kernels: Mapping[str, str] = field(default_factory=dict)
 
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
     independents: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
     magnitudes: Magnitudes | None = field(default=None, init=False)
     terms: Terms = field(default=Terms(), init=False)
-    rows: dict[str, RowsApart] = field(default_factory=dict, init=False)
-    programs: dict[str, ManyPrograms] = field(default_factory=dict, init=False)
     dims_of: RandomDims | None = field(default=None, init=False)
     asks: dict[str, StepChoices] = field(default_factory=dict, init=False)
     module: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self.module = _calling_module()
-        super().__post_init__()
+        outputs = self.outputs.items()
+        self.outputs = {name: Tensor(x) if isinstance(x, str) else x for name, x in outputs}
+        check_declaration(self)
         self.cases = [*self.cases, *_without_optional(self)]
 
     # -- what a file adds to its declaration ------------------------------------------------
@@ -166,19 +191,6 @@ class Op(Declaration):
         self.dims_of = function
         return function
 
-    def rows_apart(self, function: RowsApart) -> RowsApart:
-        """Register a function that launches kernels on rows that lie 2^30 elements apart: it calls
-        a `tinyllama.harness.declare.offsets.Put`. Its results must be, bit for bit, those of dense
-        tensors."""
-        self.rows[function.__name__] = function
-        return function
-
-    def many_programs(self, function: ManyPrograms) -> ManyPrograms:
-        """Register a function that launches kernels on tensors of 2^31 elements, of which the first
-        and the last programs run: it calls a `tinyllama.harness.declare.offsets.Ends`."""
-        self.programs[function.__name__] = function
-        return function
-
     @property
     def folder(self) -> Path | None:
         """The folder that the op is declared in; None where it is one file."""
@@ -261,8 +273,8 @@ class Op(Declaration):
         for name, axis, size in computed:
             if names_in(axis) - dims.keys() or size_of(axis, dims) != size:
                 bound = sorted(names_in(axis) & dims.keys())
-                others = "".join(f" and {other} = {dims[other]}" for other in bound)
-                text = f"{name} has {axis} = {size}{others}: they do not fit"
+                sizes = "".join(f" and {dimension} = {dims[dimension]}" for dimension in bound)
+                text = f"{name} has {axis} = {size}{sizes}: they do not fit"
                 raise ValueError(f"{self.name}: {text}")
         return dims
 

@@ -23,7 +23,7 @@ class Table:
 
 
 class Tables:
-    """Tables of int64 by what is in them; the last `KEPT` stay, since addresses return.
+    """Tables of int64 by what is in them; the last `RECENT` stay, since addresses return.
 
     A graph replays with the table that its capture saw. So a table that a capture uses is kept
     for good (some kilobytes each). One made during a capture is filled by the graph, each time
@@ -33,7 +33,7 @@ class Tables:
     part of a replay.
     """
 
-    KEPT = 64
+    RECENT = 64
 
     def __init__(self) -> None:
         self._recent: OrderedDict[tuple[torch.device, Rows], Table] = OrderedDict()
@@ -57,28 +57,28 @@ class Tables:
         """Rows of n numbers on a device, each padded to a power of two (rows, n')."""
         key = (device, rows)
         capturing = _capturing(device)
-        found = self._recent.get(key)
+        table = self._recent.get(key)
         if capturing:
-            found = found or self._made(rows, device, capturing)
-            self._captured.append(found)
-            return found.on_device
-        if found is None:
-            found = self._recent[key] = self._made(rows, device, capturing)
-        self._set_aside(tuple(found.source.shape), device)
+            table = table or self._new(rows, device, capturing)
+            self._captured.append(table)
+            return table.on_device
+        if table is None:
+            table = self._recent[key] = self._new(rows, device, capturing)
+        self._set_aside(tuple(table.source.shape), device)
         self._recent.move_to_end(key)
-        if len(self._recent) > self.KEPT:
+        if len(self._recent) > self.RECENT:
             self._recent.popitem(last=False)
-        return found.on_device
+        return table.on_device
 
     def _set_aside(self, shape: tuple[int, ...], device: torch.device) -> None:
         """Memory for the tables of a later capture, in one piece."""
         spare = self._spare.setdefault((device, shape), [])
-        if _pinned(device) and len(spare) < max(1, self.KEPT // 2):
-            several = (self.KEPT, *shape)
+        if _pinned(device) and len(spare) < max(1, self.RECENT // 2):
+            several = (self.RECENT, *shape)
             on_device = torch.empty(several, dtype=torch.int64, device=device)
             spare.extend(map(Table, on_device, _host_memory(several, device)))
 
-    def _made(self, rows: Rows, device: torch.device, capturing: bool) -> Table:
+    def _new(self, rows: Rows, device: torch.device, capturing: bool) -> Table:
         shape = (len(rows), next_power_of_2(len(rows[0])))
         spare = self._spare.get((device, shape)) if capturing else None
         later = self._unfilled if spare else None

@@ -17,10 +17,10 @@ def _of_amdgcn(asm: Any) -> dict[str, int]:
     text = asm["amdgcn"]
 
     def number(name: str) -> int:
-        found = re.search(rf"^\s*\.{name}:\s*(\d+)", text, re.MULTILINE)
-        if found is None:
+        match = re.search(rf"^\s*\.{name}:\s*(\d+)", text, re.MULTILINE)
+        if match is None:
             raise RuntimeError(f"the compiler's output has no .{name}")
-        return int(found[1])
+        return int(match[1])
 
     return {
         "registers": number("vgpr_count"),

@@ -43,8 +43,6 @@ class Bounds:
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
     kernels: those that were launched, each with the file and line where it begins.
-    unheld: of these, those that are given an address, or a tensor of them, and made an access by
-        one: how much lies behind an address is not known.
     """
 
     def __init__(self) -> None:
@@ -52,7 +50,6 @@ class Bounds:
         self.accesses = 0
         self.inside: dict[int, tuple[int, int]] = {}
         self.kernels: dict[str, str] = {}
-        self.unheld: dict[str, None] = {}
         self._met: set[tuple[str, str, str]] = set()
         self._launch: Any = None
         self._regions: list[Region] = []
@@ -73,13 +70,11 @@ class Bounds:
             low = int(np.minimum.reduce(addresses, axis=None))
             high = int(np.maximum.reduce(addresses, axis=None))
         anywhere = self._anywhere and low <= interpreter_values.ADDRESS
-        if anywhere:
-            self.unheld[launch.kernel] = None
         if not self._regions or self._in_one_region(low, high, size):
             return None
         accessed = np.broadcast_to(accessed, addresses.shape).astype(bool)
-        made = addresses[accessed]  # most that reach too far are masked
-        if not made.size or self._in_one_region(int(made.min()), int(made.max()), size):
+        reached = addresses[accessed]  # most that reach too far are masked
+        if not reached.size or self._in_one_region(int(reached.min()), int(reached.max()), size):
             return None
         starts = np.array(self._starts, np.uint64)
         ends = np.array([region.end for region in self._regions], np.uint64)
@@ -104,18 +99,18 @@ class Bounds:
         self.kernels[launch.kernel] = f"{code.co_filename}:{code.co_firstlineno}"
         tensors = list(tensors_of(launch.arguments))
         self._launch = launch
-        found: dict[tuple[int, int], Region] = {}
+        regions: dict[tuple[int, int], Region] = {}
         for name, tensor in tensors:
             storage = tensor.untyped_storage()
             start, end = self._part(storage)
             for number in {0, launch.origins.get(storage.data_ptr(), 0)}:
                 origin = number << interpreter_values.ADDRESS_BITS
                 region = Region(origin + start, origin + end, name)
-                found.setdefault(region[:2], region)
-        self._regions = sorted(found.values())
+                regions.setdefault(region[:2], region)
+        self._regions = sorted(regions.values())
         self._starts = [region.start for region in self._regions]
-        given = [*launch.arguments.values(), *(tensor for _, tensor in tensors)]
-        self._anywhere = not self._regions or any(map(_has_address, given))
+        values = [*launch.arguments.values(), *(tensor for _, tensor in tensors)]
+        self._anywhere = not self._regions or any(map(_has_address, values))
 
     def _part(self, storage: torch.UntypedStorage) -> tuple[int, int]:
         start = storage.data_ptr()
@@ -182,10 +177,10 @@ def tensors_of(arguments: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a launch on the CPU by argument, those of descriptors and in tuples too."""
     for name, value in arguments.items():
         several = value if isinstance(value, (tuple, list)) else [value]
-        for place, one in enumerate(several):
-            one = getattr(one, "base", one)  # of a descriptor, or a reinterpreted tensor
-            if isinstance(one, torch.Tensor) and one.device.type == "cpu":
-                yield name if one is value or len(several) == 1 else f"{name}[{place}]", one
+        for place, entry in enumerate(several):
+            tensor = getattr(entry, "base", entry)  # of a descriptor, or a reinterpreted tensor
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                yield name if len(several) == 1 else f"{name}[{place}]", tensor
 
 
 def author_line() -> str:
@@ -193,7 +188,7 @@ def author_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        machinery = any(module == one or module.startswith(f"{one}.") for one in _MACHINERY)
+        machinery = any(f"{module}.".startswith(f"{name}.") for name in _MACHINERY)
         if not machinery and not frame.f_code.co_filename.startswith("<"):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}: "
         frame = frame.f_back

@@ -12,7 +12,6 @@ import numpy as np
 # While not empty, what the mask of a load without ``other`` leaves out is garbage, as on a GPU it
 # may be: there it is undefined. Interpreted, it would be 0.
 UNDEFINED: list[object] = []
-GARBAGE = 0x5A5A5A5A5A5A5A5A
 # While not empty, products of float32 round what they multiply to tf32 where `tl.dot` was not asked
 # for another precision, as on a GPU that has it. Interpreted, they would be exact.
 TF32: list[object] = []
@@ -39,20 +38,26 @@ def verify(values: Any, dtype: Any, name: str, hint: list[int]) -> None:
             )
     if name == "tt.contiguity" and data.ndim == 1 and data.size > 1:
         step = max(1, dtype.element_ty.primitive_bitwidth // 8) if dtype.is_ptr() else 1
-        apart = np.diff(data.astype(np.int64))
+        gaps = np.diff(data.astype(np.int64))
         within = (np.arange(1, data.size) % max(1, hint[0])) != 0
-        if (apart[within] != step).any():
+        if (gaps[within] != step).any():
             raise FalseHintError(f"tl.max_contiguous promises {hint[0]} neighbours; they are not")
 
 
-def left_out(loaded: Any, mask: Any) -> None:
-    """Put garbage where this mask of a load is false, in place: NaN, or a number like no other."""
+def left_out(loaded: Any, mask: Any, first: int) -> None:
+    """Put garbage where this mask of a load is false, in place: NaN, which a maximum leaves out,
+    and large numbers of either sign, in turn. first: where the turn begins."""
     data = np.asarray(loaded)
-    out = ~np.broadcast_to(mask, data.shape)
     if data.dtype.kind == "f":
-        data[out] = np.nan
+        large = np.finfo(data.dtype).max / 4
+        garbage = [np.nan, large, -large]
     elif data.dtype.kind in "iu":
-        data[out] = GARBAGE & np.iinfo(data.dtype).max
+        limits = np.iinfo(data.dtype)
+        garbage = [limits.max // 4 * 3 + 1, limits.min // 4 * 3 + 1]  # the least, unsigned, is 1
+    else:
+        return
+    out = ~np.broadcast_to(mask, data.shape)
+    data[out] = np.resize(np.roll(np.array(garbage, data.dtype), -first), out.sum())
 
 
 def in_tf32(values: Any) -> Any:

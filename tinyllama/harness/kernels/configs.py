@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.launch import chip_of
+from tinyllama.harness.kernels.chips import chip_of
 from tinyllama.harness.kernels.launch_cache import AFFECTING, among
 from tinyllama.harness.machine.parsed import json_of
 
@@ -84,41 +84,36 @@ class Space:
 
     def choose(self, device: torch.device, **key: Key) -> Config:
         """The configuration for a key: the chip's choice where its table has one."""
-        if FORCED or _ASKED:
-            text = key_text(key)
-            for asked in _ASKED:
-                asked[self.name, text] = key
-            if (self.name, text) in FORCED:
-                return FORCED[self.name, text]
+        if FORCED or _RECORDED_KEYS:
+            place = self.name, key_text(key)
+            for keys in _RECORDED_KEYS:
+                keys[place] = key
+            if place in FORCED:
+                return FORCED[place]
         chip = chip_of(device)
-        known = (chip, *key.items())
-        if known not in self._chosen:
-            self._chosen[known] = self._choose(chip, key)
-        return self._chosen[known]
+        chip_and_key = (chip, *key.items())
+        if chip_and_key not in self._chosen:
+            self._chosen[chip_and_key] = self.on(chip, **key)[0]
+        return self._chosen[chip_and_key]
 
     def on(self, chip: str, **key: Key) -> tuple[Config, bool]:
-        """The choice on a chip, and whether the chip's table says so."""
-        return self._choose(chip, key), key_text(key) in _table(self.tables, chip).get(
-            self.name, {}
-        )
-
-    def _choose(self, chip: str, key: dict[str, Key]) -> Config:
-        """From the table, or the default. Raises ValueError for a table that does not fit."""
+        """The choice on a chip, and whether the chip's table says so. Raises ValueError for a table
+        with keys or constants that the space does not have."""
         default = self.default(**key)
         entries = _table(self.tables, chip).get(self.name, {})
         for text, config in entries.items():
-            where = f"{self.tables / chip}.json, {self.name}, {text!r}"
-            names = sorted(part.partition("=")[0] for part in text.split(",") if part)
-            if names != sorted(key):
-                expected = ", ".join(sorted(key)) or "no parts"
-                raise ValueError(f"{where}: a key has {expected}; {_TUNE}")
-            known, named = dict(default.constants), dict(config.constants)
-            if set(named) != set(known):
-                raise ValueError(
-                    f"{where}: constants are {', '.join(known) or 'none'}, "
-                    f"not {', '.join(named) or 'none'}; {_TUNE}"
-                )
-        return entries.get(key_text(key), default)
+            names = {part.partition("=")[0] for part in text.split(",") if part}
+            for kind, has, expected in (
+                ("parts of a key", names, set(key)),
+                ("constants", set(dict(config.constants)), set(dict(default.constants))),
+            ):
+                if has != expected:
+                    raise ValueError(
+                        f"{self.tables / chip}.json, {self.name}, {text!r}: {kind} are "
+                        f"{', '.join(sorted(expected)) or 'none'}, not "
+                        f"{', '.join(sorted(has)) or 'none'}; {_TUNE}"
+                    )
+        return entries.get(key_text(key), default), key_text(key) in entries
 
     @contextlib.contextmanager
     def force(self, config: Config, **key: Key) -> Iterator[None]:
@@ -135,13 +130,14 @@ class Space:
 
 
 FORCED: dict[tuple[str, str], Config] = {}  # by space and key's text
-_ASKED: list[dict[tuple[str, str], dict[str, Key]]] = []
-AFFECTING += [FORCED, _ASKED]
+_RECORDED_KEYS: list[dict[tuple[str, str], dict[str, Key]]] = []
+AFFECTING += [FORCED, _RECORDED_KEYS]
 
 
-def asked() -> contextlib.AbstractContextManager[dict[tuple[str, str], dict[str, Key]]]:
-    """Which keys of which spaces are asked for meanwhile: (space, key's text) -> key."""
-    return among(_ASKED, {})
+def recorded_keys() -> contextlib.AbstractContextManager[dict[tuple[str, str], dict[str, Key]]]:
+    """Which keys of which spaces configurations are chosen for meanwhile:
+    (space, key's text) -> key."""
+    return among(_RECORDED_KEYS, {})
 
 
 def key_text(key: dict[str, Any]) -> str:
@@ -165,33 +161,33 @@ def _table(folder: Path, chip: str) -> dict[str, dict[str, Config]]:
         stored = json_of(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is not JSON ({error}); {_TUNE}") from error
-    spaces = _mapping(stored, "spaces", str(path))
+    spaces = _mapping(_mapping(stored, str(path)).get("spaces"), f"{path}: 'spaces'")
     if stored.get("chip", chip) != chip:
         raise ValueError(f"{path} is of chip {stored['chip']!r}: name it {stored['chip']}.json")
     return {
         space: {
-            key: _config(_mapping(entries, key, f"{path}, {space}"), f"{path}, {space}, {key!r}")
-            for key in entries
+            key: _config(_mapping(entry, where), where)
+            for key, entry in _mapping(entries, f"{path}: {space}").items()
+            for where in [f"{path}, {space}, {key!r}"]
         }
-        for space in spaces
-        for entries in [_mapping(spaces, space, str(path))]
+        for space, entries in spaces.items()
     }
 
 
-def _mapping(owner: Any, name: str, where: str) -> dict[str, Any]:
-    found = owner.get(name) if isinstance(owner, dict) else None
-    if not isinstance(found, dict):
-        raise ValueError(f"{where}: {name!r} must be a mapping; {_TUNE}")
-    return found
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a mapping; {_TUNE}")
+    return value
 
 
 def _config(entry: dict[str, Any], where: str) -> Config:
+    warps, stages = entry.get("num_warps", 0), entry.get("num_stages", 0)
     for name, value in entry.items():
         if not isinstance(value, int):
             raise ValueError(f"{where}: {name} is {value!r}, not a whole number; {_TUNE}")
-    warps = entry.get("num_warps", 0)
-    if warps < 1 or warps & (warps - 1):
-        raise ValueError(f"{where}: num_warps is {warps}, not a power of two; {_TUNE}")
-    if entry.get("num_stages", 0) < 1:
-        raise ValueError(f"{where}: num_stages must be 1 or more; {_TUNE}")
+    if warps < 1 or warps & (warps - 1) or stages < 1:
+        raise ValueError(
+            f"{where}: num_warps is {warps}, which must be a power of two, and num_stages "
+            f"{stages}, which must be 1 or more; {_TUNE}"
+        )
     return Config(**entry)

@@ -30,8 +30,8 @@ def dense_kernel(  # type: ignore[no-untyped-def]
     inside = (rows < n_rows)[:, None] & (columns < n_columns)[None, :]
     first, rest = rows % inner, rows // inner
     second, third = rest % middle, rest // middle
-    apart = first * x_inner + second * x_middle + third * x_outer
-    source = rows * x_inner if JOINED else apart
+    offset = first * x_inner + second * x_middle + third * x_outer
+    source = rows * x_inner if JOINED else offset
     tile = tl.load(x + source[:, None] + (columns * step)[None, :], mask=inside)
     target = first * y_inner + second * y_middle + third * y_outer
     tl.store(y + target[:, None] + columns[None, :], tile, mask=inside)
@@ -67,11 +67,11 @@ def dense_copy(x: torch.Tensor) -> torch.Tensor:
 def _axes(x: torch.Tensor, y: torch.Tensor) -> list[tuple[int, int, int]]:
     """Size, stride in x and stride in y (which is dense) of each axis; axes that lie side by side
     in x are one, and those of size 1 are none."""
-    found: list[tuple[int, int, int]] = []
+    axes: list[tuple[int, int, int]] = []
     for axis in zip(reversed(x.shape), reversed(x.stride()), reversed(y.stride()), strict=True):
         size, stride, _ = axis
-        if size != 1 and found and stride == found[-1][0] * found[-1][1]:
-            found[-1] = (found[-1][0] * size, *found[-1][1:])
+        if size != 1 and axes and stride == axes[-1][0] * axes[-1][1]:
+            axes[-1] = (axes[-1][0] * size, *axes[-1][1:])
         elif size != 1:
-            found.append(axis)
-    return found[::-1]
+            axes.append(axis)
+    return axes[::-1]

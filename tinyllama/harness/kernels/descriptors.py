@@ -17,8 +17,8 @@ def is_descriptor(kind: type) -> bool:
 
 def form(descriptor: Any) -> tuple[int, str]:
     """What a kernel is compiled for, except for the class and the dtype of the tensor."""
-    others = [(k, v) for k, v in vars(descriptor).items() if k not in _AT_EACH_LAUNCH]
-    return len(descriptor.shape), repr(others)
+    fixed = [(k, v) for k, v in vars(descriptor).items() if k not in _AT_EACH_LAUNCH]
+    return len(descriptor.shape), repr(fixed)
 
 
 class _Memory:

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.launch import HAS_TRITON, processors_of
+from tinyllama.harness.kernels.chips import processors_of
+from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.kernels.tuned import adopted
 
 CPU = torch.device("cpu")
@@ -129,16 +130,16 @@ def _make_none_current(context: Any, device: Any) -> None:
 def _replace(owner: Any, name: str, answer: Callable[..., Any]) -> None:
     """Let a function of torch's give this answer where its last argument is a CPU, or where it is
     asked about the current GPU and there is none."""
-    asked = getattr(owner, name)
-    if hasattr(asked, "answer"):
+    original = getattr(owner, name)
+    if hasattr(original, "answer"):
         return
 
-    @functools.wraps(asked)
+    @functools.wraps(original)
     def answered(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device", args[-1] if args else None)
         if _of_cpu(device):
             return answer(*args, *kwargs.values())
-        return asked(*args, **kwargs)
+        return original(*args, **kwargs)
 
     answered.answer = answer  # type: ignore[attr-defined]
     setattr(owner, name, answered)

@@ -38,7 +38,7 @@ NAMES = {
 }
 
 
-def _found() -> tuple[dict[str, Any], str | None]:
+def _members() -> tuple[dict[str, Any], str | None]:
     """The names, and why there are none."""
     if not HAS_TRITON:
         return {}, f"triton is not installed: {install('triton')}"
@@ -48,20 +48,20 @@ def _found() -> tuple[dict[str, Any], str | None]:
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
     except ImportError as error:
         return {}, f"this triton has no Gluon for it ({error})"
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for ours, theirs in NAMES.items():
         for path in reversed(theirs):
             with contextlib.suppress(AttributeError):
-                found[ours] = operator.attrgetter(path)(units)
-    missing = [" or ".join(theirs) for ours, theirs in NAMES.items() if ours not in found]
+                members[ours] = operator.attrgetter(path)(units)
+    missing = [" or ".join(theirs) for ours, theirs in NAMES.items() if ours not in members]
     if "functions_and_args" not in inspect.signature(language.warp_specialize).parameters:
         missing.append("warp_specialize(functions_and_args, ...)")
     if missing:
         return {}, f"this triton's Gluon has no {', '.join(missing)}"
-    return {"gl": language, "runtime": _runtime, "descriptor": TensorDescriptor, **found}, None
+    return {"gl": language, "runtime": _runtime, "descriptor": TensorDescriptor, **members}, None
 
 
-_NAMES, _MISSING = _found()
+_NAMES, _MISSING = _members()
 
 if TYPE_CHECKING:
     gl: Any = None

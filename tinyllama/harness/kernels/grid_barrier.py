@@ -30,9 +30,9 @@ def meet(counter, expected, spins, status, code, opened):  # type: ignore[no-unt
     looked = 0
     while (looked < spins * opened) & (tl.load(counter, volatile=True) < expected):
         looked += 1
-    found = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    count = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
     tl.debug_barrier()
-    still = opened * (found >= expected).to(tl.int32)
+    still = opened * (count >= expected).to(tl.int32)
     if still < opened:
         tl.atomic_cas(status, 0, code)
     return still

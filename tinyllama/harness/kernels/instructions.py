@@ -45,16 +45,16 @@ class Instructions:
 
     def worse(self, before: Instructions) -> list[str]:
         """What another revision's kernel had and this one lost, in words; a gain is no matter."""
-        found = [
+        losses = [
             f"its widest {name[:-1]} is {width(now)}, before {width(then)}"
             for name in ("loads", "stores")
             if (now := getattr(self, name)) < (then := getattr(before, name))
         ]
         if lost := set(before.products) - set(self.products):
-            found.append(f"its products are {names(self.products)}, before {names(sorted(lost))}")
+            losses.append(f"its products are {names(self.products)}, before {names(sorted(lost))}")
         if new := set(self.atomics) - set(before.atomics):
-            found.append(f"it has atomics that were not there: {names(sorted(new))}")
-        return found
+            losses.append(f"it has atomics that were not there: {names(sorted(new))}")
+        return losses
 
     def __str__(self) -> str:
         return (
@@ -99,9 +99,9 @@ def of_ptx(text: str) -> Instructions:
         products.add(_product(family, left, right))
     products.update(f"tcgen05 {kind}" for kind in FIFTH.findall(text))
     for rest in ATOMIC.findall(text):
-        found = OPERATION.search(rest)
-        atomics.add(" ".join(found.groups()) if found else rest)
-    return _made(widths["ld"], widths["st"], products, atomics)
+        operation = OPERATION.search(rest)
+        atomics.add(" ".join(operation.groups()) if operation else rest)
+    return _instructions(widths["ld"], widths["st"], products, atomics)
 
 
 # -- AMD --------------------------------------------------------------------------------------
@@ -129,14 +129,14 @@ def of_amdgcn(text: str) -> Instructions:
         _product(family, *kinds.removesuffix("_1k").split("_")[:2])
         for family, kinds in MATRIX.findall(text)
     }
-    return _made(widths["load"], widths["store"], products, atomics)
+    return _instructions(widths["load"], widths["store"], products, atomics)
 
 
 def _bytes(name: str) -> int:
-    found = UNIT.search(name)
-    if found is None:
+    unit = UNIT.search(name)
+    if unit is None:
         raise RuntimeError(f"the width of an access {name!r} is unknown: add it to {__name__}")
-    dword, count, small, bits = found.groups()
+    dword, count, small, bits = unit.groups()
     return int(bits) // 8 if bits else BYTES[dword or small] * int(count or 1)
 
 
@@ -144,5 +144,7 @@ def _product(family: str, left: str, right: str | None = None) -> str:
     return f"{family} {left}" if right in (None, left) else f"{family} {left} {right}"
 
 
-def _made(loads: set[int], stores: set[int], products: set[str], atomics: set[str]) -> Instructions:
+def _instructions(
+    loads: set[int], stores: set[int], products: set[str], atomics: set[str]
+) -> Instructions:
     return Instructions(max(loads), max(stores), tuple(sorted(products)), tuple(sorted(atomics)))

@@ -41,7 +41,13 @@ import torch
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import interpreter_speed, language, libdevice, programs
+from tinyllama.harness.kernels import (
+    interpreter_reductions,  # noqa: F401 (replaces methods of the interpreter)
+    interpreter_speed,
+    language,
+    libdevice,
+    programs,
+)
 from tinyllama.harness.kernels.interpreter_values import RUNNING, Running
 from tinyllama.harness.kernels.launch_cache import among
 
@@ -78,8 +84,8 @@ def run(kernel: Any, name: str, grid: tuple[int, ...], arguments: dict[str, Any]
 
 def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
     """What is made in the context lies there; one that changes nothing is quicker."""
-    other = torch.get_default_device().type != "cpu"
-    return torch.device("cpu") if other else contextlib.nullcontext()
+    elsewhere = torch.get_default_device().type != "cpu"
+    return torch.device("cpu") if elsewhere else contextlib.nullcontext()
 
 
 def running() -> tuple[Running, tuple[int, ...]]:
@@ -87,14 +93,14 @@ def running() -> tuple[Running, tuple[int, ...]]:
     return RUNNING[-1], tuple(stock.interpreter_builder.grid_idx)
 
 
-class _Steps:
+class _StepCount:
     """Counts the operations of the program that runs."""
 
-    limit = STEPS
-    taken = 0
-    program: Any = None
+    def __init__(self, limit: int) -> None:
+        self.limit, self.taken = limit, 0
+        self.program: Any = None
 
-    def take(self) -> None:
+    def __call__(self) -> None:
         program = getattr(stock.interpreter_builder, "grid_idx", ())  # none before the first launch
         if program is not self.program:
             self.program, self.taken = program, 0
@@ -108,27 +114,20 @@ class _Steps:
             )
 
 
-_STEPS = _Steps()
-
-
 @contextlib.contextmanager
 def limited(steps: int = STEPS) -> Iterator[None]:
     """Meanwhile, a program that takes more operations raises EndlessLoopError."""
-    before, _STEPS.limit = _STEPS.limit, steps
-    counts, interpreter_speed.COUNTS[:] = [*interpreter_speed.COUNTS], [_STEPS.take]
+    counts, interpreter_speed.COUNTS[:] = [*interpreter_speed.COUNTS], [_StepCount(steps)]
     try:
         yield
     finally:
-        _STEPS.limit, interpreter_speed.COUNTS[:] = before, counts
+        interpreter_speed.COUNTS[:] = counts
 
 
-_REWRITTEN: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-
+@functools.cache
 def _rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
-    if function not in _REWRITTEN:
-        _REWRITTEN[function] = stock.InterpretedFunction(function).rewrite()
-    return _REWRITTEN[function]
+    rewritten: Callable[..., Any] = stock.InterpretedFunction(function).rewrite()
+    return rewritten
 
 
 @contextlib.contextmanager

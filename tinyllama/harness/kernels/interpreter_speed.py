@@ -163,10 +163,10 @@ def replacement(owner: Any, name: str, operation: Callable[..., Any]) -> Callabl
     return operation
 
 
-def _remember(known: dict[Any, Any], key: Any, fact: Any) -> None:
-    if len(known) >= MOST:
-        known.clear()
-    known[key] = fact
+def _remember(facts: dict[Any, Any], key: Any, fact: Any) -> None:
+    if len(facts) >= MOST:
+        facts.clear()
+    facts[key] = fact
 
 
 def _index(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,10 +174,10 @@ def _index(operation: Callable[..., Any]) -> Callable[..., Any]:
     types: dict[Any, tuple[Any, Any]] = {}
 
     def index(a: Any, slices: Any, **_: Any) -> Any:
-        plain = type(slices) is tuple and all(
+        adds_axes = type(slices) is tuple and all(
             part is None or (type(part) is slice and part == slice(None)) for part in slices
         )
-        if not plain or not a.type.is_block():
+        if not adds_axes or not a.type.is_block():
             return operation(a, slices)
         key = (id(a.type), tuple(part is None for part in slices))
         if key in types:
@@ -209,8 +209,8 @@ def _cast(operation: Callable[..., Any]) -> Callable[..., Any]:
         if result is a and not notes:
             _remember(types, key, (None, None, a.type))
         elif len(notes) == 1 and notes[0][2] is CAST:
-            source, target, _, made = notes[0]
-            if source is a.handle and made is result.handle:
+            source, target, _, converted = notes[0]
+            if source is a.handle and converted is result.handle:
                 _remember(types, key, (result.type, target, a.type))
         return result
 
@@ -218,7 +218,7 @@ def _cast(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _binary(reflected: bool, operation: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[Any, _Operation] = {}
+    operations: dict[Any, _Operation] = {}
 
     def first(a: Any, b: Any, key: Any) -> Any:
         result, notes = _noted(operation, a, b)
@@ -228,7 +228,7 @@ def _binary(reflected: bool, operation: Callable[..., Any]) -> Callable[..., Any
         if call is not None:
             again = call(a.handle.data, b.handle.data if call.constant is None else call.constant)
             if _same(again.handle.data, result.handle.data):
-                _remember(known, key, call)
+                _remember(operations, key, call)
                 return again  # sums later on are in the order of what is remembered
         return result
 
@@ -237,7 +237,7 @@ def _binary(reflected: bool, operation: Callable[..., Any]) -> Callable[..., Any
             return operation(a, b)
         kind = type(b)
         if kind is tl.tensor:
-            call = known.get((id(a.type), id(b.type)))
+            call = operations.get((id(a.type), id(b.type)))
             if call is not None:
                 return call(a.handle.data, b.handle.data)
             return first(a, b, (id(a.type), id(b.type)))
@@ -248,7 +248,7 @@ def _binary(reflected: bool, operation: Callable[..., Any]) -> Callable[..., Any
                 return operation(a, b)
             kind = int  # a loop variable's, too
         key = id(a.type), kind, number.hex() if kind is float else number
-        call = known.get(key)
+        call = operations.get(key)
         return first(a, b, key) if call is None else call(a.handle.data, call.constant)
 
     return operator
@@ -259,10 +259,10 @@ class _Operation:
     constant: the second operand, where it is a number."""
 
     def __init__(self, note: Any, kind: Any, swapped: bool, types: Any, constant: Any) -> None:
-        left, right, self.called, made = note
-        self.swapped, self.type, self.dtype = swapped, kind, made.dtype
+        left, right, self.called, result = note
+        self.swapped, self.type, self.dtype = swapped, kind, result.dtype
         self.types, self.constant = types, constant
-        self.made = np.asarray(made.data).dtype
+        self.result = np.asarray(result.data).dtype
         self.left, self.right = left.data.dtype, right.data.dtype
         self.size = 0
         if self.called is ADD_POINTER:
@@ -276,13 +276,13 @@ class _Operation:
         if right.dtype is not self.right:
             right = right.astype(self.right, copy=False)
         if self.size:
-            for seen in SUMS:
-                seen(*np.broadcast_arrays(left, right))
+            for see in SUMS:
+                see(*np.broadcast_arrays(left, right))
             data = left + self.size * right.astype(np.uint64)
         else:
             data = self.called(left, right)
-            if data.itemsize > self.made.itemsize:
-                data = data.astype(self.made)
+            if data.itemsize > self.result.itemsize:
+                data = data.astype(self.result)
         if self.rounds:
             return tl.tensor(stock.TensorHandle(data, self.dtype), self.type)
         return value(data, self.dtype, self.type)

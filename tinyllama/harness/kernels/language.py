@@ -37,9 +37,9 @@ class Index(int):
         return tl.cast(int(self), dtype, *rest, **named)
 
 
-def _of_indices(usual: Callable[[int, Any], Any]) -> Callable[[Index, Any], Any]:
-    def computed(self: Index, other: Any) -> Any:
-        result = usual(self, other)
+def _of_indices(of_int: Callable[[int, Any], Any]) -> Callable[[Index, Any], Any]:
+    def computed(self: Index, right: Any) -> Any:
+        result = of_int(self, right)
         return result if result is NotImplemented else Index(result)
 
     return computed
@@ -60,6 +60,7 @@ def counted(numbers: Callable[..., Iterable[int]], *args: Any, **named: Any) -> 
 
 _CHANGES: list[tuple[Any, Members, Members]] = []  # owner, its members before, and meanwhile
 _INSIDE: list[None] = []
+_patch_lang: Any = stock._patch_lang
 
 
 @contextlib.contextmanager
@@ -67,23 +68,34 @@ def interpreted() -> Iterator[None]:
     """Meanwhile the language is the interpreter's. Inside of another one nothing is changed."""
     if not _INSIDE:
         if not _CHANGES or not all(_has(owner, before) for owner, before, _ in _CHANGES):
-            _CHANGES[:] = _found()
+            _CHANGES[:] = _changes()
         for owner, _, meanwhile in _CHANGES:
             _put(owner, meanwhile)
+        # Under TRITON_INTERPRET a call of tl.max changes the whole language again: 2 ms each.
+        stock._patch_lang = lambda fn: _Unchanged
     _INSIDE.append(None)
     try:
         yield
     finally:
         _INSIDE.pop()
         if not _INSIDE:
+            stock._patch_lang = _patch_lang
             for owner, before, _ in _CHANGES:
                 _put(owner, before)
 
 
-def _found() -> list[tuple[Any, Members, Members]]:
+class _Unchanged:
+    """What Triton gets for a change of the language that was made before."""
+
+    @staticmethod
+    def restore() -> None:
+        """Undo nothing."""
+
+
+def _changes() -> list[tuple[Any, Members, Members]]:
     """What Triton changes, made fast; and libdevice's functions."""
     was = [dict(vars(owner)) for owner in _OWNERS]
-    stock._patch_lang(FunctionType(_put.__code__, {"tl": tl, "core": tl.core}))  # which sees both
+    _patch_lang(FunctionType(_put.__code__, {"tl": tl, "core": tl.core}))  # which sees both
     changes = []
     for owner, members in zip(_OWNERS, was, strict=True):
         before, meanwhile = {}, {}

@@ -17,13 +17,14 @@ still imports, and a launch raises an error that says what to install.
 import contextlib
 import functools
 import importlib.util
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tinyllama.harness.kernels.chips import CHOSEN, STATED
+from tinyllama.harness.kernels.kernel_names import SHOWN, identity, shown_name
 from tinyllama.harness.kernels.launch_cache import (
     AFFECTING,
     MOST_CACHED,
@@ -33,9 +34,6 @@ from tinyllama.harness.kernels.launch_cache import (
     show,
 )
 from tinyllama.harness.machine.distribution import install
-
-# Options whose default differs between triton's versions.
-STATED = {"enable_fp_fusion": True}
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Descriptors that the host makes: triton 3.4 and later have them.
@@ -94,7 +92,6 @@ class Launch:
 
 CHOOSING: list[Any] = []  # of `tinyllama.harness.kernels.tuned`: whose launch is being made
 _RECORDS: list[list[Launch]] = []
-_CHIPS: list[str] = []
 _LAUNCHED: "list[list[Launched]]" = []
 
 
@@ -116,87 +113,12 @@ def launched() -> contextlib.AbstractContextManager[list[Launched]]:
 def recorded(chip: str | None = None) -> Iterator[list[Launch]]:
     """Record launches instead of running them, with the configurations for ``chip`` (such as
     ``gfx942`` or ``sm_90``; None: the defaults, which hold for every chip)."""
-    with among(_RECORDS, list[Launch]()) as launches, among(_CHIPS, chip or ""):
+    with among(_RECORDS, list[Launch]()) as launches, among(CHOSEN, chip or ""):
         yield launches
 
 
-def chip_of(device: torch.device) -> str:
-    """The chip that configurations are chosen for: the recorded one, the GPU's (``sm_90``,
-    ``gfx942``), or "" on a CPU."""
-    if _CHIPS:
-        return _CHIPS[-1]
-    return _gpu_chip(device) if device.type == "cuda" else ""
-
-
-@functools.cache
-def _gpu_chip(device: torch.device) -> str:
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip is not None:  # elsewhere gcnArchName is there too, and means nothing
-        return str(properties.gcnArchName).split(":")[0]
-    return f"sm_{properties.major}{properties.minor}"
-
-
-@functools.cache
-def _gpu_processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-_PROCESSORS: list[int] = []
 _HOOKED: list[Any] = []  # kernels that call someone before each launch
-AFFECTING += [CHOOSING, _RECORDS, _LAUNCHED, _PROCESSORS, _HOOKED]
-
-
-def processors(count: int) -> contextlib.AbstractContextManager[int]:
-    """Meanwhile, every device has so many processors for `processors_of`."""
-    return among(_PROCESSORS, count)
-
-
-def processors_of(device: torch.device) -> int:
-    """The processors that a launch is divided among: the GPU's, or 2 where there is none."""
-    if _PROCESSORS:
-        return _PROCESSORS[-1]
-    return _gpu_processors(device) if device.type == "cuda" else 2
-
-
-def target_of(chip: str) -> Any:
-    """Triton's name for a chip."""
-    from triton.backends.compiler import GPUTarget
-
-    if chip.startswith("sm_"):
-        return GPUTarget("cuda", int(chip.removeprefix("sm_")), 32)
-    return GPUTarget("hip", chip, 64 if chip.startswith("gfx9") else 32)
-
-
-@functools.cache
-def dot_precisions(chip: str) -> tuple[str, ...]:
-    """The values of `tl.dot`'s ``input_precision`` that the compiler allows for a chip."""
-    return tuple(_offered(chip).allowed_dot_input_precisions) if chip else ("ieee",)
-
-
-@functools.cache
-def _waits_inside(chip: str) -> bool:
-    """Whether kernels of a chip can wait inside for the kernel before them."""
-    if not chip.startswith("sm_") or int(chip.removeprefix("sm_")) < 90:
-        return False
-    return hasattr(_offered(chip), "launch_pdl") and hasattr(tl.extra.cuda, "gdc_wait")
-
-
-def _offered(chip: str) -> Any:
-    """The compiler's options for a chip."""
-    from triton.compiler import make_backend
-
-    return make_backend(target_of(chip)).parse_options(dict(STATED))
-
-
-def dependent(device: torch.device) -> dict[str, Any]:
-    """Options of a launch whose kernel begins with `begin`: where the chip has dependent launch
-    (CUDA's programmatic dependent launch, from sm_90 on), it starts while the kernel before it on
-    its stream ends."""
-    if _waits_inside(chip_of(device)):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
-
-
+AFFECTING += [CHOOSING, _RECORDS, _LAUNCHED, _HOOKED]
 _HERE = contextlib.nullcontext()
 
 
@@ -206,12 +128,11 @@ def device_of(arguments: Iterable[Any]) -> torch.device | None:
     Raises ValueError for tensors of several devices: a kernel would read some of them over the
     bus, in no order with what writes them.
     """
-    device, index = None, 0
+    device = None
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
-            if device is None:
-                device, index = argument.device, argument.get_device()
-            elif argument.get_device() != index:
+            device = device or argument.device
+            if argument.device != device:
                 raise ValueError(
                     f"tensors on {device} and on {argument.device} in one launch: move them to one "
                     "device"
@@ -236,10 +157,10 @@ def described(tensor: torch.Tensor, block: Sequence[int], *, to_tf32: bool = Fal
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    found = TensorDescriptor.from_tensor(tensor, list(block))
+    descriptor = TensorDescriptor.from_tensor(tensor, list(block))
     if to_tf32:
-        found.round_f32_to_tf32 = True  # a field from triton 3.7 on
-    return found
+        descriptor.round_f32_to_tf32 = True  # a field from triton 3.7 on
+    return descriptor
 
 
 def cdiv(a: int, b: int) -> int:
@@ -250,47 +171,6 @@ def cdiv(a: int, b: int) -> int:
 def next_power_of_2(n: int) -> int:
     """The least power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def shown_name(function: Callable[..., Any]) -> str:
-    """What profilers are to call a kernel: its file, then what it does there, as one symbol."""
-    op = _op_of(function.__module__)
-    does = function.__name__.strip("_").removesuffix("_kernel")
-    return re.sub(r"\W|^(?=\d)", "_", op if does == op else f"{op}_{does}")
-
-
-_SHOWN: dict[str, Callable[..., Any]] = {}
-PRODUCTS = {"dot", "warpgroup_mma"}  # Triton's, and Gluon's
-
-
-def multiplies(shown: str) -> bool | None:
-    """Whether the kernel that profilers show by this name has a matrix product, in itself or in a
-    function that it calls; None for a kernel that is not ours."""
-    return _has_product(_SHOWN[shown]) if shown in _SHOWN else None
-
-
-def _has_product(function: Callable[..., Any]) -> bool:
-    names = function.__code__.co_names
-    called = (function.__globals__.get(name) for name in names)
-    inner = [kernel.fn for kernel in called if HAS_TRITON and isinstance(kernel, Kernel)]
-    return not PRODUCTS.isdisjoint(names) or any(map(_has_product, inner))
-
-
-def identity(kernel: Any) -> str:
-    """The name of a kernel in limits, records and messages: ``op.function``."""
-    return f"{_op_of(kernel.fn.__module__)}.{kernel.fn.__name__}"
-
-
-# The module of a file that a user named, as `tinyllama.harness.declare.registry` imports it.
-_LOADED = re.compile(r"^tinyllama_ops_file_(.+?)(_[0-9a-f]{8})?$")
-
-
-def _op_of(module: str) -> str:
-    """The op whose kernels a module holds: its file, or the folder of a file ``kernels.py`` or
-    ``*_kernels.py``."""
-    folder, _, file = _LOADED.sub(r"\1", module).rpartition(".")
-    inside = folder and (file == "kernels" or file.endswith("_kernels"))
-    return folder.rpartition(".")[2] if inside else file
 
 
 if HAS_TRITON and not TYPE_CHECKING:
@@ -306,15 +186,15 @@ if HAS_TRITON and not TYPE_CHECKING:
             if _RECORDS:
                 _RECORDS[-1].append(_launch(self, grid, args, kwargs))
                 return None
-            usual = not (warmup or callable(grid) or self.pre_run_hooks)
-            key = launch_key(args, kwargs) if usual else None
+            plain_launch = not (warmup or callable(grid) or self.pre_run_hooks)
+            key = launch_key(args, kwargs) if plain_launch else None
             if key is not None:
                 if len(args) > self._first_constant:
                     # Real numbers, by which kernels are specialised where they are constants alone.
                     key += tuple(
-                        repr(one)
-                        for one, param in zip(args, self.params, strict=False)
-                        if type(one) is float and param.is_constexpr
+                        repr(value)
+                        for value, param in zip(args, self.params, strict=False)
+                        if type(value) is float and param.is_constexpr
                     )
                 return self._run_cached(key, args, tuple(grid), kwargs)
             show(None)
@@ -324,8 +204,8 @@ if HAS_TRITON and not TYPE_CHECKING:
                     kernel = super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
                 if _LAUNCHED:
                     shape = grid(arguments_of(self, args, kwargs)) if callable(grid) else grid
-                    for seen in _LAUNCHED:
-                        seen.append(Launched(kernel, tuple(shape)))
+                    for launches in _LAUNCHED:
+                        launches.append(Launched(kernel, tuple(shape)))
                 return kernel
             if device.type != "cpu":
                 raise RuntimeError(f"{self.__name__} cannot run on {device.type} tensors")
@@ -354,18 +234,18 @@ if HAS_TRITON and not TYPE_CHECKING:
             return {}
 
         def _run_cached(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Any:
-            other = key[0] != torch.cuda.current_device()
-            with torch.cuda.device(key[0]) if other else _HERE:
+            elsewhere = key[0] != torch.cuda.current_device()
+            with torch.cuda.device(key[0]) if elsewhere else _HERE:
                 ready = self._ready.get(key)
                 if ready is None:
                     ready = self._specialised(key, args, grid, kwargs)
-                    made = ready.cached(key[0], grid, args, kwargs)
+                    launch = ready.cached(key[0], grid, args, kwargs)
                 else:
-                    made = ready.cached(key[0], grid, args, kwargs)
-                    ready.launch(made)
-            for seen in _LAUNCHED:
-                seen.append(Launched(ready.kernel, grid))
-            show(made)
+                    launch = ready.cached(key[0], grid, args, kwargs)
+                    ready.launch(launch)
+            for launches in _LAUNCHED:
+                launches.append(Launched(ready.kernel, grid))
+            show(launch)
             return ready.kernel
 
         def _specialised(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Ready:
@@ -374,7 +254,7 @@ if HAS_TRITON and not TYPE_CHECKING:
             if len(self._ready) >= MOST_CACHED:
                 self._ready.clear()
             rest = list(self.signature.parameters.values())[len(args) :]
-            names = [(one.name, one.default) for one in rest]
+            names = [(parameter.name, parameter.default) for parameter in rest]
             self._ready[key] = ready = Ready(kernel, names)
             return ready
 
@@ -386,7 +266,7 @@ if HAS_TRITON and not TYPE_CHECKING:
     def kernel_of(function: Callable[..., Any], kind: type[Kernel], **options: Any) -> Kernel:
         """A kernel of this class, under the name that profilers are to show."""
         name = shown_name(function)
-        _SHOWN[name] = function
+        SHOWN[name] = function
         return kind(function, repr=lambda specialization: name, **options)
 
     @jit
@@ -426,8 +306,8 @@ if HAS_TRITON and not TYPE_CHECKING:
 
     def arguments_of(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
         """A kernel's arguments by name, defaults included."""
-        given = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
-        bound = kernel.signature.bind(*args, **given)
+        named = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
+        bound = kernel.signature.bind(*args, **named)
         bound.apply_defaults()
         return dict(bound.arguments)
 

@@ -35,11 +35,11 @@ class CachedLaunch(NamedTuple):
 
 
 @contextlib.contextmanager
-def among(several: list[Any], one: T) -> Iterator[T]:
-    """Meanwhile, ``one`` is the last of several."""
-    several.append(one)
+def among(several: list[Any], value: T) -> Iterator[T]:
+    """Meanwhile, a value is the last of several."""
+    several.append(value)
     try:
-        yield one
+        yield value
     finally:
         several.pop()
 
@@ -97,18 +97,18 @@ def traced(see: Callable[[CachedLaunch | None], None]) -> Iterator[None]:
         _TRACES.see = before
 
 
-def show(made: CachedLaunch | None) -> None:
+def show(launch: CachedLaunch | None) -> None:
     """A launch was made."""
     see = getattr(_TRACES, "see", None)
     if see is not None:
-        see(made)
+        see(launch)
 
 
 # -- the key ----------------------------------------------------------------------------------
 
 _Types = tuple[type, ...]
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-_HELD = (torch.Tensor, tuple, list, dict, set)  # by name: a key would keep what is in them alive
+_MEMORY = (torch.Tensor, tuple, list, dict, set)  # by name: a key would keep what is in them alive
 
 
 class _Places(NamedTuple):
@@ -125,10 +125,11 @@ def _places(types: _Types, named: _Types) -> _Places | None:
     tensors = [i for i, kind in enumerate(types) if kind in _TENSORS]
     descriptors = [i for i, kind in enumerate(types) if is_descriptor(kind)]
     values = [i for i, kind in enumerate(types) if kind in (int, bool)]
-    others = {*types} - {*_TENSORS, int, bool, float, type(None), *(types[i] for i in descriptors)}
-    held = any(issubclass(kind, _HELD) or is_descriptor(kind) for kind in named)
-    known = (tensors or descriptors) and not others and not held
-    return _Places(tensors, descriptors, values) if known else None
+    distinguished = {*_TENSORS, int, bool, float, type(None), *(types[i] for i in descriptors)}
+    memory = any(issubclass(kind, _MEMORY) or is_descriptor(kind) for kind in named)
+    if not (tensors or descriptors) or {*types} - distinguished or memory:
+        return None
+    return _Places(tensors, descriptors, values)
 
 
 @functools.cache
@@ -163,13 +164,13 @@ def launch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]
     if places is None:
         return None
     described = [args[i] for i in places.descriptors]
-    if any(type(one.base) not in _TENSORS for one in described):
+    if any(type(descriptor.base) not in _TENSORS for descriptor in described):
         return None
-    tensors = [*(args[i] for i in places.tensors), *(one.base for one in described)]
+    tensors = [*(args[i] for i in places.tensors), *(x.base for x in described)]
     index = tensors[0].get_device()
     if index < 0 or not knows(index):
         return None
-    traits: list[Any] = [form(one) for one in described]
+    traits: list[Any] = [form(descriptor) for descriptor in described]
     for tensor in tensors:
         if tensor.get_device() != index:
             return None
@@ -186,8 +187,8 @@ _HOOKS = ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exi
 
 @functools.cache
 def _takes_stream(launcher: Any) -> bool:
-    found = list(inspect.signature(launcher.__call__).parameters)[1:]
-    return found in ([*_HEAD, "args"], [*_HEAD, *_HOOKS, "args"])
+    parameters = list(inspect.signature(launcher.__call__).parameters)[1:]
+    return parameters in ([*_HEAD, "args"], [*_HEAD, *_HOOKS, "args"])
 
 
 def takes_stream(kernel: Any) -> bool:
@@ -220,11 +221,11 @@ class Ready:
         rest = [named.get(name, default) for name, default in self.rest]
         return CachedLaunch(self.kernel, grid, (*args, *rest), gpu)
 
-    def launch(self, made: CachedLaunch) -> None:
+    def launch(self, launch: CachedLaunch) -> None:
         """Launch on the current stream of the current GPU, the one of the tensors."""
-        kernel, (x, y, z) = self.kernel, (*made.grid, 1, 1)[:3]
+        kernel, (x, y, z) = self.kernel, (*launch.grid, 1, 1)[:3]
         if self._direct and not hooked():
-            head = (stream_of()(made.gpu), kernel.function, kernel.packed_metadata)
-            kernel.run(x, y, z, *head, None, None, None, *made.arguments)
+            head = (stream_of()(launch.gpu), kernel.function, kernel.packed_metadata)
+            kernel.run(x, y, z, *head, None, None, None, *launch.arguments)
         else:
-            kernel[x, y, z](*made.arguments)
+            kernel[x, y, z](*launch.arguments)

@@ -27,8 +27,8 @@ def as_one(*tensors: torch.Tensor) -> torch.Tensor | None:
     first = tensors[0]
     end = first.storage_offset()
     for tensor in tensors:
-        beside = tensor.storage_offset() == end and _same_storage(tensor, first)
-        if not (beside and tensor.is_contiguous() and tensor.dtype is first.dtype):
+        follows = tensor.storage_offset() == end and _same_storage(tensor, first)
+        if not (follows and tensor.is_contiguous() and tensor.dtype is first.dtype):
             return None
         end += tensor.numel()
     start = first.storage_offset()
@@ -52,17 +52,17 @@ def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     global copies
     first = tensors[0].detach()
     starts = [tensor.storage_offset() for tensor in tensors]
-    apart = starts[1] - starts[0] if len(starts) > 1 else first.numel()
-    evenly = apart > 0 and starts == [starts[0] + i * apart for i in range(len(starts))]
-    alike = all(_same_storage(one, first) and one.stride() == first.stride() for one in tensors)
+    step = starts[1] - starts[0] if len(starts) > 1 else first.numel()
+    evenly = step > 0 and starts == [starts[0] + i * step for i in range(len(starts))]
+    alike = all(_same_storage(x, first) and x.stride() == first.stride() for x in tensors)
     if evenly and alike:
-        return first.as_strided((len(tensors), *first.shape), (apart, *first.stride()), starts[0])
+        return first.as_strided((len(tensors), *first.shape), (step, *first.stride()), starts[0])
     copies += 1
     return torch.stack([tensor.detach() for tensor in tensors])
 
 
-def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def placed_alike(
@@ -71,17 +71,15 @@ def placed_alike(
     """Zeros of the tensors' shapes, dense: where the tensors fill a part of one memory, so do the
     zeros, in the same order and at the same distances. dtype: None for that of the first tensor."""
     first = tensors[0].detach()
-    start = min(one.storage_offset() for one in tensors)
-    size = max(one.storage_offset() + one.numel() for one in tensors) - start
-    dense = all(_same_storage(one, first) and one.is_contiguous() for one in tensors)
-    if not dense or size > sum(one.numel() + MOST_BETWEEN for one in tensors):
-        return [torch.zeros_like(one, dtype=dtype) for one in tensors]
+    start = min(x.storage_offset() for x in tensors)
+    size = max(x.storage_offset() + x.numel() for x in tensors) - start
+    dense = all(_same_storage(x, first) and x.is_contiguous() for x in tensors)
+    if not dense or size > sum(x.numel() + MOST_BETWEEN for x in tensors):
+        return [torch.zeros_like(x, dtype=dtype) for x in tensors]
     buffer = torch.zeros(size, dtype=dtype or first.dtype, device=first.device)
-    starts = (one.storage_offset() - start for one in tensors)
-    return [
-        buffer[at : at + one.numel()].view(one.shape)
-        for one, at in zip(tensors, starts, strict=True)
-    ]
+    offsets = [x.storage_offset() - start for x in tensors]
+    pairs = zip(tensors, offsets, strict=True)
+    return [buffer[at : at + x.numel()].view(x.shape) for x, at in pairs]
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,7 @@ def modules() -> list[tuple[Any, Members, Members]]:
 
         return call
 
-    found = []
+    replaced = []
     for name in (f"{folder}.libdevice", f"{folder}.cuda.libdevice", f"{folder}.hip.libdevice"):
         with contextlib.suppress(ModuleNotFoundError):
             module = importlib.import_module(name)
@@ -83,8 +83,8 @@ def modules() -> list[tuple[Any, Members, Members]]:
                 for member, value in vars(module).items()
                 if inspect.isfunction(value) and value.__module__ == name
             }
-            found.append((module, before, {member: interpreted(member) for member in before}))
-    return found
+            replaced.append((module, before, {name: interpreted(name) for name in before}))
+    return replaced
 
 
 @functools.cache

@@ -6,7 +6,7 @@ and writes a Python function that repeats these alone:
 
     results, plan = planned(function, (x, weight))
     print(plan.source)
-    plan.made()(x2, weight2)     # the results for other tensors of the same layout
+    plan.function()(x2, weight2)     # the results for other tensors of the same layout
 
 It is for functions whose steps depend on nothing but the layouts of their tensors (shapes, strides,
 dtypes, the device) and on what `tinyllama.harness.declare.checked.signature` names. Whoever calls a
@@ -56,7 +56,7 @@ class Plan:
     names: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
 
-    def made(self) -> Callable[..., Any]:
+    def function(self) -> Callable[..., Any]:
         """The function of the source."""
         names = dict(self.names)
         exec(compile(self.source, "<plan>", "exec"), names)
@@ -88,7 +88,7 @@ class Repeated:
         self, function: Callable[..., Any], put: Callable[[Callable[..., Any]], None]
     ) -> None:
         self._function, self._put, self._met = function, put, False
-        self._seen: Plan | None = None
+        self._first: Plan | None = None
 
     def __call__(self, *tensors: torch.Tensor | None) -> Any:
         if not self._met or launch_cache.disturbed():
@@ -99,11 +99,11 @@ class Repeated:
             self._put(self._function)
             return self._function(*tensors)
         results, plan = planned(self._function, tensors)
-        if plan.reason or (self._seen is not None and self._seen != plan):
+        if plan.reason or (self._first is not None and self._first != plan):
             self._put(self._function)
-        elif self._seen is not None:
-            self._put(plan.made())
-        self._seen = plan
+        elif self._first is not None:
+            self._put(plan.function())
+        self._first = plan
         return results
 
 
@@ -140,7 +140,7 @@ class _Watch(DispatchMode):
         first = next(iter(self._first.values()))[1]
         self._device, self._gpu = first.device, first.get_device()
         self._autocast = torch.is_autocast_enabled(autocast_kind(first))
-        self._given = [name for name, _ in self._first.values()]
+        self._inputs = [name for name, _ in self._first.values()]
 
     def refuse(self, reason: str) -> None:
         """There is no plan, and why; the first reason counts."""
@@ -159,19 +159,19 @@ class _Watch(DispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not isinstance(result, torch.Tensor):
-            given = any(isinstance(one, torch.Tensor) for one in (*args, *kwargs.values()))
+            of_tensors = any(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values()))
             parts = func.is_view and all(memory_of(part) in self._first for part in result)
-            if given and not parts:  # else it is of types alone, or gives views
+            if of_tensors and not parts:  # else it is of types alone, or gives views
                 self.refuse(f"{func} gives no tensor")
         elif func._schema.is_mutable:
             self._written(func, args, kwargs, result)
         elif memory_of(result) not in self._first:
-            self._made(func, args, kwargs, result)
+            self._allocated(func, args, kwargs, result)
         elif not func.is_view and func not in _SAME_MEMORY:
             self.refuse(f"{func} gives the memory of {self._first[memory_of(result)][0]}")
         return result
 
-    def _made(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> None:
+    def _allocated(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> None:
         name = f"a{len(self._first)}"
         if result.device != self._device:
             self.refuse(f"{func} makes a tensor on {result.device}")
@@ -192,33 +192,33 @@ class _Watch(DispatchMode):
         """A call that fills what it returns."""
         name, _ = self._of(result)
         mutated = [x for x in func._schema.arguments if x.alias_info and x.alias_info.is_write]
-        if name in self._given or len(mutated) != 1 or torch.Tag.inplace_view in func.tags:
+        if name in self._inputs or len(mutated) != 1 or torch.Tag.inplace_view in func.tags:
             self.refuse(f"{func} writes to an input, to several tensors, or to a tensor's layout")
         self._called(func, args, kwargs)
         self._filled.add(name)
 
     def _called(self, func: Any, args: Any, kwargs: Any, result: str = "") -> None:
-        given = [self._whole(one) for one in args]
-        given += [f"{key}={self._whole(one)}" for key, one in kwargs.items()]
+        values = [self._value(value) for value in args]
+        values += [f"{key}={self._value(value)}" for key, value in kwargs.items()]
         below = "with below_autocast(): " if self._autocast else ""  # as it was called here
         self._lines.append(
-            f"{below}{result}{self._constant(DIRECT.get(func, func))}({', '.join(given)})"
+            f"{below}{result}{self._constant(DIRECT.get(func, func))}({', '.join(values)})"
         )
 
-    def launched(self, made: launch_cache.CachedLaunch | None) -> None:
+    def launched(self, launch: launch_cache.CachedLaunch | None) -> None:
         """A kernel was launched; None: one that is not known by its signature."""
-        if made is None:
+        if launch is None:
             self.refuse("a kernel that Triton specialises at every launch")
             return
-        (x, y, z), kernel = (*made.grid, 1, 1)[:3], made.kernel
-        whole = self._constant(kernel)  # which unloads its code when nobody holds it
-        given = ", ".join(map(self._address, made.arguments))
+        (x, y, z), kernel = (*launch.grid, 1, 1)[:3], launch.kernel
+        name = self._constant(kernel)  # which unloads its code when nobody refers to it
+        arguments = ", ".join(map(self._address, launch.arguments))
         if launch_cache.takes_stream(kernel):
             run, *head = map(self._constant, (kernel.run, kernel.function, kernel.packed_metadata))
             head = [f"{x}, {y}, {z}, stream", *head, "None, None, None"]
-            self._lines.append(f"{run}({', '.join(head)}, {given})")
+            self._lines.append(f"{run}({', '.join(head)}, {arguments})")
         else:
-            self._lines.append(f"{whole}[{x}, {y}, {z}]({given})")
+            self._lines.append(f"{name}[{x}, {y}, {z}]({arguments})")
 
     # -- how it is written ----------------------------------------------------------------------
 
@@ -244,10 +244,10 @@ class _Watch(DispatchMode):
             return self._constant(value)
         name, first = self._of(value)
         self._filled.add(name)
-        apart = value.data_ptr() - first.data_ptr()
-        return f"{name}_at + {apart}" if apart else f"{name}_at"
+        offset = value.data_ptr() - first.data_ptr()
+        return f"{name}_at + {offset}" if offset else f"{name}_at"
 
-    def _whole(self, value: Any) -> str:
+    def _value(self, value: Any) -> str:
         """An argument of a call of torch."""
         if isinstance(value, (list, tuple)) and any(isinstance(x, torch.Tensor) for x in value):
             self.refuse("a list of tensors in a call of torch")
@@ -267,8 +267,8 @@ class _Watch(DispatchMode):
             return name
         if _same_form(value, first):
             return name
-        apart = value.storage_offset() - first.storage_offset()
-        place = name, tuple(value.shape), value.stride(), apart
+        offset = value.storage_offset() - first.storage_offset()
+        place = name, tuple(value.shape), value.stride(), offset
         if place not in self._views:
             view = self._views[place] = f"v{len(self._views)}"
             short = self._short(first, value)
@@ -277,8 +277,8 @@ class _Watch(DispatchMode):
                 return view
             size, stride = map(self._constant, place[1:3])
             start = str(value.storage_offset())
-            if name in self._given:  # which may begin anywhere in its memory
-                start = f"{name}.storage_offset() + {apart}"
+            if name in self._inputs:  # which may begin anywhere in its memory
+                start = f"{name}.storage_offset() + {offset}"
             self._lines.append(f"{view} = {name}.as_strided({size}, {stride}, {start})")
         return self._views[place]
 
@@ -286,8 +286,8 @@ class _Watch(DispatchMode):
         """A method that gives a view in less time than `as_strided`; "" where there is none."""
         if first.dim() == 2 and _same_form(first.t(), value):
             return "t()"
-        whole = first.is_contiguous() and first.numel() == value.numel()
-        if whole and _same_form(first.view(value.shape), value):
+        all_elements = first.is_contiguous() and first.numel() == value.numel()
+        if all_elements and _same_form(first.view(value.shape), value):
             return f"view({self._constant(tuple(value.shape))})"
         return ""
 
@@ -295,57 +295,55 @@ class _Watch(DispatchMode):
         if result is None:
             return "None"
         name, first = self._of(result)
-        if name in self._given:
+        if name in self._inputs:
             self.refuse(f"{name} is a result")
         if result.numel() and name not in self._filled:
             self.refuse(f"no step that is seen fills {name}")
-        given = self._viewed(name, first, result)
-        if given == name or result._is_view():
-            return given
+        view = self._viewed(name, first, result)
+        if view == name or result._is_view():
+            return view
         # As `_unsafe_view` gives it: an autograd function's view may not be changed in place.
-        return f"no_view({given}, {self._constant(tuple(result.shape))})"
+        return f"no_view({view}, {self._constant(tuple(result.shape))})"
 
     def plan(self, results: Sequence[torch.Tensor | None]) -> Plan:
         """What was seen, if it can be repeated. results: of the function."""
-        given = ", ".join(map(self._result, results))
+        returned = ", ".join(map(self._result, results))
         if self._reason:
             return Plan(reason=self._reason)
         itself = f"return function({', '.join(self._arguments)})"
         lines = [
             f"def plan({', '.join(self._arguments)}):",
             f"if disturbed() or current_device() != {self._gpu}: {itself}",
-            *(f"{name}_at = {name}.data_ptr()" for name in self._given),
-            f"if ({' | '.join(f'{name}_at' for name in self._given)}) & 15: {itself}",
+            *(f"{name}_at = {name}.data_ptr()" for name in self._inputs),
+            f"if ({' | '.join(f'{name}_at' for name in self._inputs)}) & 15: {itself}",
             f"stream = stream_of({self._gpu})",
-            *_freed(_needed(self._lines, given), given),
-            f"return ({given},)",
+            *_freed(_needed(self._lines, returned), returned),
+            f"return ({returned},)",
         ]
         return Plan("\n    ".join(lines), self._names)
 
 
 _NAME = re.compile(r"\b\w+\b")
 _MADE = re.compile(r"\b[av]\d+(?=\b|_at\b)")
-
-
 _FORM = re.compile(r"(\w+) = (?:empty\(|\w+\.data_ptr\()")
 
 
-def _needed(lines: list[str], kept: str) -> list[str]:
-    """The steps without memory and addresses that no other step needs, nor ``kept``."""
-    found: list[str] = []
-    names = {*_NAME.findall(kept)}
+def _needed(lines: list[str], returned: str) -> list[str]:
+    """The steps without memory and addresses that no other step needs, nor what is returned."""
+    needed: list[str] = []
+    names = {*_NAME.findall(returned)}
     for line in reversed(lines):
-        made = _FORM.match(line)
-        if made is None or made[1] in names:
-            found.append(line)
-            names.update(_NAME.findall(line.partition(" = ")[2] if made else line))
-    return found[::-1]
+        form = _FORM.match(line)
+        if form is None or form[1] in names:
+            needed.append(line)
+            names.update(_NAME.findall(line.partition(" = ")[2] if form else line))
+    return needed[::-1]
 
 
-def _freed(lines: list[str], kept: str) -> list[str]:
-    """The steps, with tensors deleted after the last step that needs them, unless ``kept`` does."""
+def _freed(lines: list[str], returned: str) -> list[str]:
+    """The steps, with tensors deleted after the last step that needs them, unless returned."""
     last = {name: i for i, line in enumerate(lines) for name in _MADE.findall(line)}
-    for name in _MADE.findall(kept):
+    for name in _MADE.findall(returned):
         last.pop(name, None)
     after: dict[int, list[str]] = {}
     for name, i in last.items():
@@ -356,6 +354,6 @@ def _freed(lines: list[str], kept: str) -> list[str]:
     ]
 
 
-def _same_form(one: torch.Tensor, other: torch.Tensor) -> bool:
-    place = one.storage_offset() == other.storage_offset() and one.dtype is other.dtype
-    return place and one.shape == other.shape and one.stride() == other.stride()
+def _same_form(a: torch.Tensor, b: torch.Tensor) -> bool:
+    place = a.storage_offset() == b.storage_offset() and a.dtype is b.dtype
+    return place and a.shape == b.shape and a.stride() == b.stride()

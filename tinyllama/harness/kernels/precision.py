@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.launch import chip_of, dot_precisions
+from tinyllama.harness.kernels.chips import chip_of, dot_precisions
 from tinyllama.harness.kernels.parameter_memory import rounded
 
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -22,9 +22,9 @@ def input_precision(x: torch.Tensor) -> str:
     """
     if x.dtype is not torch.float32:
         return "ieee"
-    there = dot_precisions(chip_of(x.device))
-    wanted = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    return wanted if wanted in there else "ieee"
+    offered = dot_precisions(chip_of(x.device))
+    precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return precision if precision in offered else "ieee"
 
 
 def compute_dtype(x: torch.Tensor) -> torch.dtype:
@@ -70,15 +70,15 @@ def product(
         return torch.mm(a, b, out=into)
     if a.device.type == "cuda" and _mixed_products(a.device):
         return torch.mm(a, b, out_dtype=dtype, out=into)
-    found = torch.mm(a, b)
-    return found.to(dtype) if into is None else into.copy_(found)
+    narrow = torch.mm(a, b)
+    return narrow.to(dtype) if into is None else into.copy_(narrow)
 
 
 @functools.cache
 def _mixed_products(device: torch.device) -> bool:
     """Whether a bfloat16 product can give float32 here."""
-    one = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    ones = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
     try:
-        return torch.mm(one, one, out_dtype=torch.float32).dtype is torch.float32
+        return torch.mm(ones, ones, out_dtype=torch.float32).dtype is torch.float32
     except (TypeError, RuntimeError):
         return False

@@ -9,15 +9,16 @@ the other. Here each program has a thread, of which one at a time has its turn:
 * "reversed" and "shuffled": a program runs to its end, unless it waits for another one;
 * "interleaved": the turn goes on before each store, so that others read what it is about to change,
   and after each atomic. A program that stored a block and made an atomic without a barrier between
-  them is held back, its store unseen, while others get on: threads that have not met at a barrier
+  them is suspended, its store unseen, while others get on: threads that have not met at a barrier
   may still be writing when one of them releases a lock.
 """
 
 import contextlib
 import contextvars
+import itertools
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,41 +30,7 @@ Write = Callable[[], None]
 TOGETHER = 64  # programs that run at a time, and how many more if all of them wait
 PATIENCE = 20  # scalar loads and atomics without a store after which a program is taken to wait
 ROUNDS = 4  # of turns without a store after which all are taken to wait
-ENDLESS = 20_000  # the same, of all programs of a launch
-
-
-class FirstAndLastPrograms:
-    """Of each launch, the first and the last programs along the longest axis of its grid are run,
-    with all places along the others; the rest is left out.
-
-    most: programs along such an axis.
-    """
-
-    def __init__(self, each: int) -> None:
-        self.each, self.most = each, 0
-
-    def of(self, grid: Program) -> Iterator[Program]:
-        size, axis = max((size, -axis) for axis, size in enumerate(grid))
-        self.most = max(self.most, size)
-        places: list[Iterable[int]] = [range(size) for size in grid]
-        places[-axis] = [
-            *range(min(self.each, size)),
-            *range(max(self.each, size - self.each), size),
-        ]
-        return _each(*places)
-
-
-def _each(first: Iterable[int], second: Iterable[int], third: Iterable[int]) -> Iterator[Program]:
-    """The programs of a grid, which may be too many for a list."""
-    return ((x, y, z) for x in first for y in second for z in third)
-
-
-_ENDS: list[FirstAndLastPrograms] = []
-
-
-def ends(each: int) -> "contextlib.AbstractContextManager[FirstAndLastPrograms]":
-    """Meanwhile, only so many programs at each end of a launch are run."""
-    return among(_ENDS, FirstAndLastPrograms(each))
+ENDLESS = 20_000  # the same accesses, of all programs of a launch
 
 
 class GridError(ValueError):
@@ -87,13 +54,13 @@ class EndlessError(AssertionError):
 
 
 class _StoppedError(BaseException):
-    """FirstAndLastPrograms a thread whose launch has failed."""
+    """Ends a program's thread when its launch has failed."""
 
 
 @dataclass(frozen=True)
 class Order:
     """name: one of `NAMES`. kernel: only launches of this one (``file.function``) are ordered so,
-    if given."""
+    if there is one."""
 
     name: str
     kernel: str | None = None
@@ -127,31 +94,33 @@ def run(
     grid: tuple[int, ...],
     builder: Any,
 ) -> None:
-    """Call for each program of a launch, in the order that is asked for.
+    """Call for each program of a launch, in the order that `ordered` asks for.
 
     builder: the interpreter's, which holds the current program.
     """
     x, y, z = (*grid, 1, 1)[:3]
     builder.set_grid_dim(x, y, z)
+    programs = itertools.product(range(x), range(y), range(z))
     if _ORDERS:
-        code = function.__code__
-        _ORDERS[-1][1][kernel] = f"{code.co_filename}:{code.co_firstlineno}"
-    programs = _each(range(x), range(y), range(z))
-    if _ENDS:
-        programs = _ENDS[-1].of((x, y, z))
-    elif _ORDERS and _ORDERS[-1][0].kernel in (None, kernel):
-        return _Launch(call, _ORDERS[-1][0], builder).run(list(programs))
+        order, launched = _ORDERS[-1]
+        launched[kernel] = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+        if order.kernel in (None, kernel):
+            return _Launch(call, order, builder).run(list(programs))
     for program in programs:
         builder.grid_idx = program
         call()
     return None
 
 
+# -- what the interpreter tells of the program that runs -----------------------------------------
+
+
 def stored(write: Write, elements: int) -> None:
     """Store now, or when the store becomes visible."""
-    if not _LAUNCHES:
-        return write()
-    return _LAUNCHES[-1].stored(write, elements)
+    if _LAUNCHES:
+        _LAUNCHES[-1].stored(write, elements)
+    else:
+        write()
 
 
 def loaded(elements: int) -> None:
@@ -169,7 +138,7 @@ def barrier() -> None:
 def atomic_done(elements: int) -> None:
     """An atomic was made."""
     if _LAUNCHES:
-        _LAUNCHES[-1].atomic(elements)
+        _LAUNCHES[-1].atomic_done(elements)
 
 
 class _Thread:
@@ -211,6 +180,12 @@ class _Thread:
         if self.stopped:
             raise _StoppedError
 
+    def flush(self) -> None:
+        """Make its stores visible."""
+        for write in self.pending:
+            write()
+        self.pending.clear()
+
     def stop(self) -> None:
         self.stopped = True
         while not self.ended:
@@ -219,88 +194,85 @@ class _Thread:
 
 
 class _Launch:
-    """One whose programs run in an order."""
+    """A launch whose programs run in an order."""
 
     def __init__(self, call: Callable[[], Any], order: Order, builder: Any) -> None:
         self._call, self._order, self._builder = call, order, builder
-        self._current: _Thread | None = None
-        self._held: list[_Thread] = []  # the last one was held back last
+        self._running: _Thread
+        self._suspended: list[_Thread] = []  # the last one was suspended last
         self._idle = 0  # accesses since any store
         self._progress = 0  # stores, and programs that ended
 
     def run(self, programs: list[Program]) -> None:
-        with among(_LAUNCHES, self):
-            self._run(self._order.arranged(programs))
-
-    def _run(self, waiting: list[Program]) -> None:
+        waiting = self._order.arranged(programs)
         threads: list[_Thread] = []
         together, idle_rounds = TOGETHER, 0
+        _LAUNCHES.append(self)
         try:
             while waiting or threads:
                 while waiting and len(threads) < together:
                     threads.append(_Thread(waiting.pop(0), self._call))
                 before = self._progress
-                for thread in [thread for thread in threads if thread not in self._held]:
+                for thread in [thread for thread in threads if thread not in self._suspended]:
                     self._resume(thread)
                 idle_rounds = 0 if self._progress > before else idle_rounds + 1
-                if idle_rounds > ROUNDS or len(self._held) == len(threads):
+                if idle_rounds > ROUNDS or len(self._suspended) == len(threads):
                     idle_rounds, together = 0, together + TOGETHER
-                    if self._held:  # what the last one read is what others stored unseen
-                        self._resume(self._held.pop())
+                    if self._suspended:  # what the last one read is what others stored unseen
+                        self._resume(self._suspended.pop())
                 threads = [thread for thread in threads if not thread.ended]
         finally:
             for thread in threads:
                 thread.stop()
+            _LAUNCHES.pop()
 
     def _resume(self, thread: _Thread) -> None:
         self._builder.grid_idx = thread.program
-        self._current = thread
+        self._running = thread
         thread.resume()
         if thread.ended:
-            self.flush()
+            thread.flush()
             self._advance()
         if thread.error is not None:
             raise thread.error
 
-    # -- from inside of a program's thread ----------------------------------------------------
+    # -- from inside of a program's thread -------------------------------------------------------
 
     def stored(self, write: Write, elements: int) -> None:
-        thread = self._own()
+        thread = self._running
         self._advance()
         if self._order.name != "interleaved":
             thread.accesses = 0
-            return write()
+            write()
+            return
         thread.give_back()
         if elements > 1:
             thread.pending.append(write)
         else:  # one thread of the program stores it, the one that makes scalar atomics
             write()
-        return None
 
     def loaded(self, elements: int) -> None:
         self.flush()
         if elements == 1:
-            self._waits()
+            self._wait()
 
-    def atomic(self, elements: int) -> None:
+    def atomic_done(self, elements: int) -> None:
         if elements == 1:
-            self._waits()
+            self._wait()
         if self._order.name == "interleaved":
-            thread = self._own()
+            thread = self._running
             if thread.pending:
-                self._held.append(thread)
+                self._suspended.append(thread)
             thread.give_back()
-            self.flush()
+            thread.flush()
 
     def flush(self) -> None:
         """Make the stores of the current program visible."""
-        thread = self._own()
-        for write in thread.pending:
-            write()
-        thread.pending.clear()
+        self._running.flush()
 
-    def _waits(self) -> None:
-        thread = self._own()
+    def _wait(self) -> None:
+        """An access of one element, which a program that waits for another one repeats."""
+        thread = self._running
         thread.accesses += 1
         self._idle += 1
         if self._idle > ENDLESS:
@@ -311,7 +283,3 @@ class _Launch:
     def _advance(self) -> None:
         self._idle = 0
         self._progress += 1
-
-    def _own(self) -> _Thread:
-        assert self._current is not None
-        return self._current

@@ -10,22 +10,23 @@ chip), so what is compiled here is what a launch there compiles.
 `tinyllama.harness.check.launched` records the launches of a provider from its op's declaration.
 """
 
-import contextlib
 import functools
 import hashlib
-import inspect
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.kernels import assembly, instructions
 from tinyllama.harness.kernels.assembly import nvidia_tools
+from tinyllama.harness.kernels.chips import STATED, target_of
 from tinyllama.harness.kernels.instructions import Instructions
-from tinyllama.harness.kernels.launch import HAS_TRITON, STATED, Launch, identity, target_of
+from tinyllama.harness.kernels.kernel_names import identity
+from tinyllama.harness.kernels.launch import HAS_TRITON, Launch
+from tinyllama.harness.machine.files import replace_text
 
 THREADS = 1024  # in a program: HIP's and CUDA's limit alike
 
@@ -93,19 +94,20 @@ class Resources:
 
     def excesses(self, spilled: int = 0) -> list[str]:
         """What passes a limit of the chip, in words; ``spilled`` bytes are allowed."""
-        found = self.unfit()
+        excesses = self.unfit()
         if self.spilled > spilled:
-            found.append(f"{self.spilled:,} bytes a thread are spilled, allowed {spilled:,}")
-        return found
+            excesses.append(f"{self.spilled:,} bytes a thread are spilled, allowed {spilled:,}")
+        return excesses
 
     def unfit(self) -> list[str]:
         """Why the chip cannot launch it, in words."""
-        found = []
+        reasons = []
         if self.shared > self.chip.shared:
-            found.append(f"{self.shared:,} bytes of shared memory, limit {self.chip.shared:,}")
+            reasons.append(f"{self.shared:,} bytes of shared memory, limit {self.chip.shared:,}")
         if self.threads > THREADS:
-            found.append(f"{self.num_warps} warps of {self.wave} threads, limit {THREADS} threads")
-        return found
+            text = f"{self.num_warps} warps of {self.wave} threads, limit {THREADS} threads"
+            reasons.append(text)
+        return reasons
 
     def __str__(self) -> str:
         return (
@@ -133,53 +135,62 @@ class Compilation:
 
     def run(self) -> Resources:
         """Compile, unless this was done before, and read what the kernel takes."""
-        stored = _cache() / f"{self.digest}.json"
+        stored = _cache() / f"{self._digest()}.json"
         if stored.is_file():
             numbers = json.loads(stored.read_text(encoding="utf-8"))
         else:
             numbers = self._compile()
-            _write(stored, json.dumps(numbers))
+            replace_text(stored, json.dumps(numbers))
         numbers["instructions"] = Instructions.from_json(numbers["instructions"])
         return Resources(kernel=self.kernel, chip=self.chip, **numbers)
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """Of all that decides the result: what is compiled (Triton's first representation, which
-        names no line of a file), by which compiler, with which switches, and how it is read."""
-        import triton
-        from triton._C.libtriton import get_cache_invalidating_env_vars, ir
+    def verdict(self, spilled: int = 0) -> tuple[list[str], Resources | None]:
+        """What passes a limit of the chip, in words, and what the kernel takes: None where it does
+        not compile. ``spilled`` bytes are allowed."""
+        try:
+            taken = self.run()
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            return [f"does not compile: {type(error).__name__}: {text}"], None
+        return taken.excesses(spilled), taken
 
-        backend, context = _backend(self.chip), ir.context()
-        ir.load_dialects(context)
-        backend.load_dialects(context)
-        given = {
-            "target": target_of(self.chip.name),
-            "options": self.options,
-            "codegen_fns": backend.get_codegen_implementation(self.options),
-            "module_map": backend.get_module_map(),
-            "context": context,
-        }
-        wanted = inspect.signature(self.source.make_ir).parameters  # target: from triton 3.4 on
-        code = self.source.make_ir(**{name: given[name] for name in wanted}).str_nodebug()
-        with _surroundings():
-            compiler = backend.hash()
+    def _digest(self) -> str:
+        """Of what is compiled, by which compiler, with which switches, and how it is read."""
+        import triton
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+
+        readers = [Path(file).read_bytes() for file in (assembly.__file__, instructions.__file__)]
         switches = sorted(get_cache_invalidating_env_vars().items())
-        whole = code, self.options.hash(), triton.__version__, compiler, switches, _reader()
-        return hashlib.sha256(repr(whole).encode()).hexdigest()
+        everything = self.key, triton.__version__, _backend(self.chip).hash(), switches, readers
+        return hashlib.sha256(repr(everything).encode()).hexdigest()
 
     def _compile(self) -> dict[str, Any]:
         import triton
 
-        # What the compiler leaves (a megabyte a kernel) is not kept.
-        with tempfile.TemporaryDirectory() as folder, _surroundings(folder):
-            compiled = triton.compile(
-                self.source, target=target_of(self.chip.name), options=self.options.__dict__
-            )
+        before = os.environ.get("TRITON_CACHE_DIR")
+        # What the compiler leaves (a megabyte a kernel) goes to a folder that is deleted.
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TRITON_CACHE_DIR"] = folder
+            try:
+                compiled = triton.compile(
+                    self.source, target=target_of(self.chip.name), options=self.options.__dict__
+                )
+            finally:
+                del os.environ["TRITON_CACHE_DIR"]
+                if before is not None:
+                    os.environ["TRITON_CACHE_DIR"] = before
             numbers: dict[str, Any] = dict(assembly.taken(compiled.asm))
             numbers["instructions"] = Instructions.of(compiled.asm).to_json()
         numbers["num_warps"] = compiled.metadata.num_warps
         numbers["shared"] = max(compiled.metadata.shared, numbers["shared"])
         return numbers
+
+
+@functools.cache
+def _cache() -> Path:
+    """What kernels were found to take, for the next time: some bytes each."""
+    home = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    return Path(home).with_name("resources-of-kernels")
 
 
 def compile_launch(launch: Launch, chip_name: str) -> Resources:
@@ -191,13 +202,12 @@ def compilation(launch: Launch, chip_name: str) -> Compilation:
     """What would be compiled for a launch on a chip: cheap, nothing is compiled yet."""
     from triton._utils import find_paths_if, get_iterable_path
 
-    kernel, wanted = launch.kernel, chip(chip_name)
-    backend = _backend(wanted)
-    asked = {**launch.options, **STATED}
-    arguments, specialised, _ = _binder(kernel, wanted)(**launch.arguments, **asked)
-    with _surroundings():
-        options = backend.parse_options(dict(asked))
-    unknown = [name for name in asked if name not in options.__dict__]
+    kernel, target = launch.kernel, chip(chip_name)
+    backend = _backend(target)
+    named_options = {**launch.options, **STATED}
+    arguments, specialised, _ = _binder(kernel, target)(**launch.arguments, **named_options)
+    options = backend.parse_options(dict(named_options))
+    unknown = [name for name in named_options if name not in options.__dict__]
     if unknown:
         raise ValueError(f"{kernel.__name__}: triton knows no option {', '.join(unknown)}")
     types = [entry[0] for entry in specialised]
@@ -218,7 +228,7 @@ def compilation(launch: Launch, chip_name: str) -> Compilation:
     return Compilation(
         source=source,
         options=options,
-        chip=wanted,
+        chip=target,
         key=f"{chip_name}-{source.hash()}-{options.hash()}",
         kernel=identity(kernel),
         traits={**traits, "num_warps": options.num_warps, "num_stages": options.num_stages},
@@ -228,12 +238,14 @@ def compilation(launch: Launch, chip_name: str) -> Compilation:
 @functools.cache
 def lacking(chip_name: str) -> str | None:
     """Why this triton cannot compile for a chip and say what it takes; None when it can."""
-    wanted = chip(chip_name)
+    target = chip(chip_name)
     if not HAS_TRITON:
         return f"triton is not installed, which compiles for {chip_name}"
     try:
-        _backend(wanted)
-    except RuntimeError as error:  # a build without that vendor's half
+        backend = _backend(target)
+        # Triton before 3.5 starts AMD's ld.lld; later ones have a linker inside.
+        getattr(backend, "path_to_rocm_lld", lambda: None)()
+    except Exception as error:  # a build without that vendor's half, or what an old one raises
         return f"this triton does not compile for {chip_name}: {error}"
     if target_of(chip_name).backend == "cuda":
         for tool in ("ptxas", "cuobjdump"):
@@ -243,85 +255,14 @@ def lacking(chip_name: str) -> str | None:
 
 
 @functools.cache
-def _backend(wanted: Chip) -> Any:
+def _backend(target: Chip) -> Any:
     from triton.compiler import make_backend
 
-    return make_backend(target_of(wanted.name))
+    return make_backend(target_of(target.name))
 
 
 @functools.cache
-def _binder(kernel: Any, wanted: Chip) -> Any:
+def _binder(kernel: Any, target: Chip) -> Any:
     from triton.runtime.jit import create_function_from_signature
 
-    return create_function_from_signature(kernel.signature, kernel.params, _backend(wanted))
-
-
-# -- the surroundings of a compilation --------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _surroundings(folder: str | None = None) -> Iterator[None]:
-    """A folder for what the compiler leaves (apart from Triton's own: with a stub for a linker
-    its binaries are empty), and that stub where triton wants a linker and there is none."""
-    changed = {"TRITON_CACHE_DIR": folder} if folder else {}
-    if _lacks_linker():
-        changed["TRITON_HIP_LLD_PATH"] = str(_stub())
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@functools.cache
-def _reader() -> str:
-    """A digest of the code that compiles and reads."""
-    parts = (Compilation, _surroundings, assembly, instructions)
-    return hashlib.sha256("".join(inspect.getsource(part) for part in parts).encode()).hexdigest()
-
-
-@functools.cache
-def _cache() -> Path:
-    """What kernels were found to take, for the next time: some bytes each."""
-    home = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
-    return Path(home).with_name("resources-of-kernels")
-
-
-def _write(path: Path, text: str) -> None:
-    """A file that appears whole, whoever else writes it at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.chmod(0o700)
-    part.replace(path)
-
-
-@functools.cache
-def _lacks_linker() -> bool:
-    """Triton before 3.5 starts AMD's ld.lld; later ones have a linker inside."""
-    from triton.backends.amd.compiler import HIPBackend
-
-    if not hasattr(HIPBackend, "path_to_rocm_lld"):
-        return False
-    try:
-        HIPBackend.path_to_rocm_lld()
-    except Exception:  # what triton raises
-        return True
-    return False
-
-
-@functools.cache
-def _stub() -> Path:
-    """A linker that links nothing; what is read here is written before linking."""
-    path = _cache() / "no-linker"
-    script = (
-        '#!/bin/sh\n[ "$1" = --version ] && echo none\n'
-        'while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done\nexit 0\n'
-    )
-    _write(path, script)
-    return path
+    return create_function_from_signature(kernel.signature, kernel.params, _backend(target))

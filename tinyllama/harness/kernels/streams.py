@@ -22,7 +22,7 @@ class Side:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = _side_stream(device) if device.type == "cuda" else None
-        self._kept: list[object] = []
+        self._in_use: list[object] = []
 
     @contextlib.contextmanager
     def branch(self, keep: object = None) -> Iterator[None]:
@@ -31,7 +31,7 @@ class Side:
         if self._stream is None:
             yield
             return
-        self._kept.append(keep)
+        self._in_use.append(keep)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield
@@ -47,23 +47,23 @@ class Side:
 
     def join(self) -> None:
         """Make the current stream wait for the branch."""
-        if self._stream is not None and self._kept:
+        if self._stream is not None and self._in_use:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
-            self._kept.clear()
+            self._in_use.clear()
 
-    def both(self, here: Callable[[], object], beside: Callable[[], object]) -> None:
+    def both(self, main: Callable[[], object], branch: Callable[[], object]) -> None:
         """Call two functions whose launches run at the same time, after all earlier launches:
-        ``here`` first, on the current stream, then ``beside`` on the branch. The current stream
+        ``main`` first, on the current stream, then ``branch`` on the branch. The current stream
         waits for both, after an error too, so the memory that they use may be freed."""
         if self._stream is None:
-            here()
-            beside()
+            main()
+            branch()
             return
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
-            here()
+            main()
             with torch.cuda.stream(self._stream):
-                beside()
+                branch()
         finally:
             current.wait_stream(self._stream)

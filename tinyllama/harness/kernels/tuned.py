@@ -1,10 +1,10 @@
 """Kernels under ``triton.autotune``, without a GPU that times them: each configuration by itself.
 
-with tuned() as found:
+with tuned() as kernels:
     ...                                     # launches
-for one in found.values():
-    for config in one.configs:
-        with one.forced(config): ...
+for kernel in kernels.values():
+    for config in kernel.configs:
+        with kernel.forced(config): ...
 """
 
 import contextlib
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tinyllama.harness.kernels.launch import CHOOSING, HAS_TRITON, current, device_of, identity
+from tinyllama.harness.kernels.kernel_names import identity
+from tinyllama.harness.kernels.launch import CHOOSING, HAS_TRITON, current, device_of
 from tinyllama.harness.kernels.launch_cache import AFFECTING, among
 
 if HAS_TRITON:
@@ -57,13 +58,13 @@ class Tuned(NamedTuple):
 
 _FORCED: "dict[AutoTuned, Any]" = {}
 _TIMED: "list[AutoTuned]" = []
-_SEEN: "list[dict[AutoTuned, Tuned]]" = []
-AFFECTING += [_FORCED, _SEEN]
+_CHOICES: "list[dict[AutoTuned, Tuned]]" = []
+AFFECTING += [_FORCED, _CHOICES]
 
 
 def tuned() -> "contextlib.AbstractContextManager[dict[AutoTuned, Tuned]]":
     """Collect what ``triton.autotune`` chooses configurations for inside the block."""
-    return among(_SEEN, {})
+    return among(_CHOICES, {})
 
 
 def config_text(config: Any) -> str:
@@ -80,59 +81,58 @@ class AutoTuned(KernelInterface):
         kernel: Any,
         configs: Any,
         tuner: Callable[[Any], Any],
-        told: Mapping[str, Any] = MappingProxyType({}),
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """told: what ``triton.autotune`` was told besides, by name."""
+        """options: of ``triton.autotune``, by name."""
         self.fn, self.arg_names, self.configs = kernel, kernel.arg_names, list(configs)
-        self._tuner, self._told = functools.cache(lambda: tuner(kernel)), told
-        self._prune = (told.get("prune_configs_by") or {}).get("early_config_prune")
+        self._tuner, self._options = functools.cache(lambda: tuner(kernel)), options
+        self._prune = (options.get("prune_configs_by") or {}).get("early_config_prune")
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         device = device_of((*args, *kwargs.values()))
         configs = self._left(args, kwargs)
         config = _FORCED.get(self, configs[0])
         choice = Tuned(self, configs, config)
-        for seen in _SEEN:
-            seen[self] = choice
+        for choices in _CHOICES:
+            choices[self] = choice
         if device is not None and device.type == "cuda" and self not in _FORCED:
             with current(device):
                 return self._tuner().run(*args, **kwargs)
         constants = config.all_kwargs()
-        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **constants}
+        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **constants}
 
         def launch() -> Any:
             if config.pre_hook:
-                config.pre_hook(given)
+                config.pre_hook(named)
             return self.fn.run(*args, **{**kwargs, **constants})
 
         CHOOSING.append(choice)
         try:
             if self in _TIMED:
-                self._time(given, launch)
+                self._time(named, launch)
             return launch()
         finally:
             CHOOSING.pop()
 
-    def _time(self, given: dict[str, Any], launch: Callable[[], Any]) -> None:
+    def _time(self, arguments: dict[str, Any], launch: Callable[[], Any]) -> None:
         """A launch as it is timed, with what surrounds it."""
-        cleared = self._told.get("reset_to_zero") or ()
-        kept = {name: given[name].clone() for name in self._told.get("restore_value") or ()}
-        before, after = self._told.get("pre_hook"), self._told.get("post_hook")
+        restored = {n: arguments[n].clone() for n in self._options.get("restore_value") or ()}
+        before, after = self._options.get("pre_hook"), self._options.get("post_hook")
 
         def clear(only: bool) -> None:
             if before is not None:
-                before(given, reset_only=only)
+                before(arguments, reset_only=only)
             else:
-                for name in cleared:
-                    given[name].zero_()
+                for name in self._options.get("reset_to_zero") or ():
+                    arguments[name].zero_()
 
         clear(False)
         launch()
         if after is not None:
-            after(given, exception=None)
+            after(arguments, exception=None)
         else:
-            for name, value in kept.items():
-                given[name].copy_(value)
+            for name, value in restored.items():
+                arguments[name].copy_(value)
         clear(True)
 
     def _left(self, args: Any, kwargs: Any) -> list[Any]:
@@ -165,16 +165,16 @@ def adopted() -> Iterator[None]:
     signature = inspect.signature(tune)
 
     def autotuned(configs: Any, *rest: Any, **named: Any) -> Callable[[Any], Any]:
-        told = signature.bind(configs, *rest, **named).arguments
-        return lambda kernel: AutoTuned(kernel, configs, tune(configs, *rest, **named), told)
+        options = signature.bind(configs, *rest, **named).arguments
+        return lambda kernel: AutoTuned(kernel, configs, tune(configs, *rest, **named), options)
 
-    def made(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    def adopt(function: Callable[..., Any] | None = None, **options: Any) -> Any:
         if function is None:
             return lambda function: Kernel(function, **options)
         return Kernel(function, **options)
 
     autotuned.of_triton = tune  # type: ignore[attr-defined]
-    triton.jit, triton.autotune = made, autotuned
+    triton.jit, triton.autotune = adopt, autotuned
     try:
         yield
     finally:

@@ -26,16 +26,16 @@ def usable_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return default_device()
     try:
-        wanted = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError:
-        wanted = None
-    of_cpu = wanted is not None and wanted.type == "cpu" and not wanted.index
-    if wanted is None or not (of_cpu or wanted.type == "cuda"):
+        chosen = None
+    of_cpu = chosen is not None and chosen.type == "cpu" and not chosen.index
+    if chosen is None or not (of_cpu or chosen.type == "cuda"):
         raise UsageError(f"device {str(device)!r} is unknown: use cpu, cuda or cuda:N")
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise UsageError(f"device {str(device)!r} is not there: torch sees {count} GPUs; use cpu")
-    return wanted
+    return chosen
 
 
 def current(device: str | torch.device) -> torch.device:

@@ -16,5 +16,5 @@ def recording() -> str:
         text = Path("pyproject.toml").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    own = f'name = "{DISTRIBUTION}"' in text
-    return "pytest perf_tests --record" if own else "pytest --record"
+    in_checkout = f'name = "{DISTRIBUTION}"' in text
+    return "pytest perf_tests --record" if in_checkout else "pytest --record"

@@ -1,7 +1,6 @@
 """Files: written whole or not at all, and read only where they are regular and not too large."""
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -9,7 +8,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def write_whole(path: Path, write: Callable[[Path], object], mode: int | None = 
     except OSError as error:
         raise NotWrittenError(
             f"{str(path)!r} cannot be written: {error.strerror or error}; what was there before is "
-            f"unchanged{_kept(path, write)}: free some space, or name another place"
+            f"unchanged{_rescued(path, write)}: free some space, or name another place"
         ) from error
 
 
@@ -69,13 +68,19 @@ def write_new(path: Path, content: bytes, *, keep: bool = False) -> None:
     keep: where writing fails, keep the content as `write_whole` does: it is nowhere else.
     Raises FileExistsError where there is one, by whomever it was made; else NotWrittenError.
     """
+
+    def write(part: Path) -> None:
+        part.write_bytes(content)
+
     try:
-        _write(path, lambda part: part.write_bytes(content), READABLE, os.link)
+        _write(path, write, READABLE, os.link)
     except FileExistsError:
         raise
     except OSError as error:
-        kept = _kept(path, lambda part: part.write_bytes(content)) if keep else ""
-        raise NotWrittenError(error.errno, f"{error.strerror or error}{kept}", str(path)) from error
+        place = _rescued(path, write) if keep else ""
+        raise NotWrittenError(
+            error.errno, f"{error.strerror or error}{place}", str(path)
+        ) from error
 
 
 @contextmanager
@@ -95,63 +100,40 @@ def _write(
     mode: int | None,
     put: Callable[[Path, Path], object],
 ) -> None:
-    """Let ``write`` fill a file beside ``path``, then ``put`` it there."""
-    with _beside(path) as part:
+    """Let ``write`` fill a file in a folder beside ``path``, then ``put`` it there."""
+    with _folder_beside(path) as folder:
+        part = folder / "content"
         part.touch()
-        plain = part.stat().st_mode
+        usual_mode = part.stat().st_mode
         write(part)
-        part.chmod(plain if mode is None else mode)
+        part.chmod(usual_mode if mode is None else mode)
         with part.open("rb") as file:
             os.fsync(file.fileno())
         put(part, path)
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A place for a temporary file: in a folder of its own beside ``path``, removed at the end.
-
-    The folder is locked while its writer lives. What a writer that was killed has left is removed
-    by the next one in the same place.
-    """
-    with ExitStack() as stack:
-        with _locked(path.parent):  # no other writer looks between the making and the lock
-            for left in path.parent.glob(".tinyllama-*.part"):
-                with suppress(OSError), _locked(left, wait=False):
-                    shutil.rmtree(left)
-            own = tempfile.mkdtemp(prefix=".tinyllama-", suffix=".part", dir=path.parent)
-            stack.callback(shutil.rmtree, own, ignore_errors=True)
-            stack.enter_context(_locked(Path(own)))
-        yield Path(own) / "content"
-
-
-@contextmanager
-def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a folder's lock, if its file system has any. Without ``wait``, raises OSError unless it
-    was free."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _folder_beside(path: Path) -> Iterator[Path]:
+    """A temporary folder on the file system of ``path``, removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix=".tinyllama-", suffix=".part", dir=path.parent))
     try:
-        if wait:
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        else:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield folder
     finally:
-        os.close(handle)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kept(path: Path, write: Callable[[Path], object]) -> str:
-    """Write what could not be written elsewhere; where it is, in words."""
+def _rescued(path: Path, write: Callable[[Path], object]) -> str:
+    """Write what could not be written in the folder for temporary files; where it is, in words."""
     try:
-        place = Path(tempfile.mkdtemp(prefix="tinyllama-kept-")) / path.name[-40:]
+        copy = Path(tempfile.mkdtemp(prefix="tinyllama-kept-")) / path.name[-40:]
     except OSError:
         return ""
     try:
-        write(place)
+        write(copy)
     except OSError:
-        shutil.rmtree(place.parent, ignore_errors=True)
+        shutil.rmtree(copy.parent, ignore_errors=True)
         return ""
-    return f", and the new content is in {str(place)!r}"
+    return f", and the new content is in {str(copy)!r}"
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -165,14 +147,13 @@ def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would wait for its writer
     try:
-        found = os.fstat(handle)
-        kind = found.st_mode
-        if stat.S_ISDIR(kind):
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(kind):
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{str(path)!r} is a pipe or a device, not a file")
         content = None
-        if found.st_size <= most:  # else nothing is read; a file may grow, or have no size
+        if status.st_size <= most:  # else nothing is read; a file may grow, or have no size
             with open(handle, "rb", closefd=False) as file:
                 content = file.read(most + 1)
     finally:
@@ -198,7 +179,7 @@ def check_writable(path: Path | None, option: str, needed: int = LEAST_FREE) -> 
         _check_regular(path, f"{option} ")
         if not folder.is_dir():
             raise UsageError(f"{named}: no folder {str(folder)!r}; make it first")
-        with _beside(path):
+        with _folder_beside(path):
             free = shutil.disk_usage(folder).free
     except OSError as error:
         raise UsageError(
@@ -223,9 +204,9 @@ def check_apart(*options: tuple[str, Path | None]) -> None:
     for option, path in options:
         if path is None:
             continue
-        other = named.setdefault(os.path.realpath(path), option)
-        if other != option:
-            raise UsageError(f"{other} and {option} are both {str(path)!r}: name two files")
+        first = named.setdefault(os.path.realpath(path), option)
+        if first != option:
+            raise UsageError(f"{first} and {option} are both {str(path)!r}: name two files")
 
 
 def check_results_dir(folder: Path, option: str = "--results-dir") -> None:

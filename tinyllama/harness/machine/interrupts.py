@@ -30,18 +30,18 @@ def sigterm_as_interrupt() -> Iterator[None]:
 def held_interrupts() -> Iterator[list[int]]:
     """Delay Ctrl-C and SIGTERM until the end: an update must not stop half way. Gives the list of
     those that came meanwhile."""
-    held: list[int] = []
+    delayed: list[int] = []
     if not _receives_signals():
-        yield held
+        yield delayed
         return
-    before = {one: signal.signal(one, lambda number, _: held.append(number)) for one in _BOTH}
+    before = {sent: signal.signal(sent, lambda number, _: delayed.append(number)) for sent in _BOTH}
     try:
-        yield held
+        yield delayed
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-    if held:
-        signal.raise_signal(held[0])
+        for sent, handler in before.items():
+            signal.signal(sent, handler)
+    if delayed:
+        signal.raise_signal(delayed[0])
 
 
 def _receives_signals() -> bool:

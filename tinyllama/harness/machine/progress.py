@@ -25,9 +25,9 @@ class Progress:
         self,
         write: Callable[[str], None],
         redraw: Callable[[str], None] | None = None,
-        every: float = EVERY,
+        interval: float = EVERY,
     ) -> None:
-        self._write, self._redraw, self._every = write, redraw, every
+        self._write, self._redraw, self._interval = write, redraw, interval
         self._text, self._began = "", time.monotonic()
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread: threading.Thread
@@ -58,7 +58,7 @@ class Progress:
             self._redraw("")
 
     def _show(self) -> None:
-        while not self._over.wait(self._every if self._redraw is None else REDRAWN):
+        while not self._over.wait(self._interval if self._redraw is None else REDRAWN):
             with self._lock:
                 if not self._text:
                     continue

@@ -144,11 +144,11 @@ class AmdSmiSensor:
 
     def clocks_mhz(self) -> dict[str, int]:
         kinds = {"sm": self.smi.AmdSmiClkType.GFX, "memory": self.smi.AmdSmiClkType.MEM}
-        found = {n: self.smi.amdsmi_get_clock_info(self.handle, k) for n, k in kinds.items()}
-        now = {name: _first_known(clock, "clk") for name, clock in found.items()}
+        clocks = {n: self.smi.amdsmi_get_clock_info(self.handle, k) for n, k in kinds.items()}
+        now = {name: _first_known(clock, "clk") for name, clock in clocks.items()}
         return {
             **now,
-            **{f"{name}_max": _first_known(clock, "max_clk") for name, clock in found.items()},
+            **{f"{name}_max": _first_known(clock, "max_clk") for name, clock in clocks.items()},
         }
 
     def energy_joules(self) -> float:
@@ -173,9 +173,11 @@ class AmdSmiSensor:
             status = self.smi.amdsmi_get_violation_status(self.handle)
         except Exception:  # only MI300 and later report violations; all report "throttle_status"
             status = {}
-        known = {words: status.get(f"active_{name}") for name, words in _VIOLATIONS.items()}
-        if any(isinstance(active, bool) for active in known.values()):
-            return ", ".join(words for words, active in known.items() if active is True) or None
+        violations = {words: status.get(f"active_{name}") for name, words in _VIOLATIONS.items()}
+        if any(isinstance(active, bool) for active in violations.values()):
+            return (
+                ", ".join(words for words, active in violations.items() if active is True) or None
+            )
         metrics = self.smi.amdsmi_get_gpu_metrics_info(self.handle)
         return "the driver reports throttling" if _first_known(metrics, "throttle_status") else None
 
@@ -202,12 +204,12 @@ def _index_of(device: torch.device, buses: list[tuple[int, int]]) -> int:
     properties = torch.cuda.get_device_properties(device)
     bus = getattr(properties, "pci_bus_id", None)
     domain = getattr(properties, "pci_domain_id", None)
-    found = [i for i, (d, b) in enumerate(buses) if b == bus and domain in (None, d)]
-    if len(found) == 1:
-        return found[0]
+    indices = [i for i, (d, b) in enumerate(buses) if b == bus and domain in (None, d)]
+    if len(indices) == 1:
+        return indices[0]
     if len(buses) == 1:
         return 0
-    raise LookupError(f"{len(found)} of {len(buses)} GPUs are on PCI domain {domain}, bus {bus}")
+    raise LookupError(f"{len(indices)} of {len(buses)} GPUs are on PCI domain {domain}, bus {bus}")
 
 
 KINDS: tuple[type[NvmlSensor] | type[AmdSmiSensor], ...] = (NvmlSensor, AmdSmiSensor)

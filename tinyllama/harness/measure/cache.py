@@ -21,8 +21,8 @@ def last_level_bytes(device: torch.device) -> int:
         re.fullmatch(r"(\d+)([KMG]?)", path.read_text().strip())
         for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     ]
-    found = [int(size[1]) * _UNITS[size[2]] for size in sizes if size]
-    return max(found, default=64 * 2**20)
+    sizes_in_bytes = [int(size[1]) * _UNITS[size[2]] for size in sizes if size]
+    return max(sizes_in_bytes, default=64 * 2**20)
 
 
 class Flush:

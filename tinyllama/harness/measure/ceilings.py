@@ -34,11 +34,11 @@ def product_rate(precision: str, device: torch.device, *, rounds: int = 8) -> fl
     """FLOP per second of a square product of random matrices, 8192 wide (1024 on a CPU)."""
     width = 8192 if device.type != "cpu" else 1024
     dtype = PRODUCT_DTYPES[precision]
-    one, other = (torch.randn(width, width, device=device, dtype=dtype) for _ in range(2))
+    left, right = (torch.randn(width, width, device=device, dtype=dtype) for _ in range(2))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        return 2 * width**3 / least_seconds(lambda: one @ other, device, rounds)
+        return 2 * width**3 / least_seconds(lambda: left @ right, device, rounds)
     finally:
         torch.set_float32_matmul_precision(before)
 

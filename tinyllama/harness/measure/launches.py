@@ -10,7 +10,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tinyllama.harness.kernels.launch import multiplies
+from tinyllama.harness.kernels.kernel_names import multiplies
 
 # A captured copy is a kernel (memcpy32_post, memcpy128) where a profiler was attached before the
 # capture, and a Memcpy where it was attached later (pytorch 191284).
@@ -137,10 +137,10 @@ def seconds_by_kind(timed: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 def totals_by_name(timed: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float]]:
     """The number of entries of each name and their seconds, from names and microseconds."""
-    each: defaultdict[str, list[float]] = defaultdict(list)
+    microseconds_of: defaultdict[str, list[float]] = defaultdict(list)
     for name, microseconds in timed:
-        each[name].append(microseconds)
-    return {name: (len(times), sum(times) * 1e-6) for name, times in each.items()}
+        microseconds_of[name].append(microseconds)
+    return {name: (len(times), sum(times) * 1e-6) for name, times in microseconds_of.items()}
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

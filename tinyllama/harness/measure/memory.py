@@ -81,8 +81,8 @@ class Allocations(DispatchMode):
         result = func(*args, **(kwargs or {}))
         # No operator returns a tensor made of Python numbers; this one gets it as its argument.
         made_before = [] if func is torch.ops.aten.lift_fresh.default else [args, kwargs]
-        given = {storage._cdata for storage in _storages(made_before)}
-        new = {s._cdata: s for s in _storages(result) if s._cdata not in given}
+        before = {storage._cdata for storage in _storages(made_before)}
+        new = {s._cdata: s for s in _storages(result) if s._cdata not in before}
         for key, storage in new.items():
             if key not in self._there:
                 self.total += storage.nbytes()
@@ -102,10 +102,10 @@ class Allocations(DispatchMode):
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:
     """The memory of all tensors in a structure."""
-    found = []
+    storages = []
     for leaf in tree_leaves(values):
         if isinstance(leaf, torch.Tensor):
-            found.append(leaf.untyped_storage())
+            storages.append(leaf.untyped_storage())
         elif isinstance(leaf, torch.UntypedStorage):
-            found.append(leaf)
-    return found
+            storages.append(leaf)
+    return storages

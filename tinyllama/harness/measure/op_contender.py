@@ -5,6 +5,7 @@ reference is computed in float64 on the same inputs, and the error, over the ten
 row, may not exceed what the rule allowed in the first call. A wrong call gives no time.
 """
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -70,13 +71,13 @@ class _Bound:
     """The error that the rule allows a result of this norm, over the tensor and in any row."""
 
     size: float
-    whole: float
+    of_tensor: float
     row: float
 
     def scaled_to(self, size: float) -> tuple[float, float]:
         """The same for other inputs, whose result may be larger or smaller."""
-        scale = size / self.size if self.size > self.whole else 1.0
-        return scale * self.whole, CHANGING_ROWS * scale * self.row
+        scale = size / self.size if self.size > self.of_tensor else 1.0
+        return scale * self.of_tensor, CHANGING_ROWS * scale * self.row
 
 
 def passes_of(op: Op) -> tuple[str, ...]:
@@ -91,10 +92,10 @@ def provider_of(op: Op, name: str) -> Provider:
     return replace(op["eager"], name=name, requires=("compile",), derived=None, waits=False)
 
 
-def timed_dtype(op: Op, usual: str) -> str:
+def timed_dtype(op: Op, default: str) -> str:
     """The dtype in which an op is timed, if the other ops are timed in the default one."""
     covered = [SHORT[dtype] for dtype in op.dtypes]
-    return usual if usual in covered else covered[0]
+    return default if default in covered else covered[0]
 
 
 def untimed(provider: Provider, device: torch.device) -> str | None:
@@ -133,7 +134,7 @@ def ops_of(package: str, files: tuple[str, ...]) -> Registry:
 def declared_by(registry: Registry, modules: Collection[str]) -> dict[str, list[Provider]]:
     """What some modules declare, by op: all providers of their own ops, and the providers that
     they register on other ops."""
-    found = {
+    by_op = {
         op.name: [
             provider
             for provider in op.providers.values()
@@ -141,7 +142,7 @@ def declared_by(registry: Registry, modules: Collection[str]) -> dict[str, list[
         ]
         for op in registry.values()
     }
-    return {name: providers for name, providers in found.items() if providers}
+    return {name: providers for name, providers in by_op.items() if providers}
 
 
 class OpContender:
@@ -208,13 +209,15 @@ class OpContender:
         slack = SLACK * provider.slack_in(self.case.dtype)
         results = evaluate(self.op, provider.call, inputs, provider.overwrites)
         comparisons = self.case.judge(results, inputs, slack=slack)
-        failed = [str(one) for one in comparisons if not one.passed]
+        failed = [str(comparison) for comparison in comparisons if not comparison.passed]
         if failed:
             raise WrongResultError(f"{self.case}: {'; '.join(failed)}")
         exact = evaluate(self.op, self.op["eager"].call, inputs.double())
         self.bounds = {
-            one.name: _Bound(norm_of_finite(exact[one.name]), one.checks[0].bound, one.widest_row)
-            for one in comparisons
+            judged.name: _Bound(
+                norm_of_finite(exact[judged.name]), judged.checks[0].bound, judged.widest_row
+            )
+            for judged in comparisons
         }
 
     def warm_up(self, seconds: float) -> None:
@@ -274,28 +277,28 @@ class OpContender:
 
     def facts(self) -> dict[str, Any]:
         """Of each pass: peak memory beyond the inputs, and the number of kernels."""
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         for name in self.passes:
             self._prepare(name)
             peak = self._peak()
             self._prepare(name)
             kernels = launches(self._run, self.device).kernels
-            found[name] = {"peak_bytes": peak, "kernels": kernels}
-        return found
+            facts[name] = {"peak_bytes": peak, "kernels": kernels}
+        return facts
 
     def layouts(self, names: Sequence[str], rounds: int) -> dict[str, Ratio]:
         """For each layout, how many times longer the last pass takes than on contiguous inputs."""
 
         def turn(layout: str) -> Callable[[], float]:
-            def one() -> float:
+            def seconds() -> float:
                 self._fill(self.passes[-1], layout)
-                before = lambda: self._prepare(self.passes[-1], layout)  # noqa: E731
-                reading = self.clock.read(self._run, before=before)
+                prepare = functools.partial(self._prepare, self.passes[-1], layout)
+                reading = self.clock.read(self._run, before=prepare)
                 self._check()
                 self._shrink()
                 return reading.device
 
-            return one
+            return seconds
 
         for name in names:  # compiles the code of each layout
             turn(name)()
@@ -312,7 +315,7 @@ class OpContender:
 
     def _drawn(self) -> Inputs:
         """The inputs of this round: equal every time they are drawn."""
-        made = make_inputs(
+        inputs = make_inputs(
             self.op,
             self.case.case,
             self.case.dtype,
@@ -321,7 +324,7 @@ class OpContender:
             layout=self.layout,
             drawn_on=self.device,
         )
-        return replace(made, fresh=[])  # an in-place op is timed by single calls
+        return replace(inputs, fresh=[])  # an in-place op is timed by single calls
 
     def _prepare(self, name: str, layout: str = "") -> None:
         """Fresh inputs and cold caches."""
@@ -342,11 +345,12 @@ class OpContender:
         self.gradients = ()
         if self.backward:
             upstream = self.inputs.upstream.values()
-            given = [one for one in zip(self.outputs, upstream, strict=True) if one[1] is not None]
+            pairs = zip(self.outputs, upstream, strict=True)
+            with_gradient = [pair for pair in pairs if pair[1] is not None]
             self.gradients = torch.autograd.grad(
-                [output for output, _ in given],
+                [output for output, _ in with_gradient],
                 [self.args[leaf] for leaf in self.op.differentiable],
-                [gradient for _, gradient in given],
+                [gradient for _, gradient in with_gradient],
                 allow_unused=True,
             )
 
@@ -359,29 +363,29 @@ class OpContender:
         exact = self._oracle()
         for name, value in got.items():
             error = torch.atleast_1d(apart(value, exact[name]))
-            whole, row = self.bounds[name].scaled_to(norm_of_finite(exact[name]))
+            bound, row = self.bounds[name].scaled_to(norm_of_finite(exact[name]))
             worst = error.norm(dim=-1).max().item()
-            if not (error.norm().item() <= whole and worst <= row):
+            if not (error.norm().item() <= bound and worst <= row):
                 raise WrongResultError(
                     f"{self.case}: {name} of a timed call: error {error.norm().item():.3g} "
-                    f"(allowed {whole:.3g}), in a row {worst:.3g} (allowed {row:.3g})"
+                    f"(allowed {bound:.3g}), in a row {worst:.3g} (allowed {row:.3g})"
                 )
 
     def _collected(self) -> dict[str, torch.Tensor]:
         """Results by name. A tensor of a subclass is none: it could be computed when it is read."""
         if self.op.mutated:
             return mutated_results(self.op, self.args)
-        found = dict(zip(self.op.outputs, self.outputs, strict=True))
+        results = dict(zip(self.op.outputs, self.outputs, strict=True))
         for leaf, gradient in zip(self.op.differentiable, self.gradients, strict=False):
             if gradient is None:
                 raise WrongResultError(f"{self.case}: no gradient of {leaf}")
-            found[f"grad {leaf}"] = gradient
-        for name, value in found.items():
+            results[f"grad {leaf}"] = gradient
+        for name, value in results.items():
             if type(value) is not torch.Tensor:
                 raise WrongResultError(
                     f"{self.case}: {name} is a {type(value).__name__}, not a torch.Tensor"
                 )
-        return {name: value.detach() for name, value in found.items()}
+        return {name: value.detach() for name, value in results.items()}
 
     def _oracle(self) -> dict[str, torch.Tensor]:
         reference = self.op["eager"].call

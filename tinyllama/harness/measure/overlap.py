@@ -47,6 +47,6 @@ def overlap_of(kernels: Iterable[tuple[str, float, float]]) -> Overlap:
     """From the name, start and end of each kernel, in microseconds."""
     named = [(bool(COLLECTIVE.search(name)), (start, end)) for name, start, end in kernels]
     collectives = [span for collective, span in named if collective]
-    others = [span for collective, span in named if not collective]
-    both = covered(collectives) + covered(others) - covered([*collectives, *others])
-    return Overlap(covered(collectives) * 1e-6, both * 1e-6)
+    computations = [span for collective, span in named if not collective]
+    hidden = covered(collectives) + covered(computations) - covered([*collectives, *computations])
+    return Overlap(covered(collectives) * 1e-6, hidden * 1e-6)

@@ -19,11 +19,11 @@ def interleaved(turns: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, 
     Clocks, temperature and other work on the machine drift: what is compared must be measured
     alternately, and each turn must come first as often as last.
     """
-    found: dict[str, list[T]] = {name: [] for name in turns}
+    results: dict[str, list[T]] = {name: [] for name in turns}
     for index in range(rounds):
         for name in list(turns)[:: 1 if index % 2 == 0 else -1]:
-            found[name].append(turns[name]())
-    return found
+            results[name].append(turns[name]())
+    return results
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> Ratio:
@@ -32,12 +32,12 @@ def ratio(slow: Sequence[float], fast: Sequence[float]) -> Ratio:
     The interval is that of the median by order statistics, which assumes no distribution.
     Raises ValueError for fewer than 8 rounds, which give no interval of 99%.
     """
-    each = [s / f for s, f in zip(slow, fast, strict=True)]
-    if len(each) < FEWEST_ROUNDS:
-        raise ValueError(f"{len(each)} rounds give no 99% interval: use {FEWEST_ROUNDS} or more")
-    found = scipy.stats.quantile_test(each, q=statistics.median(each), p=0.5)
-    interval = found.confidence_interval(confidence_level=0.99)
-    return Ratio(statistics.median(each), float(interval.low), float(interval.high))
+    ratios = [s / f for s, f in zip(slow, fast, strict=True)]
+    if len(ratios) < FEWEST_ROUNDS:
+        raise ValueError(f"{len(ratios)} rounds give no 99% interval: use {FEWEST_ROUNDS} or more")
+    test = scipy.stats.quantile_test(ratios, q=statistics.median(ratios), p=0.5)
+    interval = test.confidence_interval(confidence_level=0.99)
+    return Ratio(statistics.median(ratios), float(interval.low), float(interval.high))
 
 
 def summary(name: str, readings: Sequence[float]) -> dict[str, Any]:

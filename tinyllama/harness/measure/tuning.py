@@ -23,7 +23,15 @@ import torch
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.harness.declare.autograd import several
-from tinyllama.harness.kernels.configs import FORCED, SPACES, Config, Key, Space, asked, key_text
+from tinyllama.harness.kernels.configs import (
+    FORCED,
+    SPACES,
+    Config,
+    Key,
+    Space,
+    key_text,
+    recorded_keys,
+)
 from tinyllama.harness.kernels.launch import launched
 from tinyllama.harness.measure.cache import flush_of
 from tinyllama.harness.measure.clock import Clock, queue_of
@@ -55,7 +63,11 @@ class Search:
         limit = min(self.seconds.values(), default=0.0) * (1 + MARGIN)
         return min(
             (config for config, seconds in self.seconds.items() if seconds <= limit),
-            key=lambda one: (self.spilled.get(one, 0), one != self.before, self.seconds[one]),
+            key=lambda config: (
+                self.spilled.get(config, 0),
+                config != self.before,
+                self.seconds[config],
+            ),
             default=self.before,
         )
 
@@ -116,7 +128,7 @@ class _Subject(NamedTuple):
     @classmethod
     def of(cls, case: OpCase, device: torch.device) -> "_Subject":
         inputs = make_inputs(case.op, case.case, case.dtype, device, drawn_on=device)
-        with asked() as keys:
+        with recorded_keys() as keys:
             return cls(case, inputs, evaluate(case.op, case.provider.call, inputs), keys)
 
 
@@ -125,31 +137,31 @@ def search(case: OpCase, device: torch.device) -> Iterator[Search]:
     subject = _Subject.of(case, device)
     for (name, _), key in subject.keys.items():
         space = SPACES[name]
-        found = Search(name, key, space.choose(device, **key))
-        _search(space, found, subject)
-        FORCED[space.name, key_text(key)] = found.best
-        yield found
+        of_key = Search(name, key, space.choose(device, **key))
+        _try_all(space, of_key, subject)
+        FORCED[space.name, key_text(key)] = of_key.best
+        yield of_key
 
 
-def _search(space: Space, found: Search, subject: _Subject) -> None:
-    """Try each configuration of a space for the key of ``found``, and note there how it did."""
-    case, key = subject.case, found.key
+def _try_all(space: Space, search: Search, subject: _Subject) -> None:
+    """Try each configuration of a space for the key of a search, and note there how it did."""
+    case, key = subject.case, search.key
     calls = {}
-    for config in dict.fromkeys([found.before, *space.configs(**key)]):
+    for config in dict.fromkeys([search.before, *space.configs(**key)]):
         try:
             with space.force(config, **key), launched() as kernels:
                 results = evaluate(case.op, case.provider.call, subject.inputs)
             _assert_close(results, subject.results)
-            found.spilled[config] = sum(one.kernel.n_spills for one in kernels)
+            search.spilled[config] = sum(launch.kernel.n_spills for launch in kernels)
             calls[config] = _timed(space, key, config, subject)
         except Exception as error:  # a configuration that cannot be compiled, launched or trusted
-            found.failed[config] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+            search.failed[config] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
     quick = {config: call() for config, call in calls.items()}
     chosen = sorted(quick, key=quick.__getitem__)[:SURVIVORS]
-    if found.before in quick and found.before not in chosen:
-        chosen.append(found.before)
+    if search.before in quick and search.before not in chosen:
+        chosen.append(search.before)
     seconds = interleaved({str(config): calls[config] for config in chosen}, ROUNDS)
-    found.seconds = {config: statistics.median(seconds[str(config)]) for config in chosen}
+    search.seconds = {config: statistics.median(seconds[str(config)]) for config in chosen}
 
 
 def _assert_close(results: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -172,23 +184,23 @@ def _timed(
     clock, flush = Clock(queue_of(device)), flush_of(device)
     op = case.op
     args = dict(inputs.args)
-    wanted = [args[name].requires_grad_(True) for name in op.differentiable]
+    leaves = [args[name].requires_grad_(True) for name in op.differentiable]
 
     def call() -> None:
         outputs = case.provider.call(*args.values(), **inputs.params)
         if op.differentiable:
-            torch.autograd.grad(several(outputs), wanted, list(inputs.upstream.values()))
+            torch.autograd.grad(several(outputs), leaves, list(inputs.upstream.values()))
 
-    def one() -> float:
+    def seconds() -> float:
         with space.force(config, **key):
             return clock.read(call, before=flush).device
 
-    return one
+    return seconds
 
 
-def merged(stored: dict[str, Any], found: Iterable[Search]) -> dict[str, Any]:
+def merged(stored: dict[str, Any], searches: Iterable[Search]) -> dict[str, Any]:
     """The spaces of a chip's table with the choices of searches; other choices stay."""
     spaces = {name: dict(entries) for name, entries in stored.items()}
-    for one in found:
-        spaces.setdefault(one.space, {})[key_text(one.key)] = one.best.kwargs()
+    for search in searches:
+        spaces.setdefault(search.space, {})[key_text(search.key)] = search.best.kwargs()
     return {name: dict(sorted(spaces[name].items())) for name in sorted(spaces)}

@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
         saved = SavedRuns(config)
         config.pluginmanager.register(saved, "tinyllama-saved-runs")  # it is told what was loaded
     config.stash[SAVED] = saved
-    compare = bool(saved and saved.asked)
+    compare = bool(saved and saved.option)
     recording = Recording(config, _root(config), compare=compare, team=team_of(config))
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports

@@ -81,14 +81,14 @@ class GpuBenchmark:
             self.timer.clock.queue.synchronize()
             return copies
 
-        given = args, kwargs
+        inputs = args, kwargs
 
         def renew() -> None:
-            nonlocal given
-            given = fresh()
+            nonlocal inputs
+            inputs = fresh()
 
         if self.fixture.enabled:
-            self.timer.prepare(lambda: function(*given[0], **given[1]), renew)
+            self.timer.prepare(lambda: function(*inputs[0], **inputs[1]), renew)
         return self.fixture.pedantic(function, setup=fresh, rounds=ROUNDS, warmup_rounds=WARM_UP)
 
 
@@ -100,9 +100,9 @@ def _copied(value: Any) -> Any:
         )
         return copy.copy_(value.detach()).requires_grad_(value.requires_grad)
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: _copied(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        copies = [_copied(one) for one in value]
+        copies = [_copied(element) for element in value]
         named = isinstance(value, tuple) and hasattr(value, "_fields")
         return type(value)(*copies) if named else type(value)(copies)
     return value

@@ -6,8 +6,10 @@ verdict speaks against it. A test marked ``target`` compares what was measured w
 fails the run fails, but the record stays complete and says what was missed.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,23 @@ from msgspec.structs import replace
 from tinyllama.harness.gate.team import Team
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.plugins.card import WAIT, Card
-from tinyllama.harness.plugins.groups import Group, GroupRecord
 from tinyllama.harness.plugins.showing import beside_tests
 from tinyllama.harness.plugins.suite import LEFT_OUT, covers, worker_device
 from tinyllama.harness.records import results
+from tinyllama.harness.records.entries import Entry
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.targets import Bar, Standing
-from tinyllama.harness.records.verdict import Outcome, Verdict, judge, unusable, worst
+from tinyllama.harness.records.verdict import (
+    Outcome,
+    Verdict,
+    check_tolerances,
+    judge,
+    unusable,
+    worst,
+)
 
 SHORT = "short"  # as --groups: the set that a conftest declares
+PHASES = {"setup", "call", "teardown"}
 
 
 class NotMeasured(pytest.skip.Exception):  # type: ignore[name-defined]
@@ -39,6 +49,73 @@ class NoBarApplies(NotMeasured):
     """None of the bars of a group is about this device, or can be told on it."""
 
     __module__ = "builtins"
+
+
+class GroupRecord:
+    """The record of a group while its tests add to it. tolerances: of entries that state none."""
+
+    def __init__(self, record: Record, tolerances: Mapping[str, float] | None = None) -> None:
+        self.record, self.tolerances = record, dict(tolerances or {})
+
+    def add(self, *entries: Entry) -> None:
+        """Add measurements (`tinyllama.harness.records.entries`).
+
+        Raises ValueError for a name that is taken, or a tolerance that is not one.
+        """
+        for entry in entries:
+            if entry.name in self.record.by_name:
+                raise ValueError(f"{entry.name!r} is measured twice: use another name")
+            check_tolerances(entry)
+            if self.tolerances:
+                entry = replace(entry, tolerances={**self.tolerances, **(entry.tolerances or {})})
+            self.record.entries.append(entry)
+
+
+@dataclass
+class Group:
+    """A group in this session: its test items, how they went, and its record once it began."""
+
+    name: str
+    items: set[str] = field(default_factory=set)
+    slow: set[str] = field(default_factory=set)  # may be left out; must pass where they run
+    phases: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    failed: set[str] = field(default_factory=set)
+    skipped: dict[str, str] = field(default_factory=dict)  # item -> reason
+    missed: list[str] = field(default_factory=list)  # what tests marked ``target`` say
+    measured: GroupRecord | None = None
+    disturbed: str | None = None
+    left: bool = False
+    finished: bool = False
+
+    def note(self, report: pytest.TestReport) -> None:
+        """Note how a phase of a test went."""
+        self.phases[report.nodeid].add(str(report.when))
+        excuse: list[str] | None = getattr(report, "excuse", None)
+        if excuse is not None:
+            self.missed += excuse
+        elif report.skipped:
+            self.skipped[report.nodeid] = _reason(report)
+        elif report.failed:
+            self.failed.add(report.nodeid)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every phase that ran passed, missed a target or had none."""
+        return not self.failed and not self.skipped
+
+    def problems(self) -> list[Verdict]:
+        """Why the group was not measured whole. A failed test is reported by pytest."""
+        problems = [
+            Verdict(item, Outcome.MISSING, f"SKIPPED: {reason}")
+            for item, reason in self.skipped.items()
+        ]
+        not_slow = self.items - self.slow - self.failed - self.skipped.keys()
+        if unrun := sorted(item for item in not_slow if self.phases[item] != PHASES):
+            text = f"{len(unrun)} of its {len(self.items)} tests did not run: {unrun[0]}"
+            problems.append(Verdict(self.name, Outcome.MISSING, text))
+        if self.disturbed:
+            problems.append(Verdict(self.name, Outcome.BUSY, self.disturbed))
+        return problems
 
 
 class Recording:
@@ -68,39 +145,30 @@ class Recording:
         return self.compare or self.config.option.record
 
     @contextmanager
-    def group(self, name: str, others: Sequence[torch.device] = ()) -> Iterator[GroupRecord]:
+    def group(self, name: str, more: Sequence[torch.device] = ()) -> Iterator[GroupRecord]:
         """Measure a group. It is judged and saved after its last test.
 
-        others: GPUs that it needs beside the session's.
+        more: GPUs that it needs beside the session's.
         Raises ValueError for a group that nobody expects, or that was measured before.
         """
         state = self.groups.setdefault(name, Group(name))
         if state.measured is not None:
             raise ValueError(f"group {name!r} is measured twice: measure it in one fixture only")
         if self.active and name not in self.expected:
-            known = ", ".join(self.expected) or "none"
-            raise ValueError(f"group {name!r} is not expected here: expected are {known}")
+            expected = ", ".join(self.expected) or "none"
+            raise ValueError(f"group {name!r} is not expected here: expected are {expected}")
         device = worker_device(self.config)
         with self.progress:
-            yield from self._measured(name, state, device, others)
-
-    def _measured(
-        self, name: str, state: Group, device: torch.device, others: Sequence[torch.device]
-    ) -> Iterator[GroupRecord]:
-        for each in (device, *others):
-            self.card.hold(each)
-        self.progress(f"{name}: compiling and measuring")
-        record = results.new_record(device, name, self.config.rootpath)
-        state.measured = GroupRecord(record, self.team.tolerances)
-        state.disturbed = machine.disturbance(device)
-        try:
+            for gpu in (device, *more):
+                self.card.hold(gpu)
+            self.progress(f"{name}: compiling and measuring")
+            record = results.new_record(device, name, self.config.rootpath)
+            state.measured = GroupRecord(record, self.team.tolerances)
+            state.disturbed = machine.disturbance(device)
             yield state.measured
-        finally:
             state.disturbed = state.disturbed or machine.disturbance(device)
             state.left = True
-            if (
-                self.group_of.get(self.current or "") != name
-            ):  # otherwise its teardown may still fail
+            if self.group_of.get(self.current or "") != name:  # else its teardown may still fail
                 self.finish(state)
 
     def _wait(self, reason: str) -> None:
@@ -109,104 +177,92 @@ class Recording:
             self.progress.line(f"waiting up to {WAIT:.0f} s: {reason}")
         self.progress("waiting")
 
+    # -- before the tests -------------------------------------------------------------------
+
     def collected(self, items: list[pytest.Item]) -> None:
-        """Note which items belong to which group, before anything deselects them."""
+        """Note which items belong to which group, before anything deselects them, and leave out
+        those of groups that are not measured."""
         for item in items:
             name = _group_name(item) if covers(self.config, item) else None
             if name is not None:
                 state = self.groups.setdefault(name, Group(name))
                 state.items.add(item.nodeid)
-                for marker, marked in (("slow", state.slow), ("target", state.targets)):
-                    if item.get_closest_marker(marker):
-                        marked.add(item.nodeid)
+                if item.get_closest_marker("slow"):
+                    state.slow.add(item.nodeid)
                 self.group_of[item.nodeid] = name
-        found = self.config.hook.pytest_tinyllama_groups(config=self.config)
-        self.declared = list(dict.fromkeys(name for names in found for name in names))
-        found = self.config.hook.pytest_tinyllama_short_groups(config=self.config)
-        self.short = list(dict.fromkeys(name for names in found for name in names))
+        hook = self.config.hook
+        self.declared = _all_of(hook.pytest_tinyllama_groups(config=self.config))
+        self.short = _all_of(hook.pytest_tinyllama_short_groups(config=self.config))
         self.expected = self._chosen()
-        asked = self.config.option.groups
+        option = self.config.option.groups
         alone = {*self.short} - {*self.declared, *self.expected}
         left_out = dict.fromkeys(alone, f"a part of a group, measured with --groups {SHORT}")
-        if asked is not None or self.team.groups is not None:
-            why = "not in --groups" if asked is not None else "not in groups of pyproject.toml"
+        if option is not None or self.team.groups is not None:
+            why = "not in --groups" if option is not None else "not in groups of pyproject.toml"
             left_out |= dict.fromkeys(self.groups.keys() - {*self.expected, *alone}, why)
         if self.ops and self.active:
             about = {_group_name(item) for item in items if _op_name(item) in self.ops}
-            others = {*self.expected, *self.groups} - about
-            left_out |= dict.fromkeys(others, f"--op: not about {', '.join(self.ops)}")
+            unrelated = {*self.expected, *self.groups} - about
+            left_out |= dict.fromkeys(unrelated, f"--op: not about {', '.join(self.ops)}")
         self.expected = [name for name in self.expected if name not in left_out]
         _leave_out(self.config, items, left_out)
 
     def _chosen(self) -> list[str]:
-        asked = self.config.option.groups
-        named = self.team.asked(asked)
-        if named is not None:
-            chosen = [name for name in named if name in self.declared]
-            elsewhere = ", ".join(name for name in named if name not in chosen)
+        """The groups that the options or pyproject.toml mean, of those of this device."""
+        option, declared = self.config.option.groups, ", ".join(self.declared) or "none"
+        lane = self.team.asked(option)
+        if lane is not None:
+            chosen = [name for name in lane if name in self.declared]
+            elsewhere = ", ".join(name for name in lane if name not in chosen)
             if not chosen:
                 raise pytest.UsageError(
                     f"pyproject.toml names {elsewhere}, and none is measured on this device: give "
-                    f"--groups some of {', '.join(self.declared) or 'none'}"
+                    f"--groups some of {declared}"
                 )
             if elsewhere:
                 self.lines.append(f"of pyproject.toml, not measured on this device: {elsewhere}")
             return chosen
-        if asked is None:
+        if option is None:
             return self.declared
-        if asked == SHORT:
-            if not self.short:
-                raise pytest.UsageError(
-                    f"--groups {SHORT}: no short set is declared for this device: name groups of "
-                    f"{', '.join(self.declared) or 'none'}"
-                )
+        if option == SHORT and not self.short:
+            raise pytest.UsageError(
+                f"--groups {SHORT}: no short set is declared for this device: name groups of "
+                f"{declared}"
+            )
+        if option == SHORT:
             return self.short
-        chosen = [name.strip() for name in self.config.option.groups.split(",")]
-        every = dict.fromkeys([*self.declared, *self.short])
+        chosen = [name.strip() for name in option.split(",")]
+        measurable = list(dict.fromkeys([*self.declared, *self.short]))
         for name in chosen:
-            if name not in every:
-                known = ", ".join(every) or "none"
+            if name not in measurable:
                 raise pytest.UsageError(
                     f"--groups names {name!r}, which is not measured on this device: "
-                    f"choose from {known}"
+                    f"choose from {', '.join(measurable) or 'none'}"
                 )
         return chosen
 
+    # -- while they run ---------------------------------------------------------------------
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Keep what a failed assertion of a test said, where any other error misses no target, and
-        whether a test was skipped by `NotMeasured`."""
+        """Say in a report what excuses a test that did not pass: what it is about is not measured
+        here, or it is a target, whose assertion says what is missed."""
         report = yield
-        if call.excinfo and issubclass(call.excinfo.type, NotMeasured):
-            report.not_measured = True  # type: ignore[attr-defined]
-        raised = call.excinfo if call.when == "call" else None
-        if raised and raised.type is AssertionError:
-            report.missed = str(raised.value)  # type: ignore[attr-defined]
-        state = self.groups.get(self.group_of.get(report.nodeid, ""))
-        if state is not None and call.when == "setup" and report.failed:
-            self._once(state, report)
+        raised = call.excinfo
+        if raised and issubclass(raised.type, NotMeasured):
+            report.excuse = []  # type: ignore[attr-defined]
+        target = call.when == "call" and item.get_closest_marker("target")
+        if raised and raised.type is AssertionError and target:
+            text = str(raised.value).partition("\nassert ")[0]  # pytest adds the expression
+            report.excuse = [line.strip() for line in text.splitlines()]  # type: ignore[attr-defined]
         return report
 
-    @staticmethod
-    def _once(state: Group, report: pytest.TestReport) -> None:
-        """All tests of a group that could not be measured fail in one fixture: the first of them
-        says why, and the others are skipped."""
-        if state.measured is not None and not state.left:
-            return  # it is measured, and this test failed by itself
-        if state.broken is None:
-            state.broken = report.nodeid
-            return
-        why = f"Skipped: {state.name} could not be measured: see {state.broken}"
-        report.outcome, report.longrepr = "skipped", (report.location[0], 0, why)
-        report.unmeasured = True  # type: ignore[attr-defined]
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a phase of a test went."""
         name = self.group_of.get(report.nodeid)
         if name is not None:
-            self.groups[name].reports[report.nodeid].append(report)
+            self.groups[name].note(report)
 
     def hold(self, bars: Sequence[Bar]) -> None:
         """List the bars of the test that runs. It fails with those that are missed, and is skipped
@@ -222,10 +278,12 @@ class Recording:
             raise NoBarApplies(f"none of {len(bars)} bars of {name} applies on this device")
         assert not missed, "\n".join(bar.text for bar in missed)
 
+    # -- when a group, and when the session, has ended ----------------------------------------
+
     def finished(self) -> list[Record]:
         """The records of the groups that were measured to their end."""
-        each = self.groups.values()
-        return [group.measured.record for group in each if group.finished and group.measured]
+        groups = self.groups.values()
+        return [group.measured.record for group in groups if group.finished and group.measured]
 
     def finish_left(self) -> None:
         for state in self.groups.values():
@@ -245,8 +303,7 @@ class Recording:
                 self.lines.append(f"{Outcome.BUSY.title} {state.name}: {state.disturbed}")
             return
         verdicts = state.problems()
-        if record.entries or not state.broken:  # else one line has said that nothing was measured
-            verdicts += judge(record, self._stored()) if self.compare else unusable(record)
+        verdicts += judge(record, self._stored()) if self.compare else unusable(record)
         if any("::" in arg for arg in self.config.args):
             text = "tests were chosen one by one, perhaps not all: choose with --groups"
             verdicts.append(Verdict(state.name, Outcome.MISSING, text))
@@ -261,8 +318,8 @@ class Recording:
             return self.stored
         meant = (None, *self.ops)
         return [
-            replace(one, entries=[e for e in one.entries if getattr(e, "op", None) in meant])
-            for one in self.stored
+            replace(record, entries=[e for e in record.entries if getattr(e, "op", None) in meant])
+            for record in self.stored
         ]
 
     def _save(self, record: Record) -> None:
@@ -291,7 +348,12 @@ class Recording:
         if not self.declared:
             text = "no groups are declared: nothing is known to be measured here"
             self.verdicts.append(("groups", Verdict("groups", Outcome.MISSING, text)))
-        self._missing()
+        for name in self.expected:
+            state = self.groups.get(name, Group(name))
+            if not state.finished:
+                text = "expected, and not measured to its end"
+                verdicts = [Verdict(name, Outcome.MISSING, text), *state.problems()]
+                self.verdicts += [(name, verdict) for verdict in verdicts]
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal and self.verdicts:
             terminal.ensure_newline()  # the progress of the tests is complete
@@ -307,14 +369,17 @@ class Recording:
                 f"the worst verdict is {outcome.title} ({outcome.status})"
             )
 
-    def _missing(self) -> None:
-        """Which groups were not measured to their end, and why."""
-        for name in self.expected:
-            state = self.groups.get(name, Group(name))
-            if not state.finished:
-                text = "expected, and not measured to its end"
-                missing = Verdict(name, Outcome.MISSING, text)
-                self.verdicts += [(name, v) for v in [missing, *state.problems()]]
+
+def _all_of(lists: Sequence[Sequence[str]]) -> list[str]:
+    """Each name once, of what several conftests declare."""
+    return list(dict.fromkeys(name for names in lists for name in names))
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Why an item was skipped, or was expected to fail."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return f"xfail {getattr(report, 'wasxfail', '')}".strip()
 
 
 def _group_name(item: pytest.Item) -> str | None:

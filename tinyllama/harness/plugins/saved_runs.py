@@ -27,25 +27,27 @@ class SavedRuns:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self.asked = getattr(config.option, "benchmark_compare", [])  # True, or what names a run
+        self.option = getattr(config.option, "benchmark_compare", [])  # True, or what names a run
         self.thresholds = getattr(config.option, "benchmark_compare_fail", None) or []
         self.loaded: list[dict[str, Any]] = []
         self.session: Any = None  # pytest-benchmark's, which its hook hands over
-        if isinstance(self.asked, str) and not _may_name_a_run(self.asked):
+        if isinstance(self.option, str) and not _may_name_a_run(self.option):
             raise pytest.UsageError(
-                f"--benchmark-compare {self.asked!r} names no saved run: give a number such as "
+                f"--benchmark-compare {self.option!r} names no saved run: give a number such as "
                 "0001, or no value, after the paths"
             )
-        if self.thresholds and not self.asked:
+        if self.thresholds and not self.option:
             raise pytest.UsageError(f"{FAIL} goes with --benchmark-compare: add it")
-        given = [arg for arg in config.invocation_params.args if str(arg).startswith(FAIL)]
-        if len(given) > 1:  # pytest-benchmark would hold the last one alone
-            raise pytest.UsageError(f"{FAIL} is given {len(given)} times: give it all expressions")
-        told = ExitStack()  # pytest-benchmark warns while it is configured
-        told.enter_context(warnings.catch_warnings())
+        options = [arg for arg in config.invocation_params.args if str(arg).startswith(FAIL)]
+        if len(options) > 1:  # pytest-benchmark would hold the last one alone
+            raise pytest.UsageError(
+                f"{FAIL} is given {len(options)} times: give it all expressions"
+            )
+        warned = ExitStack()  # pytest-benchmark warns while it is configured
+        warned.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Can't compare. No benchmark files")  # said here instead
         warnings.filterwarnings("default", "Benchmark machine_info is different")
-        config.add_cleanup(told.close)
+        config.add_cleanup(warned.close)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_compare_machine_info(
@@ -57,8 +59,8 @@ class SavedRuns:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Refuse what would compare nothing, after pytest-benchmark looked for its saved runs."""
-        if not self.loaded and (isinstance(self.asked, str) or self.thresholds):
-            option = FAIL if self.thresholds else f"--benchmark-compare {self.asked!r}"
+        if not self.loaded and (isinstance(self.option, str) or self.thresholds):
+            option = FAIL if self.thresholds else f"--benchmark-compare {self.option!r}"
             raise pytest.UsageError(
                 f"{option}: no saved run is found in {session.config.option.benchmark_storage}: "
                 "save one with --benchmark-autosave"
@@ -66,12 +68,12 @@ class SavedRuns:
 
     def lines(self) -> list[str]:
         """What the table of pytest-benchmark does not say."""
-        if not self.asked:
+        if not self.option:
             return []
         if not self.loaded:
             return ["no run that pytest-benchmark saved is shown beside this one"]
         here = {benchmark.fullname for benchmark in self.session.benchmarks}
-        saved = {one["fullname"] for run in self.loaded for one in run["benchmarks"]}
+        saved = {benchmark["fullname"] for run in self.loaded for benchmark in run["benchmarks"]}
         text = f"{len(here & saved)} benchmarks compared with saved runs"
         for names, what in ((here - saved, "not saved"), (saved - here, "saved and not measured")):
             if names:

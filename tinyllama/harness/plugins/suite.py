@@ -124,12 +124,12 @@ def pytest_runtest_makereport(
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Run nothing more in a process that has lost its GPU: every test would fail. A worker of xdist
     ends and is replaced; without xdist the session ends."""
-    found = yield
+    result = yield
     if why := item.config.stash.get(LOST, None):
         if hasattr(item.config, "workerinput"):
             os._exit(1)
         item.session.shouldfail = why
-    return found
+    return result
 
 
 def asks_for_slow(config: pytest.Config) -> bool:

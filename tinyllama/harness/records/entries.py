@@ -277,17 +277,6 @@ class CurveEntry(Entry, tag="curve", kw_only=True, frozen=True):
         return self.contender
 
 
-class FlopsEntry(Entry, tag="flops", kw_only=True, frozen=True):
-    """Operations of one call: declared, executed by matrix units, executed by threads in fp32."""
-
-    op: str
-    case: str
-    dtype: str
-    declared_flops: Amount
-    matrix_flops: Amount
-    scalar_flops: Amount
-
-
 class CeilingEntry(Entry, tag="ceiling", kw_only=True, frozen=True):
     """Bytes read plus written of a copy, or operations of a square product, per second."""
 
@@ -299,14 +288,7 @@ if TYPE_CHECKING:
     AnyEntry = Entry
 else:  # the kinds that a file may have
     AnyEntry = (
-        StepEntry
-        | SweepEntry
-        | LongestEntry
-        | ScalingEntry
-        | OpEntry
-        | CurveEntry
-        | FlopsEntry
-        | CeilingEntry
+        StepEntry | SweepEntry | LongestEntry | ScalingEntry | OpEntry | CurveEntry | CeilingEntry
     )
 
 

@@ -130,7 +130,7 @@ def fused(
     """
     step, found_inf = state.step, state.found_inf
     step.add_(1 - found_inf)
-    param, grad, exp_avg, exp_avg_sq = ([x.contiguous() for x in one] for one in state[:4])
+    param, grad, exp_avg, exp_avg_sq = ([x.contiguous() for x in tensors] for tensors in state[:4])
     torch._fused_adamw_(
         param,
         grad,
@@ -149,8 +149,8 @@ def fused(
         found_inf=found_inf,
     )
     updated = (state.param, param), (state.exp_avg, exp_avg), (state.exp_avg_sq, exp_avg_sq)
-    for own, copies in updated:
-        for mine, copy in zip(own, copies, strict=True):
+    for tensors, copies in updated:
+        for mine, copy in zip(tensors, copies, strict=True):
             if copy is not mine:
                 mine.copy_(copy)
 

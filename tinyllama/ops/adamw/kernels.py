@@ -94,11 +94,11 @@ def _advance(
         base1 *= base1
         base2 *= base2
         count >>= 1
-    one = tl.full((), 1.0, tl.float64)
-    rate = one * tl.load(lr) if LR_ON_DEVICE else one * lr
-    tl.store(factors, (one - rate * weight_decay).to(tl.float32))
-    tl.store(factors + 1, (rate / (one - power1)).to(tl.float32))
-    tl.store(factors + 2, (one / tl.sqrt(one - power2)).to(tl.float32))
+    unit = tl.full((), 1.0, tl.float64)
+    rate = unit * tl.load(lr) if LR_ON_DEVICE else unit * lr
+    tl.store(factors, (unit - rate * weight_decay).to(tl.float32))
+    tl.store(factors + 1, (rate / (unit - power1)).to(tl.float32))
+    tl.store(factors + 2, (unit / tl.sqrt(unit - power2)).to(tl.float32))
 
 
 @jit
@@ -189,16 +189,16 @@ def _update(
 def _check(state: State, sizes: list[int]) -> None:
     """Raise ValueError for lists that do not match: the kernel does not check addresses."""
     *lists, step, found_inf = state
-    for name, given in zip(State._fields, lists, strict=False):
-        for one in given:
-            if one.dtype not in SHORT:
+    for name, tensors in zip(State._fields, lists, strict=False):
+        for tensor in tensors:
+            if tensor.dtype not in SHORT:
                 raise ValueError(
-                    f"adamw: {name} has dtype {one.dtype}: use float32, bfloat16 or float16, "
+                    f"adamw: {name} has dtype {tensor.dtype}: use float32, bfloat16 or float16, "
                     "or the provider 'eager'"
                 )
-        if [t.numel() for t in given] != sizes:
+        if [t.numel() for t in tensors] != sizes:
             raise ValueError(f"adamw: {name} has other sizes than param")
-        if len({t.dtype for t in given}) > 1 or any(t.device != step.device for t in given):
+        if len({t.dtype for t in tensors}) > 1 or any(t.device != step.device for t in tensors):
             raise ValueError(
                 f"adamw: tensors of {name} differ in dtype, or from step in device: update apart"
             )
@@ -218,11 +218,11 @@ def update(
     weight_decay: float,
     low: Tensors | None = None,
     factors: torch.Tensor | None = None,
-    beside: bool = False,
+    few_programs: bool = False,
 ) -> None:
     """The provider "triton", which also writes each parameter, rounded, into ``low``: dense tensors
     of the parameters' sizes and one dtype. factors: what `count` gave for this step, which is then
-    counted no more. beside: with few programs, which leave room for other kernels on each
+    counted no more. few_programs: with few programs, which leave room for other kernels on each
     processor. Raises ValueError for tensors that do not match."""
     rates = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     if reason := impossible(rates):
@@ -232,13 +232,13 @@ def update(
     if low is not None and [t.numel() for t in low if t.is_contiguous()] != sizes:
         raise ValueError("adamw: the rounded copies are not dense, or have other sizes than param")
     *lists, step, found_inf = state
-    given = dict(zip(State._fields, lists, strict=False))
+    by_field = dict(zip(State._fields, lists, strict=False))
     if factors is None:
         factors = count(step, found_inf, lr, beta1, beta2, weight_decay)
     if not state.param:
         return
-    dense = {name: [contiguous(t) for t in tensors] for name, tensors in given.items()}
-    space = UPDATE_BESIDE if beside else UPDATE
+    dense = {name: [contiguous(t) for t in tensors] for name, tensors in by_field.items()}
+    space = UPDATE_BESIDE if few_programs else UPDATE
     config = space.choose(step.device, grad=SHORT[state.grad[0].dtype])
     written = [*dense.values(), *([low] if low else [])]
     spans = [as_one(*tensors) for tensors in written]
@@ -246,7 +246,7 @@ def update(
         written, sizes = [[span] for span in spans if span is not None], [sum(sizes)]
     blocks = sum(cdiv(size, config["BLOCK"]) for size in sizes)
     programs, options = blocks, config.kwargs()
-    if beside:
+    if few_programs:
         programs = min(blocks, options.pop("PROGRAMS") * processors_of(step.device))
     if blocks:
         alone = len(sizes) == 1
@@ -255,13 +255,13 @@ def update(
             *(table, factors, found_inf, *(tensors[0] for tensors in written)),
             *(() if low else (None,)),
             *(1 - beta1, beta2, 1 - beta2, eps),
-            *(sizes[0] if alone else None, blocks if beside else None),
+            *(sizes[0] if alone else None, blocks if few_programs else None),
             TENSORS=0 if alone else next_power_of_2(len(sizes)),
             ALIGNED=all(t.data_ptr() % 16 == 0 for tensors in written for t in tensors),
             **options,
         )
     for name in ("param", "exp_avg", "exp_avg_sq"):
-        for original, copy in zip(given[name], dense[name], strict=True):
+        for original, copy in zip(by_field[name], dense[name], strict=True):
             if copy is not original:
                 original.copy_(copy)
 

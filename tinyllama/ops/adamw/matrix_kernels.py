@@ -29,9 +29,9 @@ MATRICES, MATRICES_BESIDE = (
 
 
 @jit
-def _choose(tile, one, two, three, a, b, c, d):
+def _choose(tile, end_1, end_2, end_3, a, b, c, d):
     """Of a, b, c and d the one of the first end that is above ``tile``; d if none is."""
-    return tl.where(tile < one, a, tl.where(tile < two, b, tl.where(tile < three, c, d)))
+    return tl.where(tile < end_1, a, tl.where(tile < end_2, b, tl.where(tile < end_3, c, d)))
 
 
 @jit
@@ -77,11 +77,11 @@ def update_matrices(
     beta1: float,
     beta2: float,
     eps: float,
-    beside: bool = False,
+    few_programs: bool = False,
 ) -> None:
     """What `update` does, to four matrices of these shapes (rows, columns), behind each other in
     memory (up to 2^31 elements), and into ``transposes``, flat, the transpose of each at its place.
-    factors: what `count` gave for this step. beside: with few programs.
+    factors: what `count` gave for this step. few_programs: as in `update`.
 
     Raises ValueError for tensors that do not match."""
     sizes = [p.numel() for p in state.param]
@@ -98,7 +98,7 @@ def update_matrices(
     if not total:
         return
     param, exp_avg, exp_avg_sq = spans
-    space = MATRICES_BESIDE if beside else MATRICES
+    space = MATRICES_BESIDE if few_programs else MATRICES
     config = space.choose(transposes.device, grad=SHORT[state.grad[0].dtype])
     options = config.kwargs()
     height, breadth = config["ROWS"], config["COLUMNS"]

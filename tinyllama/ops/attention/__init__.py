@@ -259,8 +259,8 @@ def attend(
         long.forward(config, q, k, v, o, lse)
         return o, lse
     v_turned, o_turned = turned or (None, None)
-    given = v_turned is not None and B * T <= FARTHEST_ROW
-    length = "long" if constants["SPLIT"] else "turned" if given else "short"
+    reads_turned = v_turned is not None and B * T <= FARTHEST_ROW
+    length = "long" if constants["SPLIT"] else "turned" if reads_turned else "short"
     config = FORWARD.choose(q.device, **key, length=length)
     turn, strides = _turns(config, B * T) or length == "turned", _strides(q, k, v)
     if turn:
@@ -320,15 +320,15 @@ def attend_backward(
     if any(x is not None and dense_rows(x) is not x for x in gradients):
         raise ValueError("attend_backward writes tensors with a dense last axis")
     queries, keys = dq_BTHK is not None, dk_BTGK is not None and dv_BTGK is not None
-    made, written = turned or (None, None)
+    turned_inputs, turned_gradients = turned or (None, None)
 
     def launch(space: Space, delta: torch.Tensor | None, *, queries: bool, keys: bool) -> None:
         config = space.choose(q.device, **key)
         blocks, turn = dict(config.constants), _turns(config, B * T)
         copies: tuple[torch.Tensor | None, ...] = (None,) * 3
-        if space is BACKWARD_TURNED or (turn and made is not None):
-            assert made is not None
-            copies, turn = made, True
+        if space is BACKWARD_TURNED or (turn and turned_inputs is not None):
+            assert turned_inputs is not None
+            copies, turn = turned_inputs, True
         elif turn:
             copies = (
                 _turned(q) if keys else None,
@@ -347,12 +347,12 @@ def attend_backward(
             QUERIES=queries,
             EVEN=T % max(blocks.values()) == 0,
             **{**config.kwargs(), "TURN": turn, **options},
-            turned=written,
+            turned=turned_gradients,
         )
 
     if queries and keys and T <= FEW_TOKENS and constants["D"] <= NARROW_HEAD:
-        given = made is not None and B * T <= FARTHEST_ROW
-        launch(BACKWARD_TURNED if given else BACKWARD, None, queries=True, keys=True)
+        reads_turned = turned_inputs is not None and B * T <= FARTHEST_ROW
+        launch(BACKWARD_TURNED if reads_turned else BACKWARD, None, queries=True, keys=True)
         return
     delta = torch.empty_like(lse, dtype=torch.float32) if queries and keys else None
     of_q = of_k = None
@@ -397,17 +397,17 @@ class Flash:
         return o_BTHK.to(v_BTGK.dtype), lse_BHT
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
-        q, k, v, o = (kept[name] for name in ("q", "k", "v", "o"))
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs) -> Named:
+        q, k, v, o = (inputs[name] for name in ("q", "k", "v", "o"))
 
-        def wanted(x: torch.Tensor, *names: str) -> torch.Tensor | None:
+        def needed(x: torch.Tensor, *names: str) -> torch.Tensor | None:
             return x.new_empty(x.shape) if needs & {*names} else None
 
         # dk and dv come from one pass, so one is not made without the other.
-        dq, dk, dv = wanted(q, "q"), wanted(k, "k", "v"), wanted(v, "k", "v")
+        dq, dk, dv = needed(q, "q"), needed(k, "k", "v"), needed(v, "k", "v")
         attend_backward(grads[0], q, k, v, o, saved["lse"], dq, dk, dv)
-        found = {"q": dq, "k": dk, "v": dv}
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
+        gradients = {"q": dq, "k": dk, "v": dv}
+        return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
 attention.independent("torch.nn.functional.multi_head_attention_forward")(multi_head)

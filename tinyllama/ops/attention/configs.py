@@ -45,17 +45,19 @@ def _default(D: int, kind: str, what: str) -> Block:
     return DEFAULTS[kind][what][0 if D <= 64 else 1 if D <= 128 else 2]
 
 
-def _config(block: Block, own: str, step: str, turn: int = 0, **more: int) -> Config:
+def _config(block: Block, program_axis: str, step_axis: str, turn: int = 0, **more: int) -> Config:
     """TURN: whether products read copies of transposes; a question for tf32 alone."""
     rows, taken, warps, stages = block
-    sizes = {own: rows, step: taken}
+    sizes = {program_axis: rows, step_axis: taken}
     return Config(num_warps=warps, num_stages=stages, TURN=turn, **sizes, **more)
 
 
-def _configs(blocks: list[Block], own: str, step: str, kind: str, **more: int) -> list[Config]:
+def _configs(
+    blocks: list[Block], program_axis: str, step_axis: str, kind: str, **more: int
+) -> list[Config]:
     """Transposes are tried with the rows that such matrix units take at once, 64, and more."""
     return [
-        _config(block, own, step, turn, **more)
+        _config(block, program_axis, step_axis, turn, **more)
         for turn in ((0, 1) if kind == "tf32" else (0,))
         for block in dict.fromkeys(blocks)
         if block[0] >= 64 * turn
@@ -76,15 +78,15 @@ def _blocks(D: int, kind: str, which: int, warps: tuple[int, ...] = (4, 8)) -> l
     shared = (64 if kind == "fp32" else 227) * 1024  # IEEE products are for chips with less
     size = 2 if kind == "16bit" else 4
     steps = {"16bit": (32, 64, 128), "tf32x3": (16, 32)}.get(kind, (16, 32, 64))
-    found = []
+    blocks = []
     for rows, step, warp, stages in product((16, 32, 64, 128), steps, warps, (2, 3)):
-        held = rows * (sums * D + scores * step) // (32 * warp)
+        registers = rows * (sums * D + scores * step) // (32 * warp)
         buffers = stages - 1 if kind == "fp32" else stages
         memory = (tiles * rows + 2 * step * buffers) * D * size
         cramped = size > 2 and D > 64
-        if rows >= (2 if cramped else 8) * warp and 16 <= held <= room and memory <= shared:
-            found.append((rows, step, warp, stages))
-    return found
+        if rows >= (2 if cramped else 8) * warp and 16 <= registers <= room and memory <= shared:
+            blocks.append((rows, step, warp, stages))
+    return blocks
 
 
 def _pairs(D: int, kind: str) -> list[Config]:
@@ -152,11 +154,11 @@ def _specialised(tiles: int) -> Callable[..., list[Config]]:
     """Off, and all that fits. tiles: of 128 rows, that a program holds besides those of steps."""
 
     def configs(D: int, tokens: int, gluon: bool) -> list[Config]:
-        found = [OFF]
+        configs_that_fit = [OFF]
         for step, stages in product((64, 128), (2, 3, 4)) if gluon else ():
             if 2 * D * (128 * tiles + 2 * step * stages) <= 225 * 1024:
-                found.append(Config(ON=1, STEP=step, num_warps=4, num_stages=stages))
-        return found
+                configs_that_fit.append(Config(ON=1, STEP=step, num_warps=4, num_stages=stages))
+        return configs_that_fit
 
     return configs
 

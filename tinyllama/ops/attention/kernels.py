@@ -198,11 +198,11 @@ def forward_kernel(
         _put_turned(o_turned, tokens, start, acc / total[:, None], T, QM, K, D)
     row = start + tl.arange(0, QM)
     at = lse + (batch * H + head) * T + row
-    whole = highest.to(lse.dtype.element_ty)
+    log2_sum = highest.to(lse.dtype.element_ty)
     if exact:
-        whole += rest.to(tl.float64)
-    whole += tl.log2(total).to(lse.dtype.element_ty)
-    tl.store(at, whole, mask=row < T)
+        log2_sum += rest.to(tl.float64)
+    log2_sum += tl.log2(total).to(lse.dtype.element_ty)
+    tl.store(at, log2_sum, mask=row < T)
 
 
 @jit

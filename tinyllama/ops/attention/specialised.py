@@ -116,8 +116,8 @@ def forward(
     """Write o (B T H K), contiguous, and lse (B H T)."""
     from tinyllama.ops.attention.specialised_kernels import ROWS, specialised_forward_kernel
 
-    (H, K), own, step = q.shape[2:], ROWS.value, config["STEP"]
-    before = (_rows(q, own), _rows(k, step), _rows(v, step), _rows(o, own), lse, _slope(K))
+    (H, K), rows, step = q.shape[2:], ROWS.value, config["STEP"]
+    before = (_rows(q, rows), _rows(k, step), _rows(v, step), _rows(o, rows), lse, _slope(K))
     _launch(specialised_forward_kernel, config, q, k.shape[2], H, before)
 
 
@@ -137,8 +137,8 @@ def backward_queries(
     )
 
     q, k, v, do, o = inputs
-    (H, K), own, step = q.shape[2:], ROWS.value, config["STEP"]
-    read = (_rows(q, own), _rows(k, step), _rows(v, step), _rows(do, own), o, *sums)
+    (H, K), rows, step = q.shape[2:], ROWS.value, config["STEP"]
+    read = (_rows(q, rows), _rows(k, step), _rows(v, step), _rows(do, rows), o, *sums)
     before = (*read, *tables, dq, *scaled, _slope(K), K**-0.5)
     _launch(specialised_queries_kernel, config, q, k.shape[2], H, before, dq.stride()[:3])
 
@@ -155,8 +155,8 @@ def backward_keys(
     from tinyllama.ops.attention.specialised_backward_kernels import ROWS, specialised_keys_kernel
 
     q, k, v, do = inputs
-    K, G, own, step = q.shape[3], k.shape[2], ROWS.value, config["STEP"]
-    read = (_rows(q, step), _rows(k, own), _rows(v, own), _rows(do, step))
+    K, G, rows, step = q.shape[3], k.shape[2], ROWS.value, config["STEP"]
+    read = (_rows(q, step), _rows(k, rows), _rows(v, rows), _rows(do, step))
     along = [_along(x, step) for x in sums]
     before = (*read, *along, *tables, *gradients, *scaled, _slope(K), K**-0.5)
     strides = [stride for x in gradients for stride in x.stride()[:3]]

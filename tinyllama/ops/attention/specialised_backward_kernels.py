@@ -61,16 +61,16 @@ def _rotated_back(tile, cos, sin, start, D: gl.constexpr):
 
 @jit
 def _tiles(
-    own, own_too, other, other_too, STEP: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr
+    kept_1, kept_2, stepped_1, stepped_2, STEP: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
     """Shared memory for two matrices of which a program keeps its rows, and for two that it goes
     through, STAGES steps at a time."""
-    dtype: gl.constexpr = own.dtype
-    own_s = gl.allocate_shared_memory(dtype, [2, ROWS, D], own.layout)
-    own_too_s = gl.allocate_shared_memory(dtype, [2, ROWS, D], own_too.layout)
-    other_s = gl.allocate_shared_memory(dtype, [STAGES, STEP, D], other.layout)
-    other_too_s = gl.allocate_shared_memory(dtype, [STAGES, STEP, D], other_too.layout)
-    return own_s, own_too_s, other_s, other_too_s
+    dtype: gl.constexpr = kept_1.dtype
+    kept_1_s = gl.allocate_shared_memory(dtype, [2, ROWS, D], kept_1.layout)
+    kept_2_s = gl.allocate_shared_memory(dtype, [2, ROWS, D], kept_2.layout)
+    stepped_1_s = gl.allocate_shared_memory(dtype, [STAGES, STEP, D], stepped_1.layout)
+    stepped_2_s = gl.allocate_shared_memory(dtype, [STAGES, STEP, D], stepped_2.layout)
+    return kept_1_s, kept_2_s, stepped_1_s, stepped_2_s
 
 
 # -- gradients of keys and values -------------------------------------------------------------

@@ -119,18 +119,18 @@ def compose(table: Mapping[str, Callable[..., Any]]) -> Callable[..., torch.Tens
     norm, project, rotate = table["rms_norm"], table["qkv"], table["rope"]
     attend, add_norm, gate = table["attention"], table["add_rms_norm"], table["swiglu"]
 
-    def composed(given: Inputs, eps: float = 1e-5) -> torch.Tensor:
-        x_BTD, cos_TC, sin_TC = given[:3]
+    def composed(inputs: Inputs, eps: float = 1e-5) -> torch.Tensor:
+        x_BTD, cos_TC, sin_TC = inputs[:3]
         heads = (-1, 2 * cos_TC.shape[-1])
-        normed_BTD = norm(x_BTD, given.attention_norm, eps=eps)
-        q_BTQ, k_BTR, v_BTR = project(normed_BTD, given.w_q, given.w_k, given.w_v)
+        normed_BTD = norm(x_BTD, inputs.attention_norm, eps=eps)
+        q_BTQ, k_BTR, v_BTR = project(normed_BTD, inputs.w_q, inputs.w_k, inputs.w_v)
         q_BTHK, k_BTGK = rotate(
             q_BTQ.unflatten(-1, heads), k_BTR.unflatten(-1, heads), cos_TC, sin_TC
         )
         o_BTHK = attend(q_BTHK, k_BTGK, v_BTR.unflatten(-1, heads))
-        attended_BTD = F.linear(o_BTHK.flatten(-2), given.w_o)
-        n_BTD, x_BTD = add_norm(attended_BTD, x_BTD, given.mlp_norm, eps=eps)
-        return x_BTD + F.linear(gate(n_BTD, given.w_gate, given.w_up), given.w_down)
+        attended_BTD = F.linear(o_BTHK.flatten(-2), inputs.w_o)
+        n_BTD, x_BTD = add_norm(attended_BTD, x_BTD, inputs.mlp_norm, eps=eps)
+        return x_BTD + F.linear(gate(n_BTD, inputs.w_gate, inputs.w_up), inputs.w_down)
 
     return spread(composed)
 
@@ -178,20 +178,20 @@ class Triton:
     """
 
     @staticmethod
-    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
-        x, rows_q = given.x, given.w_q.shape[0]
-        narrow, matrices = narrowed(given.weights, compute_dtype(x))
-        before = passes.before_attention(given, matrices, eps)
-        o_BTHK, lse_BHT = attend(*passes.heads_of(before[-1], rows_q, 2 * given.cos.shape[-1]))
+    def forward(inputs: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        x, rows_q = inputs.x, inputs.w_q.shape[0]
+        narrow, matrices = narrowed(inputs.weights, compute_dtype(x))
+        before = passes.before_attention(inputs, matrices, eps)
+        o_BTHK, lse_BHT = attend(*passes.heads_of(before[-1], rows_q, 2 * inputs.cos.shape[-1]))
         o_BTQ = o_BTHK.flatten(2)
-        after = passes.after_attention(given, o_BTQ, matrices, eps)
+        after = passes.after_attention(inputs, o_BTQ, matrices, eps)
         h_NF = activate(*after[-1].chunk(2, -1))
         y = torch.add(after[0], F.linear(h_NF, matrices.down)).view_as(x)
         return y, narrow, *before, o_BTQ, lse_BHT, *after
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        return passes.backward(grads, kept, dict(saved), eps)
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        return passes.backward(grads, inputs, dict(saved), eps)
 
 
 @block.provider(
@@ -208,18 +208,22 @@ class Selective:
     backward pass (selective recomputation, Korthikanti et al., arXiv 2205.05198)."""
 
     @staticmethod
-    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
-        y, _, *saved = Triton.forward(given, eps)
+    def forward(inputs: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        y, _, *saved = Triton.forward(inputs, eps)
         return y, *saved[len(BEFORE) :][: len(ATTENDED)]
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        given, o_BTQ = Inputs(**kept), saved["o"]
-        narrow, matrices = narrowed(given.weights, o_BTQ.dtype)
-        before = passes.before_attention(given, matrices, eps)
-        after = passes.after_attention(given, o_BTQ, matrices, eps)
+    def backward(
+        grads: Grads, inputs_by_name: Named, saved: Named, needs: Needs, eps: float
+    ) -> Named:
+        inputs, o_BTQ = Inputs(**inputs_by_name), saved["o"]
+        narrow, matrices = narrowed(inputs.weights, o_BTQ.dtype)
+        before = passes.before_attention(inputs, matrices, eps)
+        after = passes.after_attention(inputs, o_BTQ, matrices, eps)
         again = zip((*BEFORE, *AFTER), (*before, *after), strict=True)
-        return passes.backward(grads, kept, {"narrow": narrow, **saved, **dict(again)}, eps)
+        return passes.backward(
+            grads, inputs_by_name, {"narrow": narrow, **saved, **dict(again)}, eps
+        )
 
 
 @block.provider(
@@ -236,23 +240,23 @@ class Small:
     of rows at a time, forward and backward; see `sliced`."""
 
     @staticmethod
-    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
-        _, matrices, half = passes.first_half(given, compute_dtype(given.x), eps)
+    def forward(inputs: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        _, matrices, half = passes.first_half(inputs, compute_dtype(inputs.x), eps)
         sum_ND, n2_ND = half["sum"], half["normed_2"]
         y_ND = sliced.forward(sum_ND, n2_ND, matrices.gate_up, matrices.down)
-        return y_ND.view_as(given.x), n2_ND.new_empty(0)
+        return y_ND.view_as(inputs.x), n2_ND.new_empty(0)
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        narrow, _, half = passes.first_half(Inputs(**kept), saved["none"].dtype, eps)
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        narrow, _, half = passes.first_half(Inputs(**inputs), saved["none"].dtype, eps)
         half["narrow"] = narrow
-        return passes.backward(grads, kept, half, eps)
+        return passes.backward(grads, inputs, half, eps)
 
 
 @block.independent("torch.nn.functional, end to end")
-def stock(given: Inputs, eps: float) -> torch.Tensor:
+def stock(inputs: Inputs, eps: float) -> torch.Tensor:
     """Stock functions only; none of the code above takes part."""
-    x, cos, sin = given[:3]
+    x, cos, sin = inputs[:3]
     turn_T1C = torch.polar(torch.ones_like(cos), torch.atan2(sin, cos))[:, None]
 
     def heads(y: torch.Tensor, turned: bool) -> torch.Tensor:
@@ -260,14 +264,16 @@ def stock(given: Inputs, eps: float) -> torch.Tensor:
         y = torch.view_as_real(torch.view_as_complex(y) * turn_T1C) if turned else y
         return y.flatten(-2).transpose(1, 2)
 
-    a = F.rms_norm(x, (x.shape[-1],), given.attention_norm, eps)
+    a = F.rms_norm(x, (x.shape[-1],), inputs.attention_norm, eps)
     o = F.scaled_dot_product_attention(
-        heads(F.linear(a, given.w_q), True),
-        heads(F.linear(a, given.w_k), True),
-        heads(F.linear(a, given.w_v), False),
+        heads(F.linear(a, inputs.w_q), True),
+        heads(F.linear(a, inputs.w_k), True),
+        heads(F.linear(a, inputs.w_v), False),
         is_causal=True,
         enable_gqa=True,
     )
-    x = x + F.linear(o.transpose(1, 2).flatten(-2), given.w_o)
-    b = F.rms_norm(x, (x.shape[-1],), given.mlp_norm, eps)
-    return x + F.linear(F.silu(F.linear(b, given.w_gate)) * F.linear(b, given.w_up), given.w_down)
+    x = x + F.linear(o.transpose(1, 2).flatten(-2), inputs.w_o)
+    b = F.rms_norm(x, (x.shape[-1],), inputs.mlp_norm, eps)
+    return x + F.linear(
+        F.silu(F.linear(b, inputs.w_gate)) * F.linear(b, inputs.w_up), inputs.w_down
+    )

@@ -54,13 +54,15 @@ AFTER = {
 }
 
 
-def backward(grads: Grads, kept: Named, saved: dict[str, torch.Tensor], eps: float) -> Named:
+def backward(
+    grads: Grads, inputs_by_name: Named, saved: dict[str, torch.Tensor], eps: float
+) -> Named:
     """The gradients, from what `Triton` saves; gate and up may be missing. It removes from
     ``saved`` what it has used, and holds nothing longer than it needs it: where ``saved`` owns
     its tensors, as in memory mode ``small``, that lowers the peak of a step.
     """
-    given = Inputs(**kept)
-    (x, cos, sin), weights = given[:3], given.weights
+    inputs = Inputs(**inputs_by_name)
+    (x, cos, sin), weights = inputs[:3], inputs.weights
     narrow, qkv_BTE = saved["narrow"], saved.pop("qkv")
     matrices = Matrices.of(weights, narrow if narrow.numel() else None)
     dtype, wide = qkv_BTE.dtype, weights[0].dtype
@@ -86,7 +88,7 @@ def backward(grads: Grads, kept: Named, saved: dict[str, torch.Tensor], eps: flo
         dgate_dup = weight_gradient(dgate_up, n2_ND, wide)
         del dgate_up, dgate, dup
     dsum_ND, dsum_low_ND, _ = norm_backward(
-        dn2_ND, saved.pop("sum"), given.mlp_norm, saved["rstd_2"], dy_ND, low, gains_SPD[1]
+        dn2_ND, saved.pop("sum"), inputs.mlp_norm, saved["rstd_2"], dy_ND, low, gains_SPD[1]
     )
     del n2_ND, dn2_ND, dy_low_ND
     dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
@@ -104,62 +106,62 @@ def backward(grads: Grads, kept: Named, saved: dict[str, torch.Tensor], eps: flo
     dx_ND, _, _ = norm_backward(
         input_gradient(dqkv_NE, matrices.qkv),
         x.flatten(0, 1),
-        given.attention_norm,
+        inputs.attention_norm,
         saved["rstd_1"],
         dsum_ND,
         None,
         gains_SPD[0],
     )
-    dattention_norm, dmlp_norm = sum_rows(gains_SPD).to(given.mlp_norm.dtype)
+    dattention_norm, dmlp_norm = sum_rows(gains_SPD).to(inputs.mlp_norm.dtype)
     dq_QD, dk_RD, dv_RD = dqkv.split([w.shape[0] for w in weights[:3]])
-    found = (dq_QD, dk_RD, dv_RD, dout, *dgate_dup.chunk(2), ddown)
+    dweights = (dq_QD, dk_RD, dv_RD, dout, *dgate_dup.chunk(2), ddown)
     return {
         "x": dx_ND.view_as(x),
         "attention_norm": dattention_norm,
         "mlp_norm": dmlp_norm,
-        **dict(zip(WEIGHTS, found, strict=True)),
+        **dict(zip(WEIGHTS, dweights, strict=True)),
     }
 
 
 def first_half(
-    given: Inputs, dtype: torch.dtype, eps: float
+    inputs: Inputs, dtype: torch.dtype, eps: float
 ) -> tuple[torch.Tensor, Matrices, dict[str, torch.Tensor]]:
     """The weights as `narrowed` gives them, and all that `Triton` keeps but gate and up."""
-    narrow, matrices = narrowed(given.weights, dtype)
-    before = before_attention(given, matrices, eps)
-    o_BTHK, lse = attend(*heads_of(before[-1], given.w_q.shape[0], 2 * given.cos.shape[-1]))
+    narrow, matrices = narrowed(inputs.weights, dtype)
+    before = before_attention(inputs, matrices, eps)
+    o_BTHK, lse = attend(*heads_of(before[-1], inputs.w_q.shape[0], 2 * inputs.cos.shape[-1]))
     o_BTQ = o_BTHK.flatten(2)
-    after = _with_attention(given, o_BTQ, matrices, eps)
+    after = _with_attention(inputs, o_BTQ, matrices, eps)
     names = (*BEFORE, *ATTENDED, *AFTER)
     return narrow, matrices, dict(zip(names, (*before, o_BTQ, lse, *after), strict=False))
 
 
-def before_attention(given: Inputs, matrices: Matrices, eps: float) -> tuple[torch.Tensor, ...]:
+def before_attention(inputs: Inputs, matrices: Matrices, eps: float) -> tuple[torch.Tensor, ...]:
     """What `BEFORE` names: the normalised x (N D), its 1 / rms, and q, k, v, rotated."""
-    x, cos, sin = given[:3]
+    x, cos, sin = inputs[:3]
     x_ND = x.flatten(0, 1)
-    n1_ND, rstd1_N = norm_forward(x_ND, given.attention_norm, eps, matrices.qkv.dtype)
+    n1_ND, rstd1_N = norm_forward(x_ND, inputs.attention_norm, eps, matrices.qkv.dtype)
     qkv_BTE = F.linear(n1_ND, matrices.qkv).unflatten(0, x.shape[:2])
-    q, k, _ = heads_of(qkv_BTE, given.w_q.shape[0], 2 * cos.shape[-1])
+    q, k, _ = heads_of(qkv_BTE, inputs.w_q.shape[0], 2 * cos.shape[-1])
     rotate(q, k, cos, sin, q, k)
     return n1_ND, rstd1_N, round_operand(qkv_BTE)
 
 
 def after_attention(
-    given: Inputs, o_BTQ: torch.Tensor, matrices: Matrices, eps: float
+    inputs: Inputs, o_BTQ: torch.Tensor, matrices: Matrices, eps: float
 ) -> tuple[torch.Tensor, ...]:
     """What `AFTER` names: x with attention added (N D), normalised, its 1 / rms, gate and up."""
-    sum_ND, n2_ND, rstd2_N = _with_attention(given, o_BTQ, matrices, eps)
+    sum_ND, n2_ND, rstd2_N = _with_attention(inputs, o_BTQ, matrices, eps)
     return sum_ND, n2_ND, rstd2_N, F.linear(n2_ND, matrices.gate_up)
 
 
 def _with_attention(
-    given: Inputs, o_BTQ: torch.Tensor, matrices: Matrices, eps: float
+    inputs: Inputs, o_BTQ: torch.Tensor, matrices: Matrices, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`AFTER` without gate and up."""
     attended_ND = F.linear(o_BTQ.flatten(0, 1), matrices.out)
-    x_ND, dtype = given.x.flatten(0, 1), matrices.gate_up.dtype
-    n2_ND, sum_ND, rstd2_N = add_norm_forward(attended_ND, x_ND, given.mlp_norm, eps, dtype)
+    x_ND, dtype = inputs.x.flatten(0, 1), matrices.gate_up.dtype
+    n2_ND, sum_ND, rstd2_N = add_norm_forward(attended_ND, x_ND, inputs.mlp_norm, eps, dtype)
     return sum_ND, n2_ND, rstd2_N
 
 

@@ -25,30 +25,30 @@ def weight_terms(
         upstream: dict[str, torch.Tensor], eps: float, **inputs: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Root sum of squares over tokens and the terms of dq (dk), before the rotation."""
-        seen: dict[str, torch.Tensor] = {}
+        values: dict[str, torch.Tensor] = {}
 
         def norm(x_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-            return seen.setdefault("n", eager["rms_norm"](x_BTD, weight_D, eps))
+            return values.setdefault("n", eager["rms_norm"](x_BTD, weight_D, eps))
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            seen.update(q=q, k=k, v=v, o=eager["attention"](q, k, v).requires_grad_())
-            return seen["o"]
+            values.update(q=q, k=k, v=v, o=eager["attention"](q, k, v).requires_grad_())
+            return values["o"]
 
-        plain = [tensor.detach() for tensor in inputs.values()]
+        tensors = [tensor.detach() for tensor in inputs.values()]
         with torch.enable_grad():
-            y = compose({**eager, "rms_norm": norm, "attention": attend})(*plain, eps=eps)
-            (do,) = torch.autograd.grad(y, seen.pop("o"), upstream["y"])
-        n_BTD = seen.pop("n")
+            y = compose({**eager, "rms_norm": norm, "attention": attend})(*tensors, eps=eps)
+            (do,) = torch.autograd.grad(y, values.pop("o"), upstream["y"])
+        n_BTD = values.pop("n")
         assert attention.magnitudes is not None
-        of = attention.magnitudes(**seen, upstream={"o": do})
+        of = attention.magnitudes(**values, upstream={"o": do})
         cos, sin = inputs["cos"].square()[:, None], inputs["sin"].square()[:, None]
-        found = {}
+        magnitudes = {}
         for name in "qk":
             first, second = of[f"grad {name}"].square().unflatten(-1, (-1, 2)).unbind(-1)
             turned = (first * cos + second * sin, second * cos + first * sin)
             terms_BTQ = torch.stack(turned, -1).flatten(2)
             summed = torch.einsum("btq,btd->qd", terms_BTQ, n_BTD.square())
-            found[f"grad w_{name}"] = summed.sqrt()
-        return found
+            magnitudes[f"grad w_{name}"] = summed.sqrt()
+        return magnitudes
 
     return terms

@@ -40,9 +40,9 @@ REDUCTIONS = ("mean", "sum", "none")
 TORCHS_OWN = -100  # the target that torch ignores unless it is told otherwise
 
 
-def wrong_params(given: Mapping[str, Any]) -> str | None:
+def wrong_params(params: Mapping[str, Any]) -> str | None:
     """What is wrong with the parameters among these, or None."""
-    ignored, reduction = given["ignore_index"], given["reduction"]
+    ignored, reduction = params["ignore_index"], params["reduction"]
     if reduction not in REDUCTIONS:
         return f"reduction is {reduction!r}: use one of {', '.join(REDUCTIONS)}"
     if ignored is not None and type(ignored) is not int:
@@ -237,12 +237,12 @@ class Triton:
     @staticmethod
     def backward(
         grads: Grads,
-        kept: Named,
+        inputs: Named,
         saved: Named,
         needs: Needs,
         ignore_index: int | None,
         reduction: str,
     ) -> Named:
         (dloss,) = grads
-        given = kept["logits"], kept["targets"], saved["statistics"]
-        return {"logits": loss_backward(*given, dloss, None, ignore_index, reduction)}
+        read = inputs["logits"], inputs["targets"], saved["statistics"]
+        return {"logits": loss_backward(*read, dloss, None, ignore_index, reduction)}

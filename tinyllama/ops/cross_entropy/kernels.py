@@ -54,18 +54,18 @@ def _statistics(line, V: tl.constexpr, BLOCK: tl.constexpr):
 @jit
 def _true_logit(line, target, V: tl.constexpr):
     """The true class's logit; NaN, and nothing read, where the target is no class."""
-    known = (target >= 0) & (target < V)
-    return tl.load(line + target, mask=known, other=float("nan")).to(tl.float32)
+    is_class = (target >= 0) & (target < V)
+    return tl.load(line + target, mask=is_class, other=float("nan")).to(tl.float32)
 
 
 @jit
 def _if_known(factor, target, V: tl.constexpr, IGNORED: tl.constexpr):
     """The factor of a row's gradient; 0 where the target is ignored, NaN, as the loss, where it is
     no class."""
-    known = tl.where((target >= 0) & (target < V), factor, float("nan"))
+    row_factor = tl.where((target >= 0) & (target < V), factor, float("nan"))
     if IGNORED is not None:
-        known = tl.where(target == IGNORED, 0.0, known)
-    return known
+        row_factor = tl.where(target == IGNORED, 0.0, row_factor)
+    return row_factor
 
 
 @jit

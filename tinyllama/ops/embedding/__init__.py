@@ -85,21 +85,21 @@ def order_kernel(
     their number in a lane: nothing is reduced over lanes inside the loops."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     before = tl.zeros((TOKENS, ROWS), tl.int32)
-    own = tl.zeros((TOKENS, ROWS), tl.int32)
+    counts = tl.zeros((TOKENS, ROWS), tl.int32)
     for first in range(0, n_tokens, TOKENS):
         n = first + tl.arange(0, TOKENS)
         token = tl.load(tokens + n, mask=n < n_tokens, other=n_rows).to(tl.int32)[:, None]
         before += (token < row[None, :]).to(tl.int32)
-        own += (token == row[None, :]).to(tl.int32)
+        counts += (token == row[None, :]).to(tl.int32)
     start = tl.sum(before, 0)
     tl.store(starts + row, start, mask=row <= n_rows)
-    at = start[None, :] + tl.cumsum(own, 0) - own
+    at = start[None, :] + tl.cumsum(counts, 0) - counts
     for first in range(0, n_tokens, TOKENS):
         n = first + tl.arange(0, TOKENS)
         token = tl.load(tokens + n, mask=n < n_tokens, other=n_rows).to(tl.int32)[:, None]
-        found = (token == row[None, :]) & (row < n_rows)[None, :]
-        tl.store(order + at, tl.broadcast_to(n[:, None], (TOKENS, ROWS)), mask=found)
-        at += found.to(tl.int32)
+        equal = (token == row[None, :]) & (row < n_rows)[None, :]
+        tl.store(order + at, tl.broadcast_to(n[:, None], (TOKENS, ROWS)), mask=equal)
+        at += equal.to(tl.int32)
 
 
 @jit
@@ -241,12 +241,12 @@ class Triton:
         return y_ND, order, starts
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
-        weight, tokens = kept["weight"], kept["tokens"]
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs) -> Named:
+        weight, tokens = inputs["weight"], inputs["tokens"]
         (V, D), dy_ND = weight.shape, dense_rows(as_rows(grads[0]))
         if by_torch(weight, tokens):
-            found = torch.ops.aten.embedding_dense_backward(dy_ND, tokens, V, -1, False)
-            return {"weight": found}
+            gradient = torch.ops.aten.embedding_dense_backward(dy_ND, tokens, V, -1, False)
+            return {"weight": gradient}
         dweight = weight.new_empty((V, D))
         if dweight.numel():
             config = GRADIENT.choose(weight.device, D=next_power_of_2(D))

@@ -122,14 +122,14 @@ class Products:
         return F.linear(x.to(dtype), w.to(dtype))
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
-        x, w = kept["x"], kept["w"]
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs) -> Named:
+        x, w = inputs["x"], inputs["w"]
         dy_NF = as_rows(contiguous(grads[0]))
-        found = {}
+        gradients = {}
         if "x" in needs:
             dx_ND = input_gradient(dy_NF, contiguous(w).to(dy_NF.dtype)).to(x.dtype)
-            found["x"] = dx_ND.view(x.shape)
+            gradients["x"] = dx_ND.view(x.shape)
         if "w" in needs:
             x_ND = as_rows(contiguous(x)).to(dy_NF.dtype)
-            found["w"] = weight_gradient(dy_NF, x_ND, w.dtype)
-        return found
+            gradients["w"] = weight_gradient(dy_NF, x_ND, w.dtype)
+        return gradients

@@ -142,11 +142,11 @@ def chunked_loss(
     x_ND: torch.Tensor,
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
-    wanted: tuple[str, ...] = (),
+    chosen: tuple[str, ...] = (),
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> tuple[torch.Tensor, ...]:
-    """-> the mean or summed loss (a float32 scalar), then the gradients of the wanted ones of "x"
+    """-> the mean or summed loss (a float32 scalar), then the gradients of the chosen ones of "x"
     and "weight" (in that order) for an upstream gradient of 1. Each token's own loss has an
     upstream gradient of its own, and cannot be had so.
 
@@ -159,8 +159,8 @@ def chunked_loss(
     x_ND, weight_VD = contiguous(x_ND), contiguous(weight_VD)
     loss_N = torch.empty(N, dtype=torch.float32, device=x_ND.device)
     make = torch.empty_like if N else torch.zeros_like
-    dx_ND = make(x_ND) if "x" in wanted else None
-    dweight_VD = make(weight_VD) if "weight" in wanted else None
+    dx_ND = make(x_ND) if "x" in chosen else None
+    dweight_VD = make(weight_VD) if "weight" in chosen else None
     rows = chunk_rows(N)
     scale: float | torch.Tensor = 1 / max(N, 1) if reduction == "mean" else 1.0
     if reduction == "mean" and ignore_index is not None:
@@ -172,7 +172,7 @@ def chunked_loss(
         x_CD, targets_C = x_ND[chunk], targets_N[chunk]
         logits_CV = logits_RV[: x_CD.shape[0]]
         torch.mm(x_CD, weight_VD.T, out=logits_CV)
-        if not wanted:
+        if not chosen:
             cross_entropy_file.row_losses(logits_CV, targets_C, loss_N[chunk], ignore_index)
             continue
         cross_entropy_file.losses_and_gradient(
@@ -188,10 +188,10 @@ def chunked_loss(
         if side is not None and len(products) == 2:
             side.both(*products)
         else:
-            for one in products:
-                one()
-    found = [gradient for gradient in (dx_ND, dweight_VD) if gradient is not None]
-    return cross_entropy_file.reduced(loss_N, targets_N, ignore_index, reduction), *found
+            for multiply in products:
+                multiply()
+    gradients = [gradient for gradient in (dx_ND, dweight_VD) if gradient is not None]
+    return cross_entropy_file.reduced(loss_N, targets_N, ignore_index, reduction), *gradients
 
 
 SCALED = Space(
@@ -244,7 +244,7 @@ def _graph_is_kept() -> bool:
     return ask()
 
 
-def _chunked(name: str, wanted: tuple[str, ...], *, owned: bool) -> Callable[..., Any]:
+def _chunked(name: str, chosen: tuple[str, ...], *, owned: bool) -> Callable[..., Any]:
     """The loss in chunks as an autograd function that computes these gradients.
 
     owned: what forward saved may be scaled in place and handed out, if the graph is not kept: it
@@ -261,21 +261,23 @@ def _chunked(name: str, wanted: tuple[str, ...], *, owned: bool) -> Callable[...
             ignore_index: int | None,
             reduction: str,
         ) -> tuple[torch.Tensor, ...]:
-            return chunked_loss(x_ND, weight_VD, targets_N, wanted, ignore_index, reduction)
+            return chunked_loss(x_ND, weight_VD, targets_N, chosen, ignore_index, reduction)
 
         @staticmethod
-        def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, **params: Any) -> Named:
+        def backward(
+            grads: Grads, inputs: Named, saved: Named, needs: Needs, **params: Any
+        ) -> Named:
             (dloss,) = grads
             in_place = owned and not _graph_is_kept()
             return {
                 name: scaled(saved[f"d{name}"], dloss, in_place=in_place)
-                for name in wanted
+                for name in chosen
                 if name in needs
             }
 
-    traits: dict[str, Any] = {"saved": {f"d{of}": Tensor(shapes[of]) for of in wanted}}
+    traits: dict[str, Any] = {"saved": {f"d{of}": Tensor(shapes[of]) for of in chosen}}
     if not owned:
-        traits["keep"] = wanted  # for the dtypes of the gradients
+        traits["keep"] = chosen  # for the dtypes of the gradients
     derived = derive(linear_cross_entropy, name, Chunked, traits)
     assert derived is not None
     return derived.caller()
@@ -313,17 +315,17 @@ class _Projection(torch.autograd.Function):
         dweight_VD = None
         if ctx.needs_input_grad[1]:
             dweight_VD = torch.empty_like(low_VD, dtype=ctx.dtype)
-        found: list[Callable[[], object]] = []
+        products: list[Callable[[], object]] = []
         if dx_ND is not None:
-            found.append(partial(torch.mm, dlogits_NV, low_VD, out=dx_ND))
+            products.append(partial(torch.mm, dlogits_NV, low_VD, out=dx_ND))
         if dweight_VD is not None:
-            found.append(partial(product, dlogits_NV.T, x_ND, ctx.dtype, dweight_VD))
-        side = _side(dlogits_NV, x_ND.shape[1]) if len(found) == 2 else None
+            products.append(partial(product, dlogits_NV.T, x_ND, ctx.dtype, dweight_VD))
+        side = _side(dlogits_NV, x_ND.shape[1]) if len(products) == 2 else None
         if side is not None:
-            side.both(*found)
+            side.both(*products)
         else:
-            for one in found:
-                one()
+            for multiply in products:
+                multiply()
         return dx_ND, dweight_VD, None
 
 
@@ -387,7 +389,7 @@ def chunked_or_not(
     if torch.compiler.is_compiling():
         return _CHUNKED_COMPILED(x_ND, weight_VD, targets_N, **params)
     inputs = {"x": x_ND, "weight": weight_VD}
-    wanted = tuple(name for name, tensor in inputs.items() if tensor.requires_grad)
-    if not wanted or not torch.is_grad_enabled():
+    needed = tuple(name for name, tensor in inputs.items() if tensor.requires_grad)
+    if not needed or not torch.is_grad_enabled():
         return chunked_loss(x_ND, weight_VD, targets_N, (), **params)[0]
-    return _CHUNKED[wanted](x_ND, weight_VD, targets_N, **params)
+    return _CHUNKED[needed](x_ND, weight_VD, targets_N, **params)

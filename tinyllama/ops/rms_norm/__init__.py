@@ -76,8 +76,8 @@ def fused(x_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5) -> tor
 @rms_norm.independent("torch.nn.functional.layer_norm of (x, -x)")
 def mirrored(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Beside its mirror image x has mean zero, and its variance is the mean of its squares."""
-    both = F.layer_norm(torch.cat((x, -x), -1), (2 * x.shape[-1],), eps=eps)
-    return both[..., : x.shape[-1]] * weight
+    mirrored = F.layer_norm(torch.cat((x, -x), -1), (2 * x.shape[-1],), eps=eps)
+    return mirrored[..., : x.shape[-1]] * weight
 
 
 @rms_norm.magnitude
@@ -115,14 +115,14 @@ class Triton:
         return y_ND.view(x.shape), rstd_N
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        x, weight = kept["x"], kept["weight"]
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        x, weight = inputs["x"], inputs["weight"]
         dy_ND, x_ND = as_rows(contiguous(grads[0])), as_rows(x)
         dx = x.new_empty(x.shape) if "x" in needs else None
         partials = new_partials(x_ND) if "weight" in needs else None
         dx_ND = None if dx is None else as_rows(dx)
         launch_backward(dy_ND, x_ND, weight, saved["rstd"], None, dx_ND, None, partials)
-        found = {} if dx is None else {"x": dx}
+        gradients = {} if dx is None else {"x": dx}
         if partials is not None:
-            found["weight"] = sum_rows(partials, weight.dtype)
-        return found
+            gradients["weight"] = sum_rows(partials, weight.dtype)
+        return gradients

@@ -105,15 +105,15 @@ def backward_kernel(
         if dx is not None:
             scaled = upstream * gain
             mean = tl.sum(scaled * normed, axis=1) / width
-            found = (scaled - normed * mean[:, None]) * scale[:, None]
+            gradient = (scaled - normed * mean[:, None]) * scale[:, None]
             if dresidual is not None:
                 if not AHEAD:  # now, when x and dy are no longer held
                     added = load_tile(dresidual, rows, columns, stride_dresidual, n_rows, width)
                     added = added.to(tl.float32)
-                found += added
-            store_tile(dx, found, rows, columns, width, n_rows, width)
+                gradient += added
+            store_tile(dx, gradient, rows, columns, width, n_rows, width)
             if dx_low is not None:
-                store_tile(dx_low, found, rows, columns, width, n_rows, width)
+                store_tile(dx_low, gradient, rows, columns, width, n_rows, width)
     if partials is not None:
         place = partials + tl.program_id(0).to(tl.int64) * stride_partials + columns
         tl.store(place, tl.sum(share, axis=0), mask=columns < width)

@@ -1,7 +1,9 @@
-"""Rotary position embedding on consecutive pairs (Su et al., arXiv 2104.09864).
+"""Rotary position embedding (Su et al., arXiv 2104.09864).
 
-The pair (x[2i], x[2i + 1]) at position t is rotated by the angle t * theta^(-2i / K). The
-tables of cosines and sines are inputs: they are made once, in float64, and stay float32.
+Pair i of a head of K elements, at position t, is rotated by the angle t * theta^(-2i / K). A pair
+is (x[2i], x[2i + 1]), as in the paper, or with ``interleaved=False`` (x[i], x[i + K / 2]), as in
+Hugging Face's checkpoints. The tables of cosines and sines are inputs: they are made once, in
+float64, and stay float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,6 +63,7 @@ rope = Op(
         "sin": SIN,
     },
     outputs={"q_rotated": "B T H K", "k_rotated": "B T G K"},
+    params={"interleaved": True},
     cases=[
         Case(B=2, T=5, H=4, G=2, K=16, C=8),
         Case(B=1, T=1, H=2, G=1, K=8, C=4, why="position 0 alone: the identity"),
@@ -69,6 +72,7 @@ rope = Op(
         Case(B=1, T=257, H=2, G=1, K=8, C=4, why="angles of many turns"),
         Case(B=1, T=2, H=20, G=5, K=128, C=64, why="heads that fill more than one tile"),
         Case(B=1, T=3, H=2, G=1, K=256, C=128, why="the widest heads"),
+        Case(B=2, T=5, H=4, G=2, K=20, C=10, params={"interleaved": False}, why="pairs of halves"),
     ],
     timed=[
         Case(B=4, T=64, H=4, G=2, K=32, C=16),
@@ -95,8 +99,13 @@ def _grouped_heads(draw: Callable[[int, int], int]) -> dict[str, int]:
     return {**sizes, "K": 2 * pairs, "C": pairs}
 
 
-def _rotate(x_BTHK: torch.Tensor, cos_TC: torch.Tensor, sin_TC: torch.Tensor) -> torch.Tensor:
+def _rotate(
+    x_BTHK: torch.Tensor, cos_TC: torch.Tensor, sin_TC: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
     cos, sin = cos_TC[:, None], sin_TC[:, None]
+    if not interleaved:
+        low, high = x_BTHK.chunk(2, -1)
+        return torch.cat((low * cos - high * sin, low * sin + high * cos), -1).to(x_BTHK.dtype)
     even, odd = x_BTHK[..., 0::2], x_BTHK[..., 1::2]
     pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1)
     return pairs.flatten(-2).to(x_BTHK.dtype)
@@ -104,36 +113,58 @@ def _rotate(x_BTHK: torch.Tensor, cos_TC: torch.Tensor, sin_TC: torch.Tensor) ->
 
 @rope.reference
 def eager(
-    q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, cos_TC: torch.Tensor, sin_TC: torch.Tensor
+    q_BTHK: torch.Tensor,
+    k_BTGK: torch.Tensor,
+    cos_TC: torch.Tensor,
+    sin_TC: torch.Tensor,
+    interleaved: bool = True,
 ) -> Pair:
     """q (B T H K), k (B T G K), tables (T C) -> both rotated, in their own dtype."""
-    return _rotate(q_BTHK, cos_TC, sin_TC), _rotate(k_BTGK, cos_TC, sin_TC)
+    tables = cos_TC, sin_TC, interleaved
+    return _rotate(q_BTHK, *tables), _rotate(k_BTGK, *tables)
 
 
-def _rotate_complex(x_BTHK: torch.Tensor, turn_T1C: torch.Tensor) -> torch.Tensor:
-    wide = x_BTHK.to(turn_T1C.real.dtype).contiguous()
-    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turn_T1C).flatten(-2).to(x_BTHK.dtype)
+def _paired(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """x (... K) -> its pairs (... C 2)."""
+    return x.unflatten(-1, (-1, 2)) if interleaved else x.unflatten(-1, (2, -1)).transpose(-1, -2)
+
+
+def _flat(pairs: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Pairs (... C 2) -> (... K), what `_paired` undoes."""
+    return (pairs if interleaved else pairs.transpose(-1, -2)).flatten(-2)
 
 
 @rope.provider("torch")
 def complex_product(
-    q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, cos_TC: torch.Tensor, sin_TC: torch.Tensor
+    q_BTHK: torch.Tensor,
+    k_BTGK: torch.Tensor,
+    cos_TC: torch.Tensor,
+    sin_TC: torch.Tensor,
+    interleaved: bool = True,
 ) -> Pair:
     """A rotation is a product with a complex number: one kernel for the arithmetic."""
     turn_T1C = torch.complex(cos_TC, sin_TC)[:, None]
-    return _rotate_complex(q_BTHK, turn_T1C), _rotate_complex(k_BTGK, turn_T1C)
+
+    def rotate_complex(x_BTHK: torch.Tensor) -> torch.Tensor:
+        wide = _paired(x_BTHK.to(cos_TC.dtype), interleaved).contiguous()
+        pairs = torch.view_as_real(torch.view_as_complex(wide) * turn_T1C)
+        return _flat(pairs, interleaved).to(x_BTHK.dtype)
+
+    return rotate_complex(q_BTHK), rotate_complex(k_BTGK)
 
 
 @rope.independent("matrix_exp of the rotation's generator")
-def exponential(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
+def exponential(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> Pair:
     """exp([[0, -a], [a, 0]]) is the rotation by a; the angle follows from the tables."""
     angle_TC = torch.atan2(sin, cos)
     generator = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=q.dtype, device=q.device)
     turn_TC22 = torch.linalg.matrix_exp(angle_TC[..., None, None] * generator)
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
-        return torch.einsum("tcij,bthcj->bthci", turn_TC22, x.unflatten(-1, (-1, 2))).flatten(-2)
+        pairs = torch.einsum("tcij,bthcj->bthci", turn_TC22, _paired(x, interleaved))
+        return _flat(pairs, interleaved)
 
     return rotate(q), rotate(k)
 
@@ -145,28 +176,39 @@ def exponential(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.
 def _turn_heads(
     x, out, batch, time, inside, cos, sin, n_heads, width,
     strides, out_strides,
-    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Rotate all heads of some tokens. batch, time, inside: (tokens); cos, sin: (tokens, pairs);
     strides: of batch, time and head.
 
-    Whole rows are read and written; pairs are split in registers.
+    Interleaved pairs are read and written as whole rows, and split in registers; of others, each
+    half of a row is.
     """
-    columns = tl.arange(0, WIDTH)[None, None, :]
+    PART: tl.constexpr = WIDTH if INTERLEAVED else WIDTH // 2  # columns of one access
+    columns = tl.arange(0, PART)[None, None, :]
     batch, time = batch.to(tl.int64)[:, None, None], time.to(tl.int64)[:, None, None]
     at = batch * strides[0] + time * strides[1]
     to = batch * out_strides[0] + time * out_strides[1]
-    within = inside[:, None, None] & (columns < width)
+    half = width // 2
+    within = inside[:, None, None] & (columns < (width if INTERLEAVED else half))
     cos, sin = cos[:, None, :], sin[:, None, :]
     for first in range(0, n_heads, HEADS):
         heads = first + tl.arange(0, HEADS)
         mask = within & (heads < n_heads)[None, :, None]
         heads = heads.to(tl.int64)[None, :, None]
-        wide = tl.load(x + (at + heads * strides[2]) + columns, mask=mask, other=0.0).to(tl.float32)
-        even, odd = tl.split(tl.reshape(wide, (TOKENS, HEADS, WIDTH // 2, 2)))
-        pairs = tl.join(even * cos - odd * sin, even * sin + odd * cos)
-        turned = tl.reshape(pairs, (TOKENS, HEADS, WIDTH)).to(out.dtype.element_ty)
-        tl.store(out + (to + heads * out_strides[2]) + columns, turned, mask=mask)
+        row = x + (at + heads * strides[2]) + columns
+        out_row = out + (to + heads * out_strides[2]) + columns
+        wide = tl.load(row, mask=mask, other=0.0).to(tl.float32)
+        if INTERLEAVED:
+            even, odd = tl.split(tl.reshape(wide, (TOKENS, HEADS, WIDTH // 2, 2)))
+            pairs = tl.join(even * cos - odd * sin, even * sin + odd * cos)
+            turned = tl.reshape(pairs, (TOKENS, HEADS, WIDTH)).to(out.dtype.element_ty)
+            tl.store(out_row, turned, mask=mask)
+        else:
+            high = tl.load(row + half, mask=mask, other=0.0).to(tl.float32)
+            low = (wide * cos - high * sin).to(out.dtype.element_ty)
+            tl.store(out_row, low, mask=mask)
+            tl.store(out_row + half, (wide * sin + high * cos).to(out.dtype.element_ty), mask=mask)
 
 
 @jit
@@ -175,7 +217,7 @@ def rotate_kernel(
     stride_qb, stride_qt, stride_qh, stride_qob, stride_qot, stride_qoh,
     stride_kb, stride_kt, stride_kh, stride_kob, stride_kot, stride_koh,
     TOKENS: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr,
-    WIDTH: tl.constexpr, INVERSE: tl.constexpr,
+    WIDTH: tl.constexpr, INVERSE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """All heads of q and k of TOKENS tokens, for which the tables are read once; a q or k that is
     None is skipped."""
@@ -193,13 +235,13 @@ def rotate_kernel(
         _turn_heads(
             q, q_out, batch, time, inside, cosine, sine, n_q, width,
             (stride_qb, stride_qt, stride_qh), (stride_qob, stride_qot, stride_qoh),
-            TOKENS, Q_HEADS, WIDTH,
+            TOKENS, Q_HEADS, WIDTH, INTERLEAVED,
         )  # fmt: skip
     if k is not None:
         _turn_heads(
             k, k_out, batch, time, inside, cosine, sine, n_k, width,
             (stride_kb, stride_kt, stride_kh), (stride_kob, stride_kot, stride_koh),
-            TOKENS, K_HEADS, WIDTH,
+            TOKENS, K_HEADS, WIDTH, INTERLEAVED,
         )  # fmt: skip
 
 
@@ -239,12 +281,14 @@ def rotate(
     q_out_BTHK: torch.Tensor | None,
     k_out_BTGK: torch.Tensor | None,
     inverse: bool = False,
+    interleaved: bool = True,
 ) -> None:
     """Write q (B T H K) and k (B T G K), rotated by the tables (T C), into q_out and k_out.
 
     Any strides in and out (of the outputs, the last is 1), views of one packed buffer among them;
-    an output may be its own input. inverse: rotate back, which is also the gradient. None for q
-    and q_out, or for k and k_out, skips that pair. One launch.
+    an output may be its own input. inverse: rotate back, which is also the gradient. interleaved:
+    pairs are neighbours, else of the two halves of a head. None for q and q_out, or for k and
+    k_out, skips that tensor. One launch.
     """
     q, q_out, n_q, q_strides = _rows(q_BTHK, q_out_BTHK)
     k, k_out, n_k, k_strides = _rows(k_BTGK, k_out_BTGK)
@@ -256,7 +300,8 @@ def rotate(
     config = ROTATE.choose(first.device, **key, dtype=SHORT[first.dtype])
     rotate_kernel[(cdiv(B * T, config["TOKENS"]),)](
         q, k, contiguous(cos_TC), contiguous(sin_TC), q_out, k_out, B * T, T, n_q, n_k, K,
-        *q_strides, *k_strides, WIDTH=key["K"], INVERSE=inverse, **config.kwargs(),
+        *q_strides, *k_strides,
+        WIDTH=key["K"], INVERSE=inverse, INTERLEAVED=interleaved, **config.kwargs(),
     )  # fmt: skip
 
 
@@ -290,25 +335,31 @@ class Triton:
 
     @staticmethod
     def forward(
-        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        q: torch.Tensor,
+        k: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        interleaved: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
-        rotate(q, k, cos, sin, q_out, k_out)
+        rotate(q, k, cos, sin, q_out, k_out, interleaved=interleaved)
         heads = q.new_empty((q.shape[2], k.shape[2], 0))  # read for its shape alone
         return q_out, k_out, heads
 
     @staticmethod
-    def backward(grads: SomeGrads, kept: Named, saved: Named, needs: Needs) -> Named:
-        given = next(grad for grad in grads if grad is not None)
-        B, T, _, K = given.shape
-        found: dict[str, torch.Tensor] = {}
+    def backward(
+        grads: SomeGrads, inputs: Named, saved: Named, needs: Needs, interleaved: bool
+    ) -> Named:
+        any_grad = next(grad for grad in grads if grad is not None)
+        B, T, _, K = any_grad.shape
+        gradients: dict[str, torch.Tensor] = {}
         turned: dict[str, torch.Tensor] = {}
         for name, grad, heads in zip(("q", "k"), grads, saved["heads"].shape[:2], strict=True):
             if name in needs and grad is None:
-                found[name] = given.new_zeros((B, T, heads, K))
+                gradients[name] = any_grad.new_zeros((B, T, heads, K))
             elif name in needs and grad is not None:
                 turned[name] = grad
-                found[name] = grad.new_empty((B, T, heads, K))  # q and k may differ in dtype
-        tables, outputs = (kept["cos"], kept["sin"]), (found.get("q"), found.get("k"))
-        rotate(turned.get("q"), turned.get("k"), *tables, *outputs, inverse=True)
-        return found
+                gradients[name] = grad.new_empty((B, T, heads, K))  # q and k may differ in dtype
+        tables, outputs = (inputs["cos"], inputs["sin"]), (gradients.get("q"), gradients.get("k"))
+        rotate(turned.get("q"), turned.get("k"), *tables, *outputs, True, interleaved)
+        return gradients

@@ -210,9 +210,9 @@ class Triton:
         return h
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
-        gate, up = kept["gate"], kept["up"]
-        found = {"gate": gate.new_empty(gate.shape), "up": up.new_empty(up.shape)}
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs) -> Named:
+        gate, up = inputs["gate"], inputs["up"]
+        gradients = {"gate": gate.new_empty(gate.shape), "up": up.new_empty(up.shape)}
         dh = even_rows(grads[0])
-        activate_backward(*map(as_rows, (dh, gate, up, found["gate"], found["up"])))
-        return found
+        activate_backward(*map(as_rows, (dh, gate, up, gradients["gate"], gradients["up"])))
+        return gradients

@@ -40,17 +40,14 @@ stack = Op(
     "stack",
     fits=unfit,
     inputs={
-        name: one if name in ("x", "cos", "sin") else replace(one, shape=f"L {one.shape}")
-        for name, one in block.inputs.items()  # what is a layer's own is stacked
+        name: tensor if name in ("x", "cos", "sin") else replace(tensor, shape=f"L {tensor.shape}")
+        for name, tensor in block.inputs.items()  # what is a layer's own is stacked
     },
     params={"eps": 1e-5},
     outputs={"y": "B T D"},
-    small_kernels={  # not tried on rows far apart; the provider's case past 2^31 launches them
-        **{
-            name: "calls kernels that are tried, each time for the rows of one sequence"
-            for name in ("single_forward_kernel", "single_backward_kernel")
-        },
-        "fold_kernel.low_turned": "a tile has whole rows, whose offsets have 32 bits: `turns`",
+    small_kernels={
+        name: "calls kernels that have a large case, each time for the rows of one sequence"
+        for name in ("single_forward_kernel", "single_backward_kernel")
     },
     cases=[
         Case(L=2, B=2, T=9, D=32, Q=32, R=16, F=48, C=8),
@@ -76,13 +73,13 @@ def _sizes(draw: Callable[[int, int], int]) -> dict[str, int]:
     return {"L": draw(1, 2), **block.dims_of(draw)}
 
 
-def _in_turn(one: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _in_turn(apply_block: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The stack that applies a block to the result of the block before."""
 
-    def stacked(given: Inputs, eps: float) -> torch.Tensor:
-        x = given.x
-        for index in range(given.w_q.shape[0]):
-            x = one(*given.layer(x, index), eps=eps)
+    def stacked(inputs: Inputs, eps: float) -> torch.Tensor:
+        x = inputs.x
+        for index in range(inputs.w_q.shape[0]):
+            x = apply_block(*inputs.layer(x, index), eps=eps)
         return x
 
     return spread(stacked)
@@ -98,19 +95,21 @@ def terms(
     upstream: dict[str, torch.Tensor], eps: float, **inputs: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """The magnitude of what cancels in each block (see `tinyllama.ops.block.terms`)."""
-    given = Inputs(**{name: tensor.detach() for name, tensor in inputs.items()})
-    xs = [given.x]
+    of_stack = Inputs(**{name: tensor.detach() for name, tensor in inputs.items()})
+    xs = [of_stack.x]
     with torch.enable_grad():
-        for index in range(given.w_q.shape[0]):
+        for index in range(of_stack.w_q.shape[0]):
             x = xs[-1].requires_grad_()
-            xs.append(block["eager"].call(*given.layer(x, index), eps=eps))
+            xs.append(block["eager"].call(*of_stack.layer(x, index), eps=eps))
         dys = torch.autograd.grad(xs[-1], xs[1:], upstream["y"])
     assert block.magnitudes is not None
-    found = [
-        block.magnitudes(upstream={"y": dy}, eps=eps, **given.layer(x, index)._asdict())
+    magnitudes = [
+        block.magnitudes(upstream={"y": dy}, eps=eps, **of_stack.layer(x, index)._asdict())
         for index, (x, dy) in enumerate(zip(xs, dys, strict=False))
     ]
-    return {name: torch.stack([one[name] for one in found]) for name in found[0]}
+    return {
+        name: torch.stack([of_block[name] for of_block in magnitudes]) for name in magnitudes[0]
+    }
 
 
 # What a forward pass keeps for the backward pass, in whichever launches.
@@ -153,12 +152,12 @@ class Fused:
     way = InSeveral
 
     @classmethod
-    def forward(cls, given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
-        return passes.forward(given, eps, cls.way)
+    def forward(cls, inputs: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        return passes.forward(inputs, eps, cls.way)
 
     @classmethod
-    def backward(cls, grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        return passes.backward(grads, kept, saved, cls.way)
+    def backward(cls, grads: Grads, inputs: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        return passes.backward(grads, inputs, saved, cls.way)
 
 
 def choices(x_BTD: torch.Tensor, dtype: torch.dtype) -> None:
@@ -209,9 +208,9 @@ class Single:
     weights. Sums and dtypes are those of `Fused`, and so are the bits where tiles are equal."""
 
     @staticmethod
-    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
-        return passes.forward(given, eps, InOne)
+    def forward(inputs: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        return passes.forward(inputs, eps, InOne)
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        return passes.backward(grads, kept, saved, InOne)
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        return passes.backward(grads, inputs, saved, InOne)

@@ -88,8 +88,8 @@ def attend_kernel(
     highest = tl.max(s, 1) * slope
     p = tl.exp2(s * slope - highest[:, None])
     total = tl.sum(p, 1)
-    found = tl.dot(p.to(dtype), v, input_precision=PRECISION) / total[:, None]
-    store_tile(o, found, row, at_q, H * K, last, at_q + K, BT, D, EVEN)
+    attended = tl.dot(p.to(dtype), v, input_precision=PRECISION) / total[:, None]
+    store_tile(o, attended, row, at_q, H * K, last, at_q + K, BT, D, EVEN)
     tokens = tl.arange(0, BT)
     places = lse + tl.program_id(0).to(tl.int64) * T + tokens
     tl.store(places, highest + tl.log2(total), mask=tokens < T)

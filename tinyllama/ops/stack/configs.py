@@ -131,7 +131,7 @@ def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
     products make up one (tf32x3), tiles are small. The last configuration stands for the vendor's
     BLAS (see `is_fused`)."""
     narrow = 1 if kind == "16bit" else 2
-    apart = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
+    vendor_product = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
     described: tuple[tuple[int, ...], ...] = ()
     if kind in ("16bit", "tf32") and HAS_DESCRIPTORS:
         described = DESCRIBED + (DEEP if kind == "tf32" else ())
@@ -144,7 +144,7 @@ def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
         for bm, bn, bk, warps, stages in tiles
         if kind != "tf32x3" or (bm, bn) == (64, 64)
     ]  # fmt: skip
-    return [*tiles, apart]
+    return [*tiles, vendor_product]
 
 
 def _space(name: str) -> Space:

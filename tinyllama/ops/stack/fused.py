@@ -289,12 +289,12 @@ class InSeveral:
     ) -> None:
         """`launches.norm_gradient`; dy is times rstd where the norm ``folds``, and y is the result
         of the product, of which ``parts`` may be made."""
-        given = gain_D, dresidual_ND, dx_ND, dx_low_ND, dgain_PD
+        gradients = gain_D, dresidual_ND, dx_ND, dx_low_ND, dgain_PD
         if self._fused(space, dy_NO, w_OD.shape[1]):
             if parts is None:
                 parts = (dy_NO.float() * y_NO.float()).sum(-1, keepdim=True)
             product = (space, dy_NO, w_OD, parts, rstd_N, x_ND)
-            launches.norm_gradient(*product, *given, scaled=folds, w_DO=w_DO, dx_DN=dx_DN)
+            launches.norm_gradient(*product, *gradients, scaled=folds, w_DO=w_DO, dx_DN=dx_DN)
             return
         dn_ND = _multiply(dy_NO, w_OD, w_DO)
         if folds:

@@ -17,15 +17,15 @@ from tinyllama.ops.stack.launches import operand
 LONGEST, WIDEST = 128, 64  # tokens and head dimension that a program's registers hold
 
 
-def _apart(D: int, tokens: int) -> Config:
+def _separate(D: int, tokens: int) -> Config:
     """Product and attention are launches of their own: on other chips nothing was measured."""
     return Config(BK=0, DESCRIBED=0)
 
 
-# BK: how much of the inner axis a step of the product takes; 0: `_apart`.
+# BK: how much of the inner axis a step of the product takes; 0: `_separate`.
 ATTEND = Space(
     "stack.attend",
-    default=_apart,
+    default=_separate,
     configs=lambda D, tokens: [
         Config(BK=0, DESCRIBED=0),
         *(
@@ -63,14 +63,14 @@ def attend(
     (B, T, columns), H, K = qkv_BTE.shape, lse_BHT.shape[1], 2 * cos_TC.shape[1]
     width, G = low_ND.shape[1], (columns // K - H) // 2
     D, BT = (max(16, next_power_of_2(n)) for n in (K, T))
-    whole, step = T == BT and K == D, config["BK"]
+    full_tile, step = T == BT and K == D, config["BK"]
     # No descriptor ends with a sequence or a head.
-    config = fitting(config, low_ND, w_ED) if whole else config.replace(DESCRIBED=0)
+    config = fitting(config, low_ND, w_ED) if full_tile else config.replace(DESCRIBED=0)
     attend_kernel[(B * H,)](
         operand(config, low_ND, BT, step), operand(config, w_ED, D, step),
         squares, rstd_N, cos_TC, sin_TC, qkv_BTE, o_BTQ, lse_BHT, eps,
         math.log2(math.e) * K**-0.5, T, H, G, width, squares.shape[1],
         PARTS=next_power_of_2(squares.shape[1]), K=K, D=D, BT=BT,
-        EVEN=whole and width % step == 0, PRECISION=input_precision(low_ND),
+        EVEN=full_tile and width % step == 0, PRECISION=input_precision(low_ND),
         **config.kwargs(), **dependent(low_ND.device),
     )  # fmt: skip

@@ -49,8 +49,10 @@ def fold_kernel(
     that of total. Without a gain, low = x. The first program sets the counters to 0."""
     begin(PDL)
     if counters is not None:
-        others = tl.minimum(tl.program_id(0), 1)  # 32 bits do not hold a program times n_counters
-        for first in range(others * n_counters, n_counters, 1024):
+        past_first = tl.minimum(
+            tl.program_id(0), 1
+        )  # 32 bits do not hold a program times n_counters
+        for first in range(past_first * n_counters, n_counters, 1024):
             at = first + tl.arange(0, 1024)
             tl.store(counters + at, tl.zeros((1024,), tl.int32), mask=at < n_counters)
     row = tl.program_id(0) * ROWS
@@ -342,10 +344,10 @@ def product_kernel(
 
 
 @jit
-def _first(one, two, three, a, b, c, d):
+def _first(is_a, is_b, is_c, a, b, c, d):
     """Of a, b, c and d the one of the first condition that holds; d if none does. Not by branches:
     AMD's compiler in triton 3.6 ends on pointers that branches choose."""
-    return tl.where(one, a, tl.where(two, b, tl.where(three, c, d)))
+    return tl.where(is_a, a, tl.where(is_b, b, tl.where(is_c, c, d)))
 
 
 @jit

@@ -267,13 +267,13 @@ def weight_gradients(
     )
     options = {name: value for name, value in config.kwargs().items() if name != "GROUP"}
     of_dy, of_x = ((bm, bk), (bn, bk)) if turned else ((bk, bm), (bk, bn))
-    given = [
+    operands = [
         argument
         for dy, x, dw in threes
         for argument in (operand(config, dy, *of_dy), operand(config, x, *of_x), dw)
     ]
     kernels.weight_gradients_kernel[(programs,)](
-        *given,
+        *operands,
         n_rows, width, columns, heads, hidden, *ends,
         EVEN=even, PRECISION=input_precision(low), **options, **dependent(low.device),
         TURNED=turned,

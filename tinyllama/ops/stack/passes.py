@@ -195,35 +195,35 @@ class Way(Protocol):
         """The rows P of partial sums for the gradients of a block's first gain and its second."""
 
 
-def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ...]:
-    x, dtype = given.x, compute_dtype(given.x)
-    attention_norm, mlp_norm = given.attention_norm, given.mlp_norm
-    layers, (B, T, D), F = given.w_q.shape[0], x.shape, given.w_gate.shape[1]
-    columns, width = sum(w.shape[1] for w in given.weights[:3]), 2 * given.cos.shape[-1]
-    narrow, matrices = narrowed(given.weights, dtype)
+def forward(inputs: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ...]:
+    x, dtype = inputs.x, compute_dtype(inputs.x)
+    attention_norm, mlp_norm = inputs.attention_norm, inputs.mlp_norm
+    layers, (B, T, D), F = inputs.w_q.shape[0], x.shape, inputs.w_gate.shape[1]
+    columns, width = sum(w.shape[1] for w in inputs.weights[:3]), 2 * inputs.cos.shape[-1]
+    narrow, matrices = narrowed(inputs.weights, dtype)
 
-    def made(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
+    def by_layer(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
         return x.new_empty((layers, *shape), dtype=of)
 
     rows = B * T
-    between, total = x.new_empty((max(layers - 1, 0), rows, D)), made(rows, D, of=x.dtype)
-    low_1, low_2, gate_up = made(rows, D), made(rows, D), made(rows, 2 * F)
-    qkv, o = made(B, T, columns), made(B, T, given.w_q.shape[1])
-    lse = made(B, given.w_q.shape[1] // width, T, of=lse_dtype(qkv))
-    rstd, y = made(2, rows, of=torch.float32), x.new_empty(x.shape)
+    between, total = x.new_empty((max(layers - 1, 0), rows, D)), by_layer(rows, D, of=x.dtype)
+    low_1, low_2, gate_up = by_layer(rows, D), by_layer(rows, D), by_layer(rows, 2 * F)
+    qkv, o = by_layer(B, T, columns), by_layer(B, T, inputs.w_q.shape[1])
+    lse = by_layer(B, inputs.w_q.shape[1] // width, T, of=lse_dtype(qkv))
+    rstd, y = by_layer(2, rows, of=torch.float32), x.new_empty(x.shape)
     if not gate_up.numel():
         rstd.zero_()  # of the second norm, which no product reads
     empty = bool(not layers or not x.numel())
     fixed = empty or shapes_are_fixed()
     turns = 0 if fixed else way.turns(x, dtype)
     if fixed or turns or layers == 1 or way.keeps_h(low_2[0], F):
-        h = made(rows, F)
+        h = by_layer(rows, F)
     else:  # all blocks share it: stride 0 tells the backward pass that h was not kept
         h = x.new_empty((rows, F), dtype=dtype).expand(layers, rows, F)
     # That it is no vector says to the backward pass that transposes were kept.
-    o_turned = made(o.shape[3], rows) if turns else x.new_empty(0)
-    qkv_turned = made(columns, rows) if turns > 1 else x.new_empty(0)
-    turned_weights = turned_copy(given.weights) if turns else x.new_empty(0)
+    o_turned = by_layer(o.shape[3], rows) if turns else x.new_empty(0)
+    qkv_turned = by_layer(columns, rows) if turns > 1 else x.new_empty(0)
+    turned_weights = turned_copy(inputs.weights) if turns else x.new_empty(0)
     saved = (
         *(narrow, between, low_1, qkv, o, lse, total, low_2, gate_up, h, rstd),
         *(o_turned, qkv_turned, turned_weights),
@@ -233,10 +233,12 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
     ways, x_ND = way(x, layers), x.flatten(0, 1)
     each_turned: list[Turned | None] = [None] * layers
     if turns:  # only the transposes are kept
-        kept = [one.view(layers, -1, rows) for one in (low_1, o_turned, low_2, h)]
+        transposes = [tensor.view(layers, -1, rows) for tensor in (low_1, o_turned, low_2, h)]
         of_qkv = qkv_turned if turns > 1 else (None,) * layers
-        each_turned = [Turned(*one) for one in zip(*kept, of_qkv, strict=True)]
-        low_1, low_2, h = (torch.empty_like(one[0]).expand_as(one) for one in (low_1, low_2, h))
+        each_turned = [Turned(*of_block) for of_block in zip(*transposes, of_qkv, strict=True)]
+        low_1, low_2, h = (
+            torch.empty_like(tensor[0]).expand_as(tensor) for tensor in (low_1, low_2, h)
+        )
     norms = [
         Norm(attention_norm[i], low_1[i], rstd[i, 0], eps, turned and turned.low_1)
         for i, turned in enumerate(each_turned)
@@ -248,7 +250,7 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
         squares = ways.forward(
             i,
             Forward(
-                *(w, x_ND, squares, given.cos, given.sin, mlp_norm[i]),
+                *(w, x_ND, squares, inputs.cos, inputs.sin, mlp_norm[i]),
                 None if last else norms[i + 1],
                 eps,
                 *(low_1[i], qkv[i], o[i], lse[i], total[i], low_2[i], gate_up[i], h[i], rstd[i]),
@@ -259,14 +261,14 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
     return y, *saved
 
 
-def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
-    given = Inputs(**kept)
-    x, weights, narrow = given.x, given.weights, saved["narrow"]
-    attention_norm, mlp_norm = given.attention_norm, given.mlp_norm
+def backward(grads: Grads, inputs_by_name: Named, saved: Named, way: type[Way]) -> Named:
+    inputs = Inputs(**inputs_by_name)
+    x, weights, narrow = inputs.x, inputs.weights, saved["narrow"]
+    attention_norm, mlp_norm = inputs.attention_norm, inputs.mlp_norm
     matrices = views(weights, narrow) if narrow.numel() else where_they_lie(weights)
     layers, D, dtype = len(matrices), x.shape[-1], saved["qkv"].dtype
-    rows_q, width = weights[0].shape[1], 2 * given.cos.shape[-1]
-    tables = given.cos, given.sin
+    rows_q, width = weights[0].shape[1], 2 * inputs.cos.shape[-1]
+    tables = inputs.cos, inputs.sin
     flat = gradients_of(weights)
     x_ND, dx_ND = x.flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
     if not layers or not x.numel():
@@ -337,7 +339,7 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
             make()
         if below_ND is not None:
             low_ND = below_ND
-    summed = sum_rows(gains.flatten(0, 1), given.mlp_norm.dtype).unflatten(0, (2, -1))
+    summed = sum_rows(gains.flatten(0, 1), inputs.mlp_norm.dtype).unflatten(0, (2, -1))
     return _named(dx_ND.view_as(x), list(summed), dweights)
 
 

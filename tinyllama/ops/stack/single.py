@@ -221,8 +221,8 @@ class InOne:
         status, code = WATCHDOG.status(self.device), _code(index, backward=backward)
         return self.counters[index], status, code, WATCHDOG.spins
 
-    def _launch(self, kernel: Any, programs: int, *given: Any, **constants: Any) -> None:
+    def _launch(self, kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
         for phase in phases(self.device, len(FORWARD_PHASES)):
             kernel[(self.groups * programs,)](
-                *given, **constants, PHASE=phase, **cooperative(self.device)
+                *arguments, **constants, PHASE=phase, **cooperative(self.device)
             )

@@ -76,10 +76,10 @@ def load_vector(x, start, size, SIZE: tl.constexpr, EVEN: tl.constexpr):
     """x[start : start + SIZE] in float32, zeros past its end."""
     i = tl.arange(0, SIZE)
     if EVEN:
-        found = tl.load(x + start + i)
+        values = tl.load(x + start + i)
     else:
-        found = tl.load(x + start + i, mask=i < size - start, other=0.0)
-    return found.to(tl.float32)
+        values = tl.load(x + start + i, mask=i < size - start, other=0.0)
+    return values.to(tl.float32)
 
 
 @jit

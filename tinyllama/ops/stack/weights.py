@@ -24,8 +24,8 @@ def split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torch
     """Views of the weights' shapes in a buffer that has those of a block side by side."""
     parts = flat_LP.split([w.shape[1:].numel() for w in weights], 1)
     shapes = (w.shape[1:] for w in weights)
-    each = (part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
-    return dict(zip(WEIGHTS, each, strict=True))
+    matrices = (part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
+    return dict(zip(WEIGHTS, matrices, strict=True))
 
 
 def views(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[Matrices]:
@@ -33,19 +33,19 @@ def views(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[Matrices]:
     return [Matrices.of([w[i] for w in weights], flat_LP[i]) for i in range(len(flat_LP))]
 
 
-def _whole(weights: list[torch.Tensor]) -> torch.Tensor | None:
+def _one_span(weights: list[torch.Tensor]) -> torch.Tensor | None:
     """All seven matrices of each block (L P), flat: a view; None where they do not lie so."""
-    whole = as_one(*(w[0] for w in weights)) if len(weights[0]) else None
-    if whole is None or len({w.stride(0) for w in weights}) > 1:
+    span = as_one(*(w[0] for w in weights)) if len(weights[0]) else None
+    if span is None or len({w.stride(0) for w in weights}) > 1:
         return None
-    shape, strides = (len(weights[0]), whole.numel()), (weights[0].stride(0), 1)
-    return whole.as_strided(shape, strides, whole.storage_offset())
+    shape, strides = (len(weights[0]), span.numel()), (weights[0].stride(0), 1)
+    return span.as_strided(shape, strides, span.storage_offset())
 
 
 def turned_copy(weights: list[torch.Tensor]) -> torch.Tensor:
     """The transposes of each block's matrices where they are kept (L P), else nothing (0)."""
-    whole = _whole(weights)
-    copy = None if whole is None else kept_transposed.of(whole)
+    span = _one_span(weights)
+    copy = None if span is None else kept_transposed.of(span)
     return weights[0].new_empty(0) if copy is None else copy
 
 
@@ -53,17 +53,17 @@ def transposes_of(matrices: list[Matrices], copy_LP: torch.Tensor) -> list[Calla
     """For each block a function that gives the transposes of its matrices: views of the copy, or
     made where that is empty."""
     return [
-        partial(_transpose, one, copy_LP[i] if copy_LP.numel() else None)
-        for i, one in enumerate(matrices)
+        partial(_transpose, of_block, copy_LP[i] if copy_LP.numel() else None)
+        for i, of_block in enumerate(matrices)
     ]
 
 
 def _transpose(matrices: Matrices, flat: torch.Tensor | None) -> Matrices:
-    each = matrices.qkv, matrices.out, matrices.gate_up, matrices.down
+    stored = matrices.qkv, matrices.out, matrices.gate_up, matrices.down
     if flat is None:
-        return Matrices(*map(transposed, each))
-    parts = flat.split([w.numel() for w in each])
-    return Matrices(*(part.view(w.T.shape) for part, w in zip(parts, each, strict=True)))
+        return Matrices(*map(transposed, stored))
+    parts = flat.split([w.numel() for w in stored])
+    return Matrices(*(part.view(w.T.shape) for part, w in zip(parts, stored, strict=True)))
 
 
 def where_they_lie(weights: list[torch.Tensor]) -> list[Matrices]:
@@ -77,7 +77,7 @@ def narrowed(
     matrices made of them."""
     if dtype is weights[0].dtype:
         return weights[0].new_empty(0), where_they_lie(weights)
-    wide = _whole(weights)
+    wide = _one_span(weights)
     if wide is not None:
         narrow = rounded.of(wide, dtype)
         narrow = wide.to(dtype) if narrow is None else narrow

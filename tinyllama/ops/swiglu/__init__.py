@@ -24,7 +24,6 @@ swiglu = Op(
         "w_up": Tensor("F D", grad=True, values=normal(0.2)),
     },
     outputs={"h": "B T F"},
-    small_kernels={"element_kernel.h": "a program for each element: a grid has fewer than 2^31"},
     cases=[
         Case(B=2, T=3, D=32, F=24),  # small: the naive kernel is interpreted element by element
         Case(B=1, T=1, D=16, F=33, why="one row, ragged width"),
@@ -70,11 +69,11 @@ def gated(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Te
 
 def stacked_weights(w_gate_FD: torch.Tensor, w_up_FD: torch.Tensor) -> list[torch.Tensor]:
     """Both as one (2F D) view where they lie side by side in memory, else the two."""
-    both = as_one(w_gate_FD, w_up_FD)
+    stacked = as_one(w_gate_FD, w_up_FD)
     return (
         [w_gate_FD, w_up_FD]
-        if both is None
-        else [both.view(2 * w_gate_FD.shape[0], w_gate_FD.shape[1])]
+        if stacked is None
+        else [stacked.view(2 * w_gate_FD.shape[0], w_gate_FD.shape[1])]
     )
 
 
@@ -99,25 +98,25 @@ class Hybrid:
         return h_NF.view(*x.shape[:-1], F), gate_up
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
-        x, gate_up = kept["x"], saved["gate_up"]
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs) -> Named:
+        x, gate_up = inputs["x"], saved["gate_up"]
         names, dtype = ("w_gate", "w_up"), gate_up.dtype
         dgate_up = torch.empty_like(gate_up)
         dh_NF = contiguous(grads[0]).flatten(0, 1)
         activate_backward(dh_NF, *gate_up.chunk(2, -1), *dgate_up.chunk(2, -1))
-        found = {}
+        gradients = {}
         if "x" in needs:
-            weights = stacked_weights(*(kept[name] for name in names))
+            weights = stacked_weights(*(inputs[name] for name in names))
             parts = dgate_up.chunk(len(weights), -1)
             dx_ND = input_gradient(parts[0], weights[0].to(dtype))
             for part, weight in zip(parts[1:], weights[1:], strict=True):
                 dx_ND.addmm_(part, weight.to(dtype))
-            found["x"] = dx_ND.to(x.dtype).view(x.shape)
+            gradients["x"] = dx_ND.to(x.dtype).view(x.shape)
         if not needs.isdisjoint(names):
             x_ND = x.flatten(0, 1).to(dtype)
-            dboth = weight_gradient(dgate_up, x_ND, kept["w_gate"].dtype)
-            found.update(zip(names, dboth.chunk(2), strict=True))
-        return found
+            dboth = weight_gradient(dgate_up, x_ND, inputs["w_gate"].dtype)
+            gradients.update(zip(names, dboth.chunk(2), strict=True))
+        return gradients
 
 
 swiglu.provider(

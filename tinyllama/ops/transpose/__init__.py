@@ -107,5 +107,5 @@ class Triton:
         return transposed(x)
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
+    def backward(grads: Grads, inputs: Named, saved: Named, needs: Needs) -> Named:
         return {"x": transposed(grads[0])}

@@ -1,0 +1,101 @@
+"""Kernels of other projects under every check: what docs/FIELD.md, its record and its cases say."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from field import run as field
+
+CASES, KERNELS = field.declared()
+TEXT = (field.ROOT / "docs" / "FIELD.md").read_text(encoding="utf-8")
+PROGRAMS = dict(re.findall(r"^```python\n# (\S+ \S+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
+
+
+def name(kernel: field.Case | field.Kernel) -> str:
+    return f"{kernel.library}-{kernel.op}"
+
+
+def release_folder(library: str, release: str) -> Path:
+    """The folder of a release; the test is skipped where pip cannot install it."""
+    try:
+        return field.installed(library, release, field.CACHE)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"{library} {release} cannot be installed: pip ended with {error.returncode}")
+
+
+def test_the_record_holds_what_the_cases_declare() -> None:
+    record = field.recorded()
+    rows = record["cases"] + record["kernels"]
+    kernels: list[field.Case | field.Kernel] = [*CASES, *KERNELS]
+    for row, kernel in zip(rows, kernels, strict=True):
+        declared = json.loads(json.dumps(vars(kernel)))
+        assert {key: row[key] for key in declared} == declared, name(kernel)
+        assert kernel.surprises(row["found"]) == []
+
+
+def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_named() -> None:
+    case = next(case for case in CASES if case.fixed and case.found_by)
+    faults: dict[str, field.Faults] = {release: {} for release in case.releases}
+    assert len(case.surprises(faults)) == len(case.found_by)
+    faults = {**faults, case.buggy: dict.fromkeys(case.found_by, "")}
+    assert case.surprises(faults) == []
+    faults[str(case.fixed)] = {"races": "two programs store there"}
+    assert case.surprises(faults)[0] == f"{case.op} {case.fixed}: races fails"
+
+
+def test_a_program_reproduces_everything_that_fails_in_a_newest_release() -> None:
+    record = field.recorded()
+    newest = {case.library: case.newest for case in CASES}
+    assert set(PROGRAMS) == {f"{library} {release}" for library, release in newest.items()}
+    for library, release in newest.items():
+        comments = re.findall(
+            r"^ *# ([\w, ]+): ([\w, ]+)$", PROGRAMS[f"{library} {release}"], re.MULTILINE
+        )
+        reproduced = {
+            (op, check)
+            for ops, checks in comments
+            for op in ops.split(", ")
+            for check in checks.split(", ")
+        }
+        rows = [row for part in ("cases", "kernels") for row in record[part]]
+        assert reproduced == {
+            (row["op"], check)
+            for row in rows
+            if row["library"] == library
+            for check in row["found"].get(release, ())
+        }
+
+
+@pytest.mark.slow("pip installs the release")
+@pytest.mark.parametrize("title", PROGRAMS)
+def test_a_program_prints_what_its_comments_say(title: str, tmp_path: Path) -> None:
+    folder = release_folder(*title.split())
+    program = tmp_path / "program.py"
+    program.write_text("import torch\n\ntorch.manual_seed(0)\n" + PROGRAMS[title])
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(field.ROOT)])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    comments = re.findall(r"^ *print\(.*\)  # (.*)$", PROGRAMS[title], re.MULTILINE)
+    assert done.stdout.splitlines() == [word for text in comments for word in text.split(", ")]
+
+
+@pytest.mark.slow("every check on kernels of other projects, which pip installs")
+@pytest.mark.parametrize("kernel", [*CASES, *KERNELS], ids=name)
+def test_checks_find_what_is_known_of_a_release_and_nothing_else(
+    kernel: field.Case | field.Kernel,
+) -> None:
+    pytest.importorskip("triton")
+    faults = {
+        release: field.checked(kernel.library, kernel.op, release_folder(kernel.library, release))
+        for release in kernel.releases
+    }
+    assert kernel.surprises(faults) == []

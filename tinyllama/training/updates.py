@@ -1,0 +1,171 @@
+"""How a step updates its parameters: at the end, beside the backward pass, or as gradients arrive.
+
+An update changes nothing where the number that is judged (the loss; where gradients are clipped,
+plus their norm) is not finite. That is decided on the device, so that a captured step decides it in
+every replay.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tinyllama.harness.kernels.streams import Side
+from tinyllama.model.config import TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.optim import AdamW, EarlyUpdate
+from tinyllama.model.tiers import StepPlan
+from tinyllama.ops.stack import receiving
+from tinyllama.training.reduction import Reduction
+
+
+class Update:
+    """One update after the backward pass.
+
+    ``norm``: of all gradients before they are clipped, a scalar on the device; None if they are not
+    clipped. ``scaler``: of the loss; it does something in fp16 only.
+    """
+
+    def __init__(
+        self, model: TinyLlama, config: TrainConfig, optimizer: AdamW, reduction: Reduction
+    ) -> None:
+        device = model.embedding.device
+        self.optimizer, self.reduction = optimizer, reduction
+        self.limit = config.max_grad_norm
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.norm: torch.Tensor | None = None
+        # Where no scaler is read, the launch that counts a step also judges its loss.
+        table = model.tier.table
+        in_one_launch = "stack" in table and table["adamw"] == "triton"
+        self._counts_and_judges = in_one_launch and config.precision != "fp16"
+        # An optimizer on the host waits for one number of the device: its copy, and an event.
+        self._host_waits = optimizer.found_inf.device.type != device.type
+        self._copied = torch.zeros((), pin_memory=self._host_waits)
+
+    def judge(self, number: torch.Tensor) -> None:
+        """Set the number that must be finite. For an optimizer on the host it is copied
+        immediately, so that the host waits for this copy and not for work that is queued later."""
+        self._judged = number
+        if self._host_waits:
+            self._judged = self._copied
+            self._copied.copy_(number, non_blocking=True)
+            self._arrival = torch.cuda.Event()
+            self._arrival.record()
+
+    @contextlib.contextmanager
+    def beside_backward(self, update: bool) -> Iterator[None]:
+        """A context for a backward pass. update: whether parameters may be updated in it."""
+        yield
+
+    def finish(self, loss: torch.Tensor) -> None:
+        """Update what is left after the last backward pass, and count the step."""
+        self.reduction.finish()
+        if self.limit is not None:
+            self.scaler.unscale_(self.optimizer)
+            self.norm = self.reduction.clip(self.limit)
+            # A norm that is not finite would zero every finite gradient.
+            self.judge(loss + self.norm)
+        if self._counts_and_judges:
+            self.optimizer.begin(self._judged)
+            self.optimizer.update_rest()
+            return
+        self._guard()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def join(self) -> None:
+        """Wait for what runs beside a phase: a graph of that phase alone must end with it."""
+
+    def _guard(self) -> None:
+        """Make the optimizer change nothing when the judged number is not finite."""
+        if self._host_waits:
+            self._arrival.synchronize()
+        self.optimizer.found_inf.copy_(self._judged - self._judged != 0)
+
+
+class UpdateBesideBackward(Update):
+    """A block is updated on a side branch while the backward pass computes those below it."""
+
+    def __init__(self, model: TinyLlama, *parts: Any) -> None:
+        super().__init__(model, *parts)
+        self._side = Side(model.embedding.device)
+        self._counted: torch.cuda.Event | None = None  # on the side branch
+        index = {id(p): i for i, p in enumerate(model.parameters())}
+        self._index = {
+            (layer, name): index[id(parameter)]
+            for layer, block in enumerate(model.layers)
+            for name, parameter in block.named_parameters()
+        }
+
+    @contextlib.contextmanager
+    def beside_backward(self, update: bool) -> Iterator[None]:
+        if not update:
+            yield
+            return
+        with self._side.branch(keep=self._judged):  # no gradient waits for the count
+            self.optimizer.begin(self._judged)
+        self._counted = self._side.mark()
+        with receiving(self._receive):
+            yield
+
+    def _receive(
+        self, layer: int, make: Callable[[], None], gradients: dict[str, torch.Tensor]
+    ) -> None:
+        """Compute the gradients of a block, and update it on the side branch during the rest of the
+        backward pass. After block 0 no product is left that needs the processors, so its gradients
+        are computed on the side branch too."""
+        by_index = {self._index[layer, name]: grad for name, grad in gradients.items()}
+        if layer:
+            make()
+        with self._side.branch(keep=None if layer else make):
+            if not layer:
+                make()
+            self.reduction.reduce(by_index)
+            self.optimizer.update_with(by_index, beside=layer > 0)
+
+    def finish(self, loss: torch.Tensor) -> None:
+        self._side.wait(self._counted)
+        self.reduction.finish()
+        self.optimizer.update_rest()
+        self._side.join()
+
+    def join(self) -> None:
+        self._side.join()
+        self._counted = None
+
+
+class UpdateAsGradientsArrive(Update):
+    """Each layer is updated when its gradients exist, which are then freed: memory mode small."""
+
+    def __init__(self, model: TinyLlama, *parts: Any) -> None:
+        super().__init__(model, *parts)
+        self._early = EarlyUpdate(self.optimizer, update_groups(model))
+
+    @contextlib.contextmanager
+    def beside_backward(self, update: bool) -> Iterator[None]:
+        if update:
+            self._guard()
+        # In this thread, the backward pass uses the BLAS workspace of the forward pass.
+        with self._early.during(update=update), torch.autograd.set_multithreading_enabled(False):
+            yield
+
+    def finish(self, loss: torch.Tensor) -> None:
+        self._early.finish()
+
+
+def update_of(
+    plan: StepPlan, model: TinyLlama, config: TrainConfig, optimizer: AdamW, reduction: Reduction
+) -> Update:
+    """The update that a plan asks for."""
+    if plan.memory == "small":
+        return UpdateAsGradientsArrive(model, config, optimizer, reduction)
+    kind = UpdateBesideBackward if plan.overlap else Update
+    return kind(model, config, optimizer, reduction)
+
+
+def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:
+    """Groups of parameters that memory mode ``small`` updates together: a layer; any other one."""
+    layers = [list(layer.parameters()) for layer in model.layers]
+    inside = {id(parameter) for layer in layers for parameter in layer}
+    return [*layers, *([p] for p in model.parameters() if id(p) not in inside)]
