@@ -58,11 +58,12 @@ def measure(device: torch.device, ceilings: Ceilings) -> dict[str, LongestEntry]
             entry = replace(entry, **figures)
         except WorkerError as error:
             entry = replace(entry, cannot=str(error))
-        if entry.seq_len is not None:
-            flops = BASE.shape.model.step_flops(1, entry.seq_len) / entry.time
+        length = entry.seq_len
+        if length is not None:
+            flops = BASE.shape.model.step_flops(1, length) / entry.time
             mfu = flops / ceilings.product(BASE.precision)
             entry = replace(entry, flops_per_second=flops, mfu=mfu)
-            most = ENOUGH * entry.seq_len
+            most = ENOUGH * length
         entries[contender.name] = entry
     return entries
 
