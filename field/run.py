@@ -217,7 +217,8 @@ def main() -> int:
     parser.add_argument("--ops", default="", help="A,B: only these; other rows stay as they are")
     args = parser.parse_args()
     cases, kernels = declared()
-    chosen = args.ops.split(",") if args.ops else [row.op for row in (*cases, *kernels)]
+    declared_ops = [*(case.op for case in cases), *(kernel.op for kernel in kernels)]
+    chosen = args.ops.split(",") if args.ops else declared_ops
     wrong: list[str] = []
 
     def row_of(kernel: Case | Kernel) -> dict[str, Any] | None:

@@ -145,7 +145,8 @@ def test_amdsmi_has_the_fields_of_older_gpus_and_releases(library: Any) -> None:
 @amd
 def test_amdsmi_does_not_guess_which_gpu_a_device_is(library: Any) -> None:
     assert vars(gpu_sensor())["handle"] == "0001:0c:00.0"
-    torch.cuda.get_device_properties(GPU).pci_bus_id = 0x0D
+    properties: Any = torch.cuda.get_device_properties(GPU)
+    properties.pci_bus_id = 0x0D
     assert "0 of 3 GPUs are on PCI domain" in str(sensor(GPU))
 
 

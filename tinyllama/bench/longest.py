@@ -58,8 +58,7 @@ def measure(device: torch.device, ceilings: Ceilings) -> dict[str, LongestEntry]
             entry = replace(entry, **figures)
         except WorkerError as error:
             entry = replace(entry, cannot=str(error))
-        length = entry.seq_len
-        if length is not None:
+        if (length := entry.seq_len) is not None:
             flops = BASE.shape.model.step_flops(1, length) / entry.time
             mfu = flops / ceilings.product(BASE.precision)
             entry = replace(entry, flops_per_second=flops, mfu=mfu)
