@@ -156,7 +156,7 @@ NOTHING = ": measured nothing that tells"
         ({"metric": "kernels", "over": (), "bound": 101.0}, "", MISSED, "measured 100"),
         ({"who": "v1", "metric": "gradient_share", "over": ()}, "", MISSED, "measured 0.986"),
         # As many digits as it takes to see the miss.
-        ({"bound": 5.9004}, "", MISSED, "measured 5.9000 [5.700, 6.100]"),
+        ({"bound": 5.9004}, "", MISSED, "measured 5.90000 [5.700, 6.100]"),
         # Its entry lacks the metric, there is no entry, or what it is over failed.
         ({"metric": "live_bytes"}, "", MISSED, NOTHING),
         ({"who": "v2"}, "", MISSED, NOTHING),

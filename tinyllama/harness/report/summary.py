@@ -243,7 +243,9 @@ def summaries(records: Iterable[Record], targets: Sequence[Target] = ()) -> list
 def _summary(device: str, records: Sequence[Record], targets: Sequence[Target]) -> Summary:
     newest = latest(records)
     changes: list[Change] = []
-    compared, not_compared, history = [], [], []
+    compared: list[str] = []
+    not_compared: list[str] = []
+    history: list[str] = []
     for record in newest:
         series = [r for r in records if r.group == record.group and r.complete]
         if len(series) < 2:
