@@ -176,21 +176,44 @@ def exponential(
 def _turn_heads(
     x, out, batch, time, inside, cos, sin, n_heads, width,
     strides, out_strides,
-    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVED: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Rotate all heads of some tokens. batch, time, inside: (tokens); cos, sin: (tokens, pairs);
     strides: of batch, time and head.
 
-    Interleaved pairs are read and written as whole rows, and split in registers; of others, each
-    half of a row is.
+    Whole rows are read and written; pairs are split in registers.
     """
-    PART: tl.constexpr = WIDTH if INTERLEAVED else WIDTH // 2  # columns of one access
-    columns = tl.arange(0, PART)[None, None, :]
+    columns = tl.arange(0, WIDTH)[None, None, :]
     batch, time = batch.to(tl.int64)[:, None, None], time.to(tl.int64)[:, None, None]
     at = batch * strides[0] + time * strides[1]
     to = batch * out_strides[0] + time * out_strides[1]
+    within = inside[:, None, None] & (columns < width)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    for first in range(0, n_heads, HEADS):
+        heads = first + tl.arange(0, HEADS)
+        mask = within & (heads < n_heads)[None, :, None]
+        heads = heads.to(tl.int64)[None, :, None]
+        wide = tl.load(x + (at + heads * strides[2]) + columns, mask=mask, other=0.0).to(tl.float32)
+        even, odd = tl.split(tl.reshape(wide, (TOKENS, HEADS, WIDTH // 2, 2)))
+        pairs = tl.join(even * cos - odd * sin, even * sin + odd * cos)
+        turned = tl.reshape(pairs, (TOKENS, HEADS, WIDTH)).to(out.dtype.element_ty)
+        tl.store(out + (to + heads * out_strides[2]) + columns, turned, mask=mask)
+
+
+@jit
+def _turn_halves(
+    x, out, batch, time, inside, cos, sin, n_heads, width,
+    strides, out_strides,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """As `_turn_heads`, where a pair is one element of each half: the halves are read and written
+    one after the other."""
     half = width // 2
-    within = inside[:, None, None] & (columns < (width if INTERLEAVED else half))
+    columns = tl.arange(0, WIDTH // 2)[None, None, :]
+    batch, time = batch.to(tl.int64)[:, None, None], time.to(tl.int64)[:, None, None]
+    at = batch * strides[0] + time * strides[1]
+    to = batch * out_strides[0] + time * out_strides[1]
+    within = inside[:, None, None] & (columns < half)
     cos, sin = cos[:, None, :], sin[:, None, :]
     for first in range(0, n_heads, HEADS):
         heads = first + tl.arange(0, HEADS)
@@ -198,17 +221,10 @@ def _turn_heads(
         heads = heads.to(tl.int64)[None, :, None]
         row = x + (at + heads * strides[2]) + columns
         out_row = out + (to + heads * out_strides[2]) + columns
-        wide = tl.load(row, mask=mask, other=0.0).to(tl.float32)
-        if INTERLEAVED:
-            even, odd = tl.split(tl.reshape(wide, (TOKENS, HEADS, WIDTH // 2, 2)))
-            pairs = tl.join(even * cos - odd * sin, even * sin + odd * cos)
-            turned = tl.reshape(pairs, (TOKENS, HEADS, WIDTH)).to(out.dtype.element_ty)
-            tl.store(out_row, turned, mask=mask)
-        else:
-            high = tl.load(row + half, mask=mask, other=0.0).to(tl.float32)
-            low = (wide * cos - high * sin).to(out.dtype.element_ty)
-            tl.store(out_row, low, mask=mask)
-            tl.store(out_row + half, (wide * sin + high * cos).to(out.dtype.element_ty), mask=mask)
+        low = tl.load(row, mask=mask, other=0.0).to(tl.float32)
+        high = tl.load(row + half, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_row, (low * cos - high * sin).to(out.dtype.element_ty), mask=mask)
+        tl.store(out_row + half, (low * sin + high * cos).to(out.dtype.element_ty), mask=mask)
 
 
 @jit
@@ -232,17 +248,31 @@ def rotate_kernel(
     if INVERSE:
         sine = -sine
     if q is not None:
-        _turn_heads(
-            q, q_out, batch, time, inside, cosine, sine, n_q, width,
-            (stride_qb, stride_qt, stride_qh), (stride_qob, stride_qot, stride_qoh),
-            TOKENS, Q_HEADS, WIDTH, INTERLEAVED,
-        )  # fmt: skip
+        q_strides = (stride_qb, stride_qt, stride_qh)
+        q_out_strides = (stride_qob, stride_qot, stride_qoh)
+        if INTERLEAVED:
+            _turn_heads(
+                q, q_out, batch, time, inside, cosine, sine, n_q, width, q_strides, q_out_strides,
+                TOKENS, Q_HEADS, WIDTH,
+            )  # fmt: skip
+        else:
+            _turn_halves(
+                q, q_out, batch, time, inside, cosine, sine, n_q, width, q_strides, q_out_strides,
+                Q_HEADS, WIDTH,
+            )  # fmt: skip
     if k is not None:
-        _turn_heads(
-            k, k_out, batch, time, inside, cosine, sine, n_k, width,
-            (stride_kb, stride_kt, stride_kh), (stride_kob, stride_kot, stride_koh),
-            TOKENS, K_HEADS, WIDTH, INTERLEAVED,
-        )  # fmt: skip
+        k_strides = (stride_kb, stride_kt, stride_kh)
+        k_out_strides = (stride_kob, stride_kot, stride_koh)
+        if INTERLEAVED:
+            _turn_heads(
+                k, k_out, batch, time, inside, cosine, sine, n_k, width, k_strides, k_out_strides,
+                TOKENS, K_HEADS, WIDTH,
+            )  # fmt: skip
+        else:
+            _turn_halves(
+                k, k_out, batch, time, inside, cosine, sine, n_k, width, k_strides, k_out_strides,
+                K_HEADS, WIDTH,
+            )  # fmt: skip
 
 
 def _rotation(H: int, G: int, K: int, elements: int, num_warps: int) -> Config:
