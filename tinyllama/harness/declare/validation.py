@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinyllama.harness.declare.provider import MOST_SLACK
 from tinyllama.harness.declare.specs import (
@@ -18,8 +18,7 @@ from tinyllama.harness.declare.specs import (
     sizes_in,
 )
 
-if TYPE_CHECKING:
-    from tinyllama.harness.declare.op import Op
+Declared = Any  # an `Op`, whose file imports this one
 
 NAME = re.compile(r"[a-z][a-z0-9_]*\Z")  # of an op or a provider
 _SUFFIX = re.compile(r"_[A-Z][A-Za-z0-9]*\Z")  # of an argument: its shape
@@ -34,7 +33,7 @@ def require(condition: bool, op: str, message: str) -> None:
         raise DeclarationError(f"op {op!r}: {message}")
 
 
-def check_declaration(op: "Op") -> None:
+def check_declaration(op: Declared) -> None:
     """Raise DeclarationError for a declaration that contradicts itself."""
     name, leads = op.name, len(op.leading)
     require(bool(NAME.match(name)), name, "name an op in lower_case")
@@ -74,7 +73,7 @@ def _wrong_input(tensor: Tensor, first: bool) -> str:
     return ""
 
 
-def _check_dimensions(op: "Op") -> None:
+def _check_dimensions(op: Declared) -> None:
     """Each dimension of an output, and of a computed axis, is told by the inputs of a call."""
     always = [axis for tensor in op.inputs.values() if not tensor.optional for axis in tensor.axes]
     ones = Counter(set().union(*map(names_in, always)))
@@ -91,7 +90,7 @@ def _check_dimensions(op: "Op") -> None:
             require(not missing, op.name, text)
 
 
-def _check_cases(op: "Op") -> None:
+def _check_cases(op: Declared) -> None:
     """Each case has the op's dimensions, and names no input or parameter that it lacks."""
     axes = [axis for tensor in op.inputs.values() for axis in tensor.axes]
     needed = set[str]().union(*map(names_in, axes))
@@ -112,7 +111,7 @@ def _check_cases(op: "Op") -> None:
         require(not unknown, op.name, f"extreme {name!r} overrides unknown {sorted(unknown)}")
 
 
-def check_traits(op: "Op", provider: str, traits: Mapping[str, Any]) -> None:
+def check_traits(op: Declared, provider: str, traits: Mapping[str, Any]) -> None:
     """The traits of a provider name what its op has, and its slack is one."""
     allowed = {
         "overwrites": [*op.inputs, *op.outputs],
@@ -128,7 +127,7 @@ def check_traits(op: "Op", provider: str, traits: Mapping[str, Any]) -> None:
         require(0 < slack <= MOST_SLACK, op.name, text)
 
 
-def check_signature(op: "Op", provider: str, function: Callable[..., Any]) -> None:
+def check_signature(op: Declared, provider: str, function: Callable[..., Any]) -> None:
     """Inputs come first and in order, parameters by name: a swapped pair must not register.
 
     An argument may carry its shape as a suffix: ``x_BTD`` is the input ``x``. What else has a
