@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script, died, history, outcomes
+from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, SideError, Tree
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.records.verdict import Outcome, Verdict

@@ -14,9 +14,9 @@ import torch
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.two_trees import judged, op_file, pair, write
 from tinyllama.harness.gate import identity
+from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.records.verdict import Outcome
 
 BY_PATH = """spec = importlib.util.spec_from_file_location('x', HERE / 'elsewhere/x.py')

@@ -15,9 +15,10 @@ from correctness_tests.support.gate_subjects import Make, Turning, nudged, reads
 from correctness_tests.support.launched import tree_ops
 from correctness_tests.support.tried import derived
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.gate import side as side_file
+from tinyllama.harness.gate import benchmarks as side_file
+from tinyllama.harness.gate.benchmarks import Benchmark, declared
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.gate.side import Benchmark, Side, declared
+from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.measure.op_contender import WrongResultError, ops_of
 from tinyllama.harness.records.entries import Ratio

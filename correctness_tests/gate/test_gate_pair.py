@@ -20,9 +20,9 @@ from correctness_tests.support.gate_fakes import (
 from tinyllama.bench import gated
 from tinyllama.harness.gate import pair as module
 from tinyllama.harness.gate import pool
+from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Pair, SideError, Tree
 from tinyllama.harness.gate.pool import PairPool, opened, timing_processor
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
 
 

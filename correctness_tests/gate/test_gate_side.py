@@ -10,9 +10,10 @@ import torch
 from correctness_tests.support.contenders import FILES, PACKAGE
 from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Case, Op
-from tinyllama.harness.gate import side as module
+from tinyllama.harness.gate import benchmarks as module
+from tinyllama.harness.gate.benchmarks import FURTHER, ON_CPU, ON_GPU, Benchmark, declared, left_out
 from tinyllama.harness.gate.pair import FACTORY, READY
-from tinyllama.harness.gate.side import FURTHER, ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
+from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.measure.op_contender import ops_of

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from zlib import crc32
 
@@ -23,14 +22,13 @@ import numpy as np
 import torch
 
 from tinyllama.harness.gate.accepted import Accepted, Entry
+from tinyllama.harness.gate.benchmarks import ON_CPU, ON_GPU, Benchmark, Registered
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
 from tinyllama.harness.gate.noise import Block, Noise
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, Tree
 from tinyllama.harness.gate.pool import close_pairs, open_all
-from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
-from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.gate.verified import Proof
 from tinyllama.harness.machine.worker import WorkerError
@@ -41,12 +39,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SIDES = (BASE, CANDIDATE)
 
 
-def none(device: torch.device) -> list[Benchmark]:
-    """The benchmarks beside those of ops."""
-    return []
-
-
-REGISTERED = Registered(ModuleType("ops"), none)
+REGISTERED = Registered("ops")
 VERSIONS = {"torch": "3.1", "triton": "4.2"}
 COUNTS = {"peak_bytes": 1000, "kernels": 3, "copies": 1, "host_syncs": 2}
 QUIET = 0.002  # between blocks: 3% is found, and equal sides are told in a few

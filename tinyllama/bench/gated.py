@@ -19,9 +19,8 @@ from tinyllama import ops
 from tinyllama.bench import steps, workloads
 from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group, not_here
+from tinyllama.harness.gate.benchmarks import Benchmark, Registered
 from tinyllama.harness.gate.digests import digest
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST, keep_busy
 from tinyllama.harness.gate.turns import MEAN, mean_call
 from tinyllama.harness.kernels.launch import Launched, launched
@@ -64,7 +63,11 @@ def benchmarks(device: torch.device) -> list[Benchmark]:
     return found
 
 
-REGISTERED = Registered(ops, benchmarks, instrument=(steps, workloads))
+REGISTERED = Registered(
+    ops.__name__,
+    f"{__name__}:{benchmarks.__name__}",
+    (__name__, steps.__name__, workloads.__name__),
+)
 
 
 @dataclass(frozen=True)

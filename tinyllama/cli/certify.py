@@ -45,7 +45,7 @@ def add(subparsers: Any) -> None:
 
 def _certify(args: argparse.Namespace) -> int:
     from tinyllama.cli.certifying import Certifying
-    from tinyllama.harness.gate.listing import Stopped
+    from tinyllama.harness.gate.benchmarks import Stopped
     from tinyllama.harness.gate.noise import Noise
     from tinyllama.harness.gate.watch import BusyError
     from tinyllama.harness.machine.device import device_name, usable_device

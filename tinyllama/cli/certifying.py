@@ -18,6 +18,7 @@ import tinyllama
 from tinyllama.bench.gated import REGISTERED
 from tinyllama.harness.gate import team
 from tinyllama.harness.gate.accepted import Accepted
+from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.certify import Certificate, bars, certify, common_share
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
 from tinyllama.harness.gate.noise import METRICS, SCHEMA, Block, Noise, noise_path
@@ -25,7 +26,6 @@ from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.pool import launcher, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting, margin_of
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.files import replace_text
 from tinyllama.harness.machine.progress import of_stream

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from tinyllama.harness.gate import accepted, identity, side, team
+from tinyllama.harness.gate.benchmarks import Benchmark, Registered
 from tinyllama.harness.gate.judge import HARNESS
 from tinyllama.harness.gate.judged import (
     BYTECODE,
@@ -34,7 +35,6 @@ from tinyllama.harness.gate.judged import (
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, make_side
 from tinyllama.harness.gate.pool import launcher, pairs_at_once, timing_processor
-from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import (
     RevisionError,
     check_out,
@@ -44,7 +44,6 @@ from tinyllama.harness.gate.revision import (
 )
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, imports_of, module_file, modules_of
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.gate.watch import Watch

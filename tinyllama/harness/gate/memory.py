@@ -15,7 +15,7 @@ from threading import Condition
 
 import torch
 
-from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.benchmarks import Benchmark
 
 # On an H100, silu_mul on 16384 x 11008 bf16, which moves 2.9e9 bytes: up to 11 GiB while it is made
 # ready, 22 GiB more while it is compared with float64.

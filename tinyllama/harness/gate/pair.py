@@ -24,8 +24,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.gate import turns
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.benchmarks import Benchmark, Registered
 from tinyllama.harness.gate.sources import roots
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.gate.subject import HOST

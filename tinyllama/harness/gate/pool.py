@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 
+from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.gate.pair import MOST, Pair, SideError, Tree
-from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.watch import identity
 from tinyllama.harness.machine.worker import close_all
 

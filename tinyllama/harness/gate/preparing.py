@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tinyllama.harness.gate.accepted import FILE
+from tinyllama.harness.gate.benchmarks import Benchmark, check_identities, matched
 from tinyllama.harness.gate.exact import (
     COUNTED_ON_GPU,
     compile_figure,
@@ -19,12 +20,10 @@ from tinyllama.harness.gate.exact import (
 )
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change, changed_declarations
-from tinyllama.harness.gate.listing import check_identities, matched
 from tinyllama.harness.gate.memory import ready_bytes
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, READY, Pair, SideError
 from tinyllama.harness.gate.run import Run
 from tinyllama.harness.gate.setting import BenchmarkState
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import module_file
 from tinyllama.harness.gate.verified import held_to_base
 from tinyllama.harness.machine.worker import WorkerError
@@ -46,8 +45,11 @@ def _list(run: Run, pair: Pair) -> None:
     has = pair.each("benchmarks")
     base, candidate = ({one.name: one for one in has[side]} for side in (BASE, CANDIDATE))
     listed = matched(run.setting, base, candidate, run.left_out)
-    run.found = {n: one for n, one in listed.found.items() if _is_compared(run, one)}
-    run.new = {n: one for n, one in listed.new.items() if not one.benchmark.further}
+    both, new = (
+        {n: BenchmarkState(b) for n, b in each.items()} for each in (listed.found, listed.new)
+    )
+    run.found = {name: state for name, state in both.items() if _is_compared(run, state)}
+    run.new = {name: state for name, state in new.items() if not state.benchmark.further}
     run.others += listed.others
     if not run.setting.toolchains:
         declared = pair.each("declarations")

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from statistics import mean
 
+from tinyllama.harness.gate.benchmarks import Stopped, unable
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, Rule
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.identity import Differs
-from tinyllama.harness.gate.listing import Stopped, unable
 from tinyllama.harness.gate.memory import EXACT_SHARE, READY_SHARE, Memory, bytes_of
 from tinyllama.harness.gate.pair import CANDIDATE, Effort, Pair, SideError, Tree
 from tinyllama.harness.gate.setting import BenchmarkState, Setting, margin_of

@@ -20,8 +20,8 @@ from typing import Any
 
 from tinyllama.harness.gate import blocks, preparing, waves
 from tinyllama.harness.gate.attribution import PROFILES, moved
+from tinyllama.harness.gate.benchmarks import Stopped
 from tinyllama.harness.gate.figures import Series
-from tinyllama.harness.gate.listing import Stopped
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.run import Run, has_outcome
 from tinyllama.harness.gate.setting import BenchmarkState

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.gate.accepted import Accepted
+from tinyllama.harness.gate.benchmarks import Benchmark, Registered
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change
@@ -16,8 +17,6 @@ from tinyllama.harness.gate.memory import exact_bytes
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import Effort, Pair, Tree
 from tinyllama.harness.gate.pool import PairPool, opened
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.records.verdict import Figure, Verdict

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
+from tinyllama.harness.gate.benchmarks import Stopped
 from tinyllama.harness.gate.exact import layout_figures, layouts_missed
 from tinyllama.harness.gate.figures import Series
-from tinyllama.harness.gate.listing import Stopped
 from tinyllama.harness.gate.memory import ready_bytes
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, WARM_UP, Pair, SideError, Taken
 from tinyllama.harness.gate.run import Run

@@ -16,10 +16,10 @@ import pytest
 import tinyllama
 from tinyllama.harness.gate import judge
 from tinyllama.harness.gate.asked import Asked
+from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.gate.comparison import Request, UnreadableError, prepared
 from tinyllama.harness.gate.interrupted import Interruption
 from tinyllama.harness.gate.proof import tree_digest
-from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, tree_of
 from tinyllama.harness.gate.stages import Stages, age, began
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
