@@ -29,6 +29,7 @@ AUDITED = 6
 # What is unrelated where a pyproject.toml names nothing.
 UNRELATED = (
     *("*.md", "*.rst", "LICENSE*", ".gitignore", ".github/*", "docs/*"),
+    *("pyproject.toml", "accepted_slowdowns.toml"),  # their dependencies are looked at, and shown
     *("test_*.py", "*/test_*.py", "conftest.py", "*/conftest.py"),
 )
 _KERNEL_DECORATORS = ("jit", "triton.jit", "kernels.jit", "gluon.jit")

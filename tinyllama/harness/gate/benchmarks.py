@@ -92,7 +92,7 @@ def strays(root: Path) -> list[str]:
 # -- what a side declares -------------------------------------------------------------------------
 
 # By metric, the smallest slowdown that must not be called SAME. A shared host is noisier.
-# Processes that run the same code differ by 4% in host time (docs/GATE.md).
+# Processes that run the same code differ by 4% in host time.
 ON_GPU = {DEVICE: 0.02, HOST: 0.12}
 ON_CPU = {DEVICE: 0.10}
 DERIVED_BYTES = 2**26  # of the inputs of a case that no op names
