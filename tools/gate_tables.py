@@ -4,8 +4,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from tinyllama.harness.gate.certificates import load, provenance
-from tinyllama.harness.gate.noise import METRICS
+from tinyllama.harness.gate.calibrate import METRICS, load, provenance
 from tinyllama.harness.records.report import markdown_table
 from tools import try_gate
 from tools.result_tables import tracked

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.gate.noise import noise_path
+from tinyllama.harness.gate.calibrate import noise_path
 from tinyllama.harness.machine.device import cannot, default_device, device_name
 from tinyllama.harness.machine.files import check_results_dir, only_writer, replace_text
 from tinyllama.harness.machine.toml import tomllib
