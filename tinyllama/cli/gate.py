@@ -21,8 +21,8 @@ def add(subparsers: Any) -> None:
     gate.description = (
         "Time the ops of this tree and of a base alternately, and say which are slower. The ops "
         "are those of [tool.tinyllama] in pyproject.toml, or those of --ops; --op chooses among "
-        "them. Exit status: 0 green, 10 SLOWER, 11 INCONCLUSIVE, 12 NO BASELINE, 13 OTHER DEVICE OR "
-        "VERSION, 14 BUSY, 15 MISSING, 16 WRONG RESULT, 17 NOT JUDGED."
+        "them. Exit status: 0 green, 10 SLOWER, 11 INCONCLUSIVE, 12 NO BASELINE, 13 OTHER DEVICE "
+        "OR VERSION, 14 BUSY, 15 MISSING, 16 WRONG RESULT, 17 NOT JUDGED."
     )
     options.add(gate.add_argument)
     options.add_shared(gate.add_argument)

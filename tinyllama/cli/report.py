@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
 
 def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
-    from tinyllama.harness.gate.certificates import certificates
+    from tinyllama.harness.gate.calibrate import certificates
     from tinyllama.harness.machine.files import check_apart, check_writable, replace_text
     from tinyllama.harness.page import check_needs, render
     from tinyllama.harness.records.report import latest, markdown, terminal

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-import tinyllama.ops
 from tinyllama.bench import measure_ops
 from tinyllama.harness.plugins.benchmarks import RECORDING, team_of
 from tinyllama.harness.plugins.suite import OWN, worker_device
 from tinyllama.suites import accuracy, timings
-from tinyllama.suites.entry import project
 from tinyllama.suites.selection import SELECTION, selected
 
 PATHS = pytest.StashKey[bool]()  # whether the command line names paths

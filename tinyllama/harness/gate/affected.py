@@ -92,7 +92,9 @@ class Change:
         if name in self.everything():
             return True
         files = self.files(benchmark)
-        return name in files or (not name.endswith(".py") and self._package(name) in _folders(files))
+        return name in files or (
+            not name.endswith(".py") and self._package(name) in _folders(files)
+        )
 
     def _everything(self) -> frozenset[str]:
         """The differing files that no benchmark imports and no pattern calls unrelated."""
@@ -101,8 +103,7 @@ class Change:
         return frozenset(
             name
             for name in self.related()
-            if name not in imported
-            and (name.endswith(".py") or self._package(name) not in folders)
+            if name not in imported and (name.endswith(".py") or self._package(name) not in folders)
         )
 
     def _package(self, name: str) -> str:
@@ -141,7 +142,7 @@ class Change:
 
 
 def module_file(root: Path, module: str) -> Path | None:
-    """The file of a module of a tree, or of a path that ends in ``.py``; None for one of elsewhere."""
+    """The file of a module of a tree, or of a path ending in ``.py``; None if it is elsewhere."""
     if module.endswith(".py"):
         return root / module if (root / module).is_file() else None
     if not module.replace(".", "").isidentifier():

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tinyllama.harness.check.cases import elements
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry
+from tinyllama.harness.declare.specs import Case
 from tinyllama.harness.gate.affected import module_file
-from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import (
-    DTYPE_OF,
     Timed,
     declared_by,
     loaded,
@@ -109,7 +110,7 @@ class Benchmark:
     where it is not an op's.
     layouts: layout of inputs -> how many times as long as on contiguous ones a call may take.
     further: a timed case between the smallest and the largest, which is compared only where the
-    op's own files differ. moved: the bytes that a call must move; 0: unknown.
+    op's own files differ. untimed: why its time would not count here; its results are verified.
     """
 
     name: str
@@ -120,7 +121,7 @@ class Benchmark:
     registered: str = ""
     layouts: Mapping[str, float] = field(default_factory=dict)
     further: bool = False
-    moved: float = 0.0
+    untimed: str = ""
 
 
 def usual_slowdowns(device: torch.device, stated: Mapping[str, float]) -> dict[str, float]:
@@ -144,7 +145,7 @@ def declared(
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. Device time of the cases between these is
     `Benchmark.further`. On a CPU the smallest is timed alone. A provider with a backward of its own
-    is timed on the op's slowest layout, too.
+    is timed on the op's slowest layout, too. One that cannot be timed has a benchmark without any.
     """
     found = []
     named = loaded(package, tuple(files))[1]
@@ -160,7 +161,6 @@ def declared(
             place(op.module),
             stated,
             registered=place(provider.module),
-            moved=_moved(op, timed),
         )
 
     for op, provider, every in _every(device, package, files, own):
@@ -174,13 +174,11 @@ def declared(
         for timed in covered[1:-1] if device.type != "cpu" else ():
             stated = {DEVICE: max(FURTHER, slowdowns[DEVICE])}
             found.append(replace(made(op, provider, timed, stated), further=True))
+        if not covered:
+            reason = str(_left_out(op, every[0], device))
+            stands = replace(made(op, provider, every[0], {}), untimed=reason)
+            found.append(replace(stands, name=f"{op.name}-{provider.name}/results"))
     return found
-
-
-def _moved(op: Op, timed: Timed) -> float:
-    """The bytes that a call of an op must move, if it declares them."""
-    dims, size = op.timed[timed.case].dims, DTYPE_OF[timed.dtype].itemsize
-    return sum(float(moved(size, **dims)) for moved in op.bytes.values())
 
 
 def _laid_out(op: Op, usual: Benchmark) -> Benchmark | None:
@@ -206,27 +204,6 @@ def left_out(
         if None not in reasons:
             why[str(reasons[0])] += 1
     return why
-
-
-def unproven_benchmarks(
-    device: torch.device, package: str, files: Sequence[str] = (), own: Own | None = None
-) -> list[Benchmark]:
-    """What stands for each provider that has no benchmark on a device."""
-    named = loaded(package, tuple(files))[1]
-
-    def place(module: str) -> str:
-        return os.path.relpath(named[module]) if own and module in named else module
-
-    return [
-        Benchmark(
-            f"{op.name}-{provider.name}/not timed",
-            Timed(op.name, provider.name, 0, "fp32"),
-            place(op.module),
-            registered=place(provider.module),
-        )
-        for op, provider, cases in _every(device, package, files, own)
-        if cases and all(_left_out(op, timed, device) for timed in cases)
-    ]
 
 
 def _chosen(
@@ -257,11 +234,11 @@ def derived_case(op: Op) -> Case:
     """The case that is timed where an op names none: its largest, with the first axis of its inputs
     doubled until they have `DERIVED_BYTES` in float32, as far as `Op.fits` allows."""
     case = max(op.cases, key=lambda each: elements(op, each))
-    axes = (axis for tensor in op.inputs.values() for axis in str(tensor.axes_text()).split())
+    axes = (axis for tensor in op.inputs.values() for axis in tensor.axes)
     axis = next((name for name in axes if isinstance(case.dims.get(name), int)), None)
     while axis is not None and 4 * elements(op, case) < DERIVED_BYTES:
-        larger = replace(case, dims={**case.dims, axis: 2 * max(1, case.dims[axis])})
-        if op.misfit(larger.dims, larger.params) or elements(op, larger) == elements(op, case):
+        larger = case.resized(**{axis: 2 * max(1, case.dims[axis])})
+        if op.misfit(larger.dims, larger.params) or elements(op, larger) <= elements(op, case):
             break
         case = larger
     return case

@@ -184,7 +184,9 @@ def _believed(status: int, options: Options, repository: Repository, path: Path)
     if written.status != 0:
         return written.status
     try:
-        print(f"verified: {report.verify(path, repository, options, _trusted(options, repository))}")
+        print(
+            f"verified: {report.verify(path, repository, options, _trusted(options, repository))}"
+        )
     except UsageError as error:
         return _not_judged(options, repository, path, f"the report proves nothing: {error}")
     return 0 if status == 0 else NOT_JUDGED

@@ -1,4 +1,4 @@
-"""What ops declare that decides on their providers: a change of it is shown, and the base's holds."""
+"""What ops declare that decides on their providers: a change is shown, and the base's holds."""
 
 import ast
 import hashlib

@@ -1,6 +1,6 @@
 """The process that judges: it compares, and writes the report. `command` starts it.
 
-``python -m tinyllama.harness.gate.judge_process OPTIONS.json``, with the judge's harness on the path
+``python -m tinyllama.harness.gate.judge_process TASK.json``, with the judge's harness on the path
 and an empty current folder: nothing of the candidate is imported here.
 """
 
@@ -126,7 +126,10 @@ class Gate:
             expected = [*session.found, *session.new]
             self.report.bases[-1] = msgspec.structs.replace(base, expected=expected, ended=ended)
             for each in verdicts:
-                self._say(base.label, each.name, each.outcome, each.text)
+                text = each.text  # without the folders of this run
+                for tree in session.trees:
+                    text = text.replace(f"{tree.root}/", "")
+                self._say(base.label, each.name, each.outcome, text)
             self.report.comparisons.append({"against": base.label, **session.report()})
             self._note(prepared)
 

@@ -49,7 +49,7 @@ class Options:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "Options":
         """The options that `add` has added."""
-        given = {name: getattr(arguments, name) for name in cls.__dataclass_fields__}
+        given: dict[str, Any] = {n: getattr(arguments, n) for n in cls.__dataclass_fields__}
         return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
 
     @property
@@ -78,8 +78,8 @@ class Options:
             raise UsageError(f"--device {self.device!r} is unknown: use cpu, cuda or cuda:N")
         if self.results_dir is not None and not Path(self.results_dir).is_dir():
             raise UsageError(
-                f"--results-dir {self.results_dir}: no such folder; name one with A/A blocks, which "
-                "certify records, or leave it out"
+                f"--results-dir {self.results_dir}: no such folder; name one with A/A blocks, "
+                "which certify records, or leave it out"
             )
         for python in self.against_env:
             if not os.access(python, os.X_OK) or Path(python).is_dir():

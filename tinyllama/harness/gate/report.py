@@ -6,7 +6,7 @@ file itself is beyond it. msgspec stores NaN and infinity as null.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -82,14 +82,16 @@ class Report(msgspec.Struct):
     def conclude(self) -> None:
         """Set the status from the verdicts."""
         if not self.verdicts and not self.ended:
-            self.verdicts.append(Line("gate", "gate", Outcome.MISSING.title, "nothing was compared"))
+            self.verdicts.append(line("gate", "gate", Outcome.MISSING, "nothing was compared"))
         self.status = 2 if self.ended else worst(line.verdict for line in self.verdicts).status
 
     @property
     def missing(self) -> list[str]:
         """What keeps a report from being green although no verdict says so."""
         named = {(line.against, line.name) for line in self.verdicts}
-        unended = [f"{base.label} was not compared to the end" for base in self.bases if not base.ended]
+        unended = [
+            f"{base.label} was not compared to the end" for base in self.bases if not base.ended
+        ]
         lost = [
             f"no verdict on {name} against {base.label}"
             for base in self.bases
@@ -106,24 +108,27 @@ class Report(msgspec.Struct):
     # -- for people -------------------------------------------------------------------------
 
     def lines(self) -> list[str]:
-        """The summary, one line a verdict, what decides last."""
+        """The summary for a terminal, one line a verdict, what decides last."""
         shown = sorted(self.verdicts, key=lambda line: list(Outcome).index(line.verdict))
-        identical = [line for line in shown if line.verdict is Outcome.IDENTICAL]
-        if len(identical) > MOST_IDENTICAL:
-            shown = [line for line in shown if line.verdict is not Outcome.IDENTICAL]
         several = len(self.bases) > 1
+        identical = [line for line in shown if line.verdict is Outcome.IDENTICAL]
+        first = []
+        if len(identical) > MOST_IDENTICAL:
+            shown = shown[len(identical) :]  # they come first
+            first = [f"{Outcome.IDENTICAL.title:<12} {len(identical)} benchmarks"]
         each = [f"against {line.against}: {line}" if several else str(line) for line in shown]
+        return [*first, *each, *self.remarks()]
+
+    def remarks(self) -> list[str]:
+        """What is said beside the verdicts."""
         outcome = worst(line.verdict for line in self.verdicts)
-        advice = [f"what to do: {TO_DO[outcome]}"] if outcome in TO_DO else []
         return [
-            *each,
-            *([f"{Outcome.IDENTICAL.title:<12} {len(identical)} benchmarks"] * (shown != [] or not each)
-              if len(identical) > MOST_IDENTICAL else []),
             *(f"changed, and the base's judged: {name}" for name in self.protected),
             *(f"deleted test: {name}" for name in self.deleted_tests),
             *self.notes,
+            *([f"the gate did not end: {self.ended}"] if self.ended else []),
             f"{self.counted()}; judged by {self.judge} on {self.device}",
-            *advice,
+            *([f"what to do: {TO_DO[outcome]}"] if outcome in TO_DO else []),
         ]
 
     def counted(self) -> str:
@@ -144,18 +149,18 @@ class Report(msgspec.Struct):
             for line in told
         )
         table = ["| verdict | benchmark | figures |", "|---|---|---|", *rows] if told else []
-        rest = [f"- {text}" for text in self.lines() if text not in set(map(str, self.verdicts))]
+        rest = [f"- {text}" for text in self.remarks()]
         return "\n".join([f"**Gate: {self.counted()}**", "", *table, "", *rest]) + "\n"
 
     def junit(self) -> str:
         """Each verdict as a test case, which fails unless it is green."""
         bad = [line for line in self.verdicts if not line.verdict.green]
-        counts = {"tests": str(len(self.verdicts)), "failures": str(len(bad))}
         suites = ElementTree.Element("testsuites")
-        suite = ElementTree.SubElement(suites, "testsuite", name="gate", **counts)
+        suite = ElementTree.SubElement(suites, "testsuite", name="gate")
+        suite.attrib |= {"tests": str(len(self.verdicts)), "failures": str(len(bad))}
         for line in self.verdicts:
-            named = {"classname": f"gate against {line.against}", "name": line.name}
-            case = ElementTree.SubElement(suite, "testcase", **named)
+            case = ElementTree.SubElement(suite, "testcase", name=line.name)
+            case.attrib["classname"] = f"gate against {line.against}"
             if not line.verdict.green:
                 ElementTree.SubElement(case, "failure", message=line.outcome).text = line.text
         ElementTree.indent(suites)
@@ -171,7 +176,9 @@ def read(path: Path) -> Report:
         if unknown := {line.outcome for line in report.verdicts} - set(_BY_TITLE):
             raise ValueError(f"{sorted(unknown)[0]!r} is no outcome")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is no report of a gate that ended: {error}: gate again") from error
+        raise UsageError(
+            f"{path} is no report of a gate that ended: {error}: gate again"
+        ) from error
     return report
 
 
@@ -212,9 +219,3 @@ def write_summaries(report: Report, options: Options) -> None:
 
 def line(against: str, name: str, outcome: Outcome, text: str) -> Line:
     return Line(against, name, outcome.title, text)
-
-
-def ended_early(options: Options, verdicts: Sequence[Line], why: str) -> list[Line]:
-    """The verdicts of a gate that was ended, which is never green."""
-    text = f"the run did not end: {why}"
-    return [*verdicts, line("gate", "gate", Outcome.MISSING, text)]

@@ -68,7 +68,9 @@ class Repository:
         except (SnapshotError, ValueError) as error:
             shallow = self.git("rev-parse", "--is-shallow-repository").strip() == "true"
             fix = "git fetch --unshallow (in CI: fetch-depth: 0)" if shallow else "git fetch"
-            raise SnapshotError(f"no commit {revision!r} in {self.root}: {fix}, or rename") from error
+            raise SnapshotError(
+                f"no commit {revision!r} in {self.root}: {fix}, or rename"
+            ) from error
 
     def of_commit(self, commit: str) -> str:
         return self.git("rev-parse", f"{commit}^{{tree}}").strip()
@@ -166,8 +168,8 @@ class Repository:
     def git(
         self, *args: str, index: Path | None = None, at: Path | None = None, feed: str = ""
     ) -> str:
-        """What git prints. index: in the place of the checkout's. at: the folder of the files. feed:
-        what git reads. Raises SnapshotError."""
+        """What git prints. index: in the place of the checkout's. at: the folder of the files.
+        feed: what git reads. Raises SnapshotError."""
         kept = {
             name: value
             for name, value in os.environ.items()

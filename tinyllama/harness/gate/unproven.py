@@ -36,7 +36,9 @@ class Untimed:
     def verify(self, seed: int) -> dict[str, Proof]:
         """Hold the results of each case, on inputs from a seed, to the reference, on memory that is
         guarded; returns the proofs by case and result. Raises WrongResultError."""
-        candidate = Candidate(self.candidate.op, self.candidate.provider, self.candidate.device, seed)
+        candidate = Candidate(
+            self.candidate.op, self.candidate.provider, self.candidate.device, seed
+        )
         proofs: dict[str, Proof] = {}
         for case in self._cases():
             inputs = candidate.inputs(case)

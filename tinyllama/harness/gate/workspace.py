@@ -185,7 +185,7 @@ def _registered(options: Options, base: Config, here: Config, candidate: Path) -
     """What is gated. A pattern that the candidate dropped drops no benchmark."""
     if base.package:
         if options.ops:
-            raise NotJudgedError(f"--ops: pyproject.toml gates the ops of {base.package}: remove it")
+            raise NotJudgedError(f"--ops: the ops of {base.package} are gated here: remove it")
         return registered_by(base)
     patterns = options.ops or tuple(dict.fromkeys([*here.ops, *base.ops]))
     for pattern in patterns:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tinyllama.harness.gate.certificates import provenance
+from tinyllama.harness.gate.calibrate import provenance
 from tinyllama.harness.page.panels import Panel
 from tinyllama.harness.page.tables import Cell, Header, Row, Table, texts
 from tinyllama.harness.records.numbers import MISSING

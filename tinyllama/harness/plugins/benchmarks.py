@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tinyllama.harness.gate import config as settings
-from tinyllama.harness.gate.watch import BusyError
+from tinyllama.harness.gate.device_guard import BusyError
 from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording
@@ -80,7 +80,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    option = config.option
     saved = SavedRuns(config)
     config.pluginmanager.register(saved, "tinyllama-saved-runs")  # it is told what was loaded
     config.stash[SAVED] = saved

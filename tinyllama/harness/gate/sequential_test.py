@@ -15,6 +15,9 @@ There is a look after 4, 8, 12, 16 and 20 blocks. Two error rates hold over all 
 Each look spends its own share of either, which bounds the error for any dependence between looks,
 on Student's t. The variance is pooled with that of the device's own A/A blocks, unless today's is
 larger than those allow (F test at 0.001). Then today's is used alone.
+
+A large effect ends at the first look, where each of its four blocks is beyond five tolerances.
+Student's t with three degrees of freedom cannot tell it from noise; that no block is small can.
 """
 
 import math
@@ -30,6 +33,7 @@ LOOKS = (4, 8, 12, 16, 20)
 LEAST_SPREAD = 2e-4  # of a block's statistic; more blocks do not average it away
 UNLIKE_HISTORY = 1e-3  # p of the F test below which the history is not used
 CONFIRM_BLOCKS = 8  # 4 would fail to confirm slowdowns that the looks find
+FAR = 5  # tolerances; on a CPU without history a slowdown of 3 times took all 20 blocks
 CONFIRM_ALPHA = 0.05  # one-sided: the confirmation's interval must lie above zero
 
 Floats = NDArray[np.float64]
@@ -175,11 +179,22 @@ def _calls(statistics: Floats, look: int, rule: Rule, history: Spread) -> Any:
     calls[found.green_high < tolerance] = Call.SAME.value
     calls[found.green_high < -margin] = Call.FASTER.value
     calls[found.slower_low > margin] = Call.SLOWER.value
+    if look == 0:
+        calls[far_above(statistics, rule) < 0] = Call.SLOWER.value
     return calls
 
 
+def far_above(statistics: Any, rule: Rule) -> Any:
+    """How much slower (in logarithms) the first blocks would have to be for a large effect; below
+    0: they are beyond it already. statistics: (..., blocks)."""
+    return np.log1p(FAR * rule.tolerance) - np.asarray(statistics, dtype=float).min(axis=-1)
+
+
 def confirmed(statistics: Any, rule: Rule, history: Spread) -> Any:
-    """Whether fresh blocks confirm a SLOWER. statistics: (..., CONFIRM_BLOCKS)."""
+    """Whether fresh blocks confirm a SLOWER. statistics: (..., CONFIRM_BLOCKS); or as many as of
+    the first look, all of which confirm a large effect."""
+    if np.shape(statistics)[-1] == LOOKS[0]:
+        return far_above(statistics, rule) < 0
     return confirmation_low(statistics, history) > 0
 
 

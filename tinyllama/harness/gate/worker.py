@@ -1,6 +1,6 @@
-"""One side of a comparison, in a worker of its own interpreter and tree.
+"""One side of a comparison, in a process of its own interpreter and tree.
 
-It lists its benchmarks and times them in turns.
+It lists its benchmarks, and times and verifies them when the judge asks.
 """
 
 import contextlib
@@ -25,15 +25,14 @@ from tinyllama.harness.gate.benchmarks import (
     strays,
     usual_slowdowns,
 )
-from tinyllama.harness.gate.compiled import fingerprint, resources
-from tinyllama.harness.gate.judged import declarations
-from tinyllama.harness.gate.once import installed
-from tinyllama.harness.gate.subject import Subject
+from tinyllama.harness.gate.declarations import declarations
+from tinyllama.harness.gate.kernel_fingerprint import fingerprint, resources
+from tinyllama.harness.gate.timed_call import TimedCall
+from tinyllama.harness.gate.unproven import Untimed
+from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.machine.device import current, device_name
-from tinyllama.harness.machine.worker import TRITON_CACHE, caches_in
-from tinyllama.harness.measure.op_contender import (
-    loaded,
-)
+from tinyllama.harness.machine.worker import PRELOADED, caches_in
+from tinyllama.harness.measure.op_contender import loaded
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import versions
@@ -46,8 +45,7 @@ class Side:
     those of ops. slowed: benchmark -> share of its device time that is added to each call as real
     work, to see the gate find it; never used in a comparison. usual: by metric, the smallest
     slowdown that must not be called SAME, of what states none. own: only these ops of the tree in
-    the current folder are benchmarks; the harness is an installed one. kernels, base_kernels: the
-    folders of `OnlyOnce` on a GPU; empty: there is none.
+    the current folder are benchmarks; the harness is an installed one.
     """
 
     def __init__(
@@ -59,33 +57,30 @@ class Side:
         more: str = "",
         usual: Mapping[str, float] | None = None,
         own: Own | None = None,
-        kernels: str = "",
-        base_kernels: str = "",
     ) -> None:
-        self.device, self.once = current(device), None
-        if kernels and self.device.type != "cpu":
-            self.once = installed(Path(kernels), Path(base_kernels) if base_kernels else None)
-        self.package, self.own = package, own
+        self.device, self.package, self.own = current(device), package, own
         self.files = own.found(Path.cwd()) if own else tuple(files)
         self.slowed, self.more, self.usual = dict(slowed or {}), more, dict(usual or {})
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
-        self.most: dict[str, int] = {}
+        began = time.perf_counter()
+        loaded(self.package, self.files)
+        self.import_seconds = PRELOADED.get(package, 0.0) + time.perf_counter() - began
 
     def identity(self) -> dict[str, Any]:
-        """Which code this is, by what, on what."""
+        """Which code this is, by what, on what; and the seconds that its import took."""
         return {
             "root": self._root(),
             "python": f"{platform.python_version()} {sys.prefix}",
             "versions": versions(),
             "device": device_name(self.device),
+            "import_seconds": self.import_seconds,
         }
 
     def _root(self) -> str:
         """The folder of the code; a file of it that is from elsewhere, where there is one."""
         if self.own is None:
             return str(Path(tinyllama.__file__).resolve().parent.parent)
-        loaded(self.package, self.files)
         root = Path.cwd().resolve()
         return next(iter(strays(root)), str(root))
 
@@ -93,7 +88,7 @@ class Side:
         found = declared(self.device, self.package, self.files, self.usual, self.own)
         further = _imported(self.more)(self.device) if self.more else []
         usual = usual_slowdowns(self.device, self.usual)
-        return [*found, *(replace(one, slowdowns=one.slowdowns or usual) for one in further)]
+        return [*found, *(replace(step, slowdowns=step.slowdowns or usual) for step in further)]
 
     def declarations(self) -> dict[str, str]:
         """By ``op: part``, digests of what the ops declare that decides on their providers."""
@@ -110,10 +105,8 @@ class Side:
         pin_threads(self.processors if processor is None else {processor})
 
     def use_caches(self, folder: str) -> None:
-        """Compile into this folder from now on; but for Triton's kernels, which all pairs share."""
+        """Compile into this folder from now on."""
         os.environ.update(caches_in(Path(folder)))
-        if self.once is not None:
-            os.environ[TRITON_CACHE] = str(self.once.own)
 
     def warm_up_blas(self) -> None:
         """Make the first products of this process, whose allocations (BLAS's workspace) stay: they
@@ -124,81 +117,60 @@ class Side:
                 torch.nn.functional.linear(ones, ones, ones[0])
                 torch.nn.functional.linear(ones, ones)
 
-    def begin(self, name: str) -> float:
-        """Prepare a benchmark; returns the seconds until its first call ended, compiling included,
-        also of kernels that another process compiled.
+    def begin(self, name: str, metrics: Sequence[str]) -> float:
+        """Prepare a benchmark; returns the seconds until its first call ended, compiling included.
+        metrics: those of its times.
 
         The name is looked up here: the other side may have it at another place of its timed cases.
         """
-        found = next((one for one in self.benchmarks() if one.name == name), None)
-        if found is None:
+        benchmark = next((one for one in self.benchmarks() if one.name == name), None)
+        if benchmark is None:
             raise ValueError(f"there is no benchmark {name!r}")
-        start, before = time.perf_counter(), self._compiled_elsewhere()
-        if found.factory:
-            subject = _imported(found.factory)(found.timed, str(self.device))
+        start = time.perf_counter()
+        timed, device = benchmark.timed, str(self.device)
+        subject: Any
+        if benchmark.untimed:
+            subject = Untimed(timed, device, self.package, self.files)
+        elif benchmark.factory:
+            subject = _imported(benchmark.factory)(timed, device)
         else:
-            metrics = tuple(found.slowdowns)
-            subject = Subject(found.timed, str(self.device), self.package, self.files, metrics)
-        subject.run_once()
-        seconds = time.perf_counter() - start + self._compiled_elsewhere() - before
+            subject = TimedCall(timed, device, self.package, self.files, metrics)
+        if not benchmark.untimed:
+            subject.run_once()
+        seconds = time.perf_counter() - start
         self.subjects[name] = subject
         if name in self.slowed:
             subject.slow_down(self.slowed[name])
         return seconds
 
-    def _compiled_elsewhere(self) -> float:
-        return 0.0 if self.once is None else self.once.more
-
-    def verify(self, name: str) -> Any:
-        """Hold a benchmark's results to float64; returns what later calls are held to."""
+    def verify(self, name: str, seed: int) -> Any:
+        """Hold a benchmark's results on the values of a seed to float64; returns the proofs."""
         self._give_back()
-        before = self._reserved()
-        if self.device.type != "cpu":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        proofs = self.subjects[name].verify()
-        self.most[name] = self._reserved(most=True) - before
+        proofs = self.subjects[name].verify(seed)
         self._give_back()
         return proofs
 
-    def most_bytes(self, name: str) -> int:
-        """The most bytes of the device that `verify` took of a benchmark; 0 on a CPU."""
-        return self.most.get(name, 0)
-
-    def _reserved(self, *, most: bool = False) -> int:
-        if self.device.type == "cpu":
-            return 0
-        read = torch.cuda.max_memory_reserved if most else torch.cuda.memory_reserved
-        return read(self.device)
-
-    def _give_back(self) -> None:
-        """Give back the memory that nothing here holds: others compare with float64, too."""
-        if self.device.type != "cpu":
-            torch.cuda.empty_cache()
-
-    def expect(self, name: str, proofs: Any, warm_up: float) -> None:
-        """Hold it to what was verified, then warm up for some seconds."""
+    def make_ready(self, name: str, proofs: Any, warm_up: float) -> None:
+        """Warm up for some seconds. proofs: what `verify` returned of a subject that is no op's,
+        which takes the verified run as its standard; else None."""
         subject = self.subjects[name]
-        subject.expect(proofs)
+        if proofs is not None:
+            subject.expect(proofs)
         self._give_back()
         subject.warm_up(warm_up)
-        if isinstance(subject, Subject):
-            subject.rehearse()
+        subject.rehearse()
 
-    def turn(self, name: str, seed: int) -> dict[str, float]:
-        """Seconds of a call by metric. seed: of its input values, which no process has seen. A
-        subject other than an op's has values of its own."""
-        subject = self.subjects[name]
-        return subject.gated_turn(seed) if isinstance(subject, Subject) else subject.gated_turn()
+    def turn(self, name: str, seed: int, kept: int | None = None) -> dict[str, float]:
+        """Seconds of a call, by reading. seed: of its input values, which no process has seen;
+        kept: the call that keeps its results. A subject that is no op's has values of its own."""
+        readings: dict[str, float] = self.subjects[name].gated_turn(seed, kept)
+        return readings
 
-    def notes(self, name: str, seeds: Sequence[int]) -> list[list[int]]:
-        """Digests of the results of calls in turns; none if the provider is not deterministic."""
-        return [self.subjects[name].notes(seed) for seed in seeds]
-
-    def hold(self, name: str, seed: int, call: int, exact: bool) -> None:
-        """Compare a call of an earlier turn with eager's results or float64's; see
-        `Subject.hold`."""
-        self.subjects[name].hold(seed, call, exact)
+    def proofs(self, name: str) -> dict[str, Proof]:
+        """Hold the results that the last turn kept to float64."""
+        found: dict[str, Proof] = self.subjects[name].proofs()
         self._give_back()
+        return found
 
     def ready(self, name: str) -> None:
         self.subjects[name].ready()
@@ -209,12 +181,11 @@ class Side:
         return seconds
 
     def compile_layouts(self, name: str, names: Sequence[str]) -> None:
-        """Compile what calls in these layouts need, before `layouts` times them."""
+        """Compile and verify what calls in these layouts need, before `layouts` times them."""
         self.subjects[name].compile_layouts(names)
 
     def layouts(self, name: str, names: Sequence[str]) -> dict[str, Ratio]:
-        """How many times as long a call takes in these layouts as on contiguous inputs. What it
-        gives must be expected."""
+        """How many times as long a call takes in these layouts as on contiguous inputs."""
         found: dict[str, Ratio] = self.subjects[name].layouts(names, FEWEST_ROUNDS)
         return found
 
@@ -223,7 +194,7 @@ class Side:
         return fingerprint(self.subjects[name].launched())
 
     def inputs(self, name: str) -> int:
-        """A digest of the inputs of all seeds."""
+        """A digest of the inputs."""
         return self.subjects[name].input_digest()
 
     def counted(self, name: str) -> dict[str, int]:
@@ -239,6 +210,11 @@ class Side:
     def end(self, name: str) -> None:
         self.subjects.pop(name, None)
         self._give_back()
+
+    def _give_back(self) -> None:
+        """Give back the memory that nothing here holds: others compare with float64, too."""
+        if self.device.type != "cpu":
+            torch.cuda.empty_cache()
 
 
 def pin_threads(processors: Collection[int]) -> None:

@@ -88,7 +88,7 @@ def _holder(holder: Path) -> str:
 _FIGURES = re.compile(r"\d+(\.\d+)?")
 
 
-class Watch:
+class DeviceGuard:
     """What disturbs a device before, between and after the blocks.
 
     unreadable: why the GPU's load cannot be read, else None. gpu: replaces its own sensor.
@@ -103,11 +103,13 @@ class Watch:
 
     def before(self) -> str | None:
         """Why nothing should be timed now; call it while nothing of ours runs on the device."""
-        if self.device.type == "cpu":
-            load, processors = os.getloadavg()[0], os.cpu_count() or 1  # both of the whole machine
-            busy = f"the load is {load:.1f} on {processors} processors: other work runs here"
-            return busy if load > processors else None
-        return self.after()
+        return self.loaded() if self.device.type == "cpu" else self.after()
+
+    def loaded(self) -> str | None:
+        """Whether more runs on this machine than it has processors, whatever the device is."""
+        load, processors = os.getloadavg()[0], os.cpu_count() or 1  # both of the whole machine
+        busy = f"the load is {load:.1f} on {processors} processors: other work runs here"
+        return busy if load > processors else None
 
     def wait_until_idle(
         self, seconds: float, waiting: Callable[[str], None] = lambda reason: None
