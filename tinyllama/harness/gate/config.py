@@ -7,8 +7,8 @@
     groups = ["small-bf16", "ops-bf16"]     # what is timed where --groups names nothing
     tolerances = { seconds = 1.03 }         # to a stored baseline, where an entry states none
     package = "my_package.ops"              # instead of ops: each module of it declares ops
-    benchmarks = "my_package.steps:gated"   # gives further benchmarks of a device
-    timing = ["my_package.clocks"]          # modules that these are timed with
+    benchmarks = "tinyllama.bench.gated:benchmarks"  # in the harness's own repository: further ones
+    timing = ["tinyllama.bench.steps"]               # and modules that these are timed with
 
     [tool.tinyllama.lanes]
     nightly = ["small-bf16", "medium-bf16"]     # --groups nightly

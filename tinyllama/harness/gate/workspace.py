@@ -4,6 +4,7 @@ The instrument is that of the harness that runs here, and never the candidate's:
 of the harness itself, its files replace those of both trees (`protected_files`).
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -91,6 +92,8 @@ def prepared(request: Request) -> Iterator[Prepared]:
             rules = config.load(HARNESS) if ours else Config()
             timing = [rules.benchmarks.partition(":")[0], *rules.timing] if rules.benchmarks else []
             replaced = instrument(HARNESS, timing) if ours else []
+            if timing:
+                importlib.import_module(timing[0])  # its classes are in what workers answer
             snapshots = [
                 repository.unpack(_instrumented(repository, tree, replaced), folder / side)
                 for side, tree in ((BASE, base_tree), (CANDIDATE, request.tree))
