@@ -9,7 +9,7 @@ from tinyllama.bench.gated import REGISTERED
 from tinyllama.bench.peers import SEARCHED
 from tinyllama.bench.table import readings_clock, table
 from tinyllama.bench.workloads import ALL, SHORT_STEPS, not_here
-from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.plugins.suite import worker_device
 
 __all__ = ["readings_clock", "table"]  # fixtures

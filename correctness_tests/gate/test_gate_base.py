@@ -7,9 +7,9 @@ import pytest
 
 from correctness_tests.support.gate_fakes import SIDES
 from correctness_tests.support.gated_suite import GatedSuite
+from tinyllama.harness.gate.benchmarks import ON_CPU, Benchmark
 from tinyllama.harness.gate.comparison import sources
 from tinyllama.harness.gate.pair import Tree
-from tinyllama.harness.gate.side import ON_CPU, Benchmark
 
 pytest_plugins = ["pytester"]
 

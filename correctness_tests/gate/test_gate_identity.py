@@ -14,9 +14,9 @@ import torch
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.two_trees import judged, op_file, pair, write
 from tinyllama.harness.gate import identity
+from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.records.verdict import Outcome
 
 BY_PATH = """spec = importlib.util.spec_from_file_location('x', HERE / 'elsewhere/x.py')
@@ -107,8 +107,8 @@ PATCHES = {
     "KEPT.__enter__()": "_dispatch_tls_local_exclude_set",
     "from tinyllama.harness.kernels import launch_cache\n"
     "launch_cache.MOST_CACHED = 0": "tinyllama.harness.kernels.launch_cache.MOST_CACHED",
-    "from tinyllama.harness.gate import side\n"
-    "side.ON_CPU['device_seconds'] = 9.0": "tinyllama.harness.gate.side.ON_CPU",
+    "from tinyllama.harness.gate import benchmarks\n"
+    "benchmarks.ON_CPU['device_seconds'] = 9.0": "tinyllama.harness.gate.benchmarks.ON_CPU",
     "os.chdir('..')": "folder",
 }
 

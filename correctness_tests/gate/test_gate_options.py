@@ -209,7 +209,7 @@ def test_a_report_without_a_gate_is_refused(gated: GatedSuite) -> None:
 def test_the_noise_of_the_device_is_read_where_it_is_named_and_never_from_the_candidate(
     gated: GatedSuite, tmp_path: Path, named: bool
 ) -> None:
-    from tinyllama.harness.gate.noise import noise_path
+    from tinyllama.harness.gate.calibrate import noise_path
     from tinyllama.harness.machine.device import device_name
 
     root = tmp_path if named else gated.path / "results"
@@ -231,7 +231,7 @@ def test_the_instrument_is_all_that_measures() -> None:
     assert {f"tinyllama/bench/{name}.py" for name in ("gated", "steps", "workloads")} < found
     gate = {p.name for p in (ROOT / "tinyllama/harness/gate").glob("*.py")}
     assert {f"tinyllama/harness/gate/{name}" for name in gate} < found
-    of_sides = {str(p.relative_to(ROOT)) for p in closure(ROOT, ["tinyllama.harness.gate.side"])}
+    of_sides = {str(p.relative_to(ROOT)) for p in closure(ROOT, ["tinyllama.harness.gate.worker"])}
     of_ops = {str(p.relative_to(ROOT)) for p in closure(ROOT, ["tinyllama.ops.rms_norm"])}
     timing = {p for p in of_sides - of_ops if p.startswith("tinyllama/harness/")}
     # No time depends on these: the machine's facts, records, and what verifies a result.

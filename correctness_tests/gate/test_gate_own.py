@@ -21,12 +21,11 @@ from tinyllama import ops
 from tinyllama.cli import gate as command
 from tinyllama.cli import main, parser
 from tinyllama.harness.gate import accepted, comparison, judge, team
-from tinyllama.harness.gate.own import Own, strays
+from tinyllama.harness.gate.benchmarks import Own, Registered, strays
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.proof import check_report, tree_digest
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.stages import Stages
+from tinyllama.harness.gate.worker import Side
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure import op_contender
 from tinyllama.suites.entry import expanded
@@ -126,7 +125,7 @@ def test_what_a_file_imports_is_its_source(tree: Path) -> None:
 
 
 def test_any_file_of_the_tree_that_changes_meanwhile_is_seen(tree: Path) -> None:
-    registered = Registered(ops, own=Own((PATTERN,)))
+    registered = Registered(ops.__name__, own=Own((PATTERN,)))
     before = comparison.contents(tree, registered)
     assert comparison.contents(tree, registered) == before
     (tree / "own_helper.py").write_text("ONE = 2.0\n")
@@ -153,7 +152,7 @@ def prepared(tree: Path, commit: str, files: str, monkeypatch: pytest.MonkeyPatc
     request: Any = SimpleNamespace(
         all_verdicts=False,
         ops=(),
-        registered=Registered(ops, own=Own((files,))),
+        registered=Registered(ops.__name__, own=Own((files,))),
         root=tree,
         label="main",
         commit=commit,

@@ -12,12 +12,12 @@ import pytest
 from correctness_tests.support.gate_fakes import CPU, Script, died
 from correctness_tests.support.gated_suite import GatedSuite, git
 from correctness_tests.support.timed_suite import lines
+from tinyllama.harness.gate.device_guard import device_lock
 from tinyllama.harness.gate.interrupted import time_limit
+from tinyllama.harness.gate.metric import DEVICE
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.proof import verify
 from tinyllama.harness.gate.session import Session
-from tinyllama.harness.gate.subject import DEVICE
-from tinyllama.harness.gate.watch import device_lock
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.plugins import gating as plugin
@@ -224,7 +224,7 @@ def test_a_device_that_is_held_is_busy(gated: GatedSuite) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str) -> None:
-    gated.monkeypatch.setattr(plugin.Watch, f"{when}_reason", "other processes compute")
+    gated.monkeypatch.setattr(plugin.DeviceGuard, f"{when}_reason", "other processes compute")
     status, cases = gated.cases()
     assert status == 14
     assert "other processes compute" in str(cases["main~1 device"])
@@ -233,7 +233,7 @@ def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str) -> None:
 
 @pytest.mark.long
 def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(gated: GatedSuite) -> None:
-    gated.monkeypatch.setattr(plugin.Watch, "unseen", "no sensor (pip install it)")
+    gated.monkeypatch.setattr(plugin.DeviceGuard, "unseen", "no sensor (pip install it)")
     status, cases = gated.cases()
     assert status == 14
     assert "no sensor (pip install it); fix that, or add --unwatched" in str(cases["main~1 device"])

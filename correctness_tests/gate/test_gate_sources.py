@@ -11,9 +11,9 @@ import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT
 from tinyllama.harness.gate import comparison
+from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.revision import RevisionError
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, closure, digest, host_digest
 
 pytestmark = pytest.mark.usefixtures("each_file_is_read_once")

@@ -6,7 +6,7 @@ import pytest
 
 from correctness_tests.support.gated_suite import GatedSuite
 from correctness_tests.support.timed_suite import COMPARE, Suite, ends, lines
-from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.metric import DEVICE
 
 pytest_plugins = ["pytester"]
 

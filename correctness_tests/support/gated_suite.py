@@ -22,9 +22,9 @@ import scipy.stats  # noqa: F401  else a run of pytester loads parts of it, and 
 from correctness_tests.support.gate_fakes import CPU, REGISTERED, Script
 from correctness_tests.support.timed_suite import ROOT
 from tinyllama.harness.gate import comparison, judged
+from tinyllama.harness.gate.device_guard import DeviceGuard
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
-from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.plugins import gating as plugin
 
 CONFTEST = """
@@ -59,7 +59,7 @@ def test_two(benchmark):
 """
 
 
-class Watched(Watch):
+class Watched(DeviceGuard):
     """What disturbs the device before, and after."""
 
     before_reason: str | None = None
@@ -122,9 +122,8 @@ class GatedSuite:
         script = self.scripts.get(setting.base.label, self.script)
         fakes: dict[str, Any] = {
             "pairs": script.pairs,
-            "sources": script.digests,
+            "affected": script.affected,
             "effort": script.effort,
-            "differs": None,
             "at_once": 1,  # on a machine of any size
         }
         script.session = Session(replace(setting, **fakes))
@@ -180,7 +179,7 @@ def gated(
             monkeypatch.delenv(name)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked
     monkeypatch.setattr(plugin, "WAIT", 0.0)
-    monkeypatch.setattr(plugin, "Watch", type("Watch", (Watched,), {}))
+    monkeypatch.setattr(plugin, "DeviceGuard", type("DeviceGuard", (Watched,), {}))
     judge = tmp_path / "a judge"
     monkeypatch.setattr(comparison, "HARNESS", judge)
     suite = GatedSuite(pytester, monkeypatch, judge)

@@ -15,11 +15,9 @@ from correctness_tests.support.commands import ROOT
 from correctness_tests.support.own_repository import OP
 from tinyllama import ops
 from tinyllama.harness.gate import identity, sources
+from tinyllama.harness.gate.benchmarks import Benchmark, Own, Registered
 from tinyllama.harness.gate.opened import Group, Seen
-from tinyllama.harness.gate.own import Own
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.measure.op_contender import Timed
 
@@ -55,7 +53,7 @@ def judged(
     return identity.differs(
         trees,
         [benchmark(name, file) for name in names],
-        registered=Registered(ops, own=Own(("kernels/*.py",))),
+        registered=Registered(ops.__name__, own=Own(("kernels/*.py",))),
         sources=sources.Sources,
         observe=seen,
     ).whole

@@ -13,8 +13,7 @@ import pytest
 
 import tinyllama.ops
 from tinyllama.bench import measure_ops
-from tinyllama.harness.gate.own import Own
-from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.benchmarks import Own, Registered
 from tinyllama.harness.gate.revision import tree_of
 from tinyllama.harness.plugins.benchmarks import RECORDING, team_of
 from tinyllama.harness.plugins.gate import GATING
@@ -91,7 +90,8 @@ def pytest_tinyllama_benchmarks(config: pytest.Config) -> Registered:
     patterns = tuple(files) if config.option.ops else team_of(config, str(root)).ops
     version = project(root).get("project", {}).get("version", "0")
     return Registered(
-        tinyllama.ops, own=Own(patterns, selection.modules, tuple(config.option.op), version)
+        tinyllama.ops.__name__,
+        own=Own(patterns, selection.modules, tuple(config.option.op), version),
     )
 
 

@@ -11,9 +11,9 @@ import torch
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from correctness_tests.support.gate_samples import run, told
 from tinyllama.bench.gated import REGISTERED
+from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
 from tinyllama.harness.gate.pair import Tree
-from tinyllama.harness.gate.side import Benchmark
 from tools import try_gate
 from tools.try_gate import BRANCHES, Edit, EditError, branched, copied
 

@@ -11,15 +11,15 @@ random, since the sides of an A/A block are exchangeable. A slowdown is added to
 
 Such merges show how the rule handles noise like that of the recorded blocks, with its correlation,
 tails and modes. They do not show noise that is not in these blocks: a disturbance of one launch in
-1000 is rarely among 40 blocks. Blocks of one day do not contain the differences between days. A side
-that is always slower is removed by the exchanged signs: `Detection.leaning` tests for that.
+1000 is rarely among 40 blocks. Blocks of one day do not contain the differences between days. A
+side that is always slower is removed by the exchanged signs: `Detection.leaning` tests for that.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -37,7 +37,6 @@ from tinyllama.harness.gate.sequential_test import (
     bounds,
     confirmation_low,
     far_above,
-    smallest_found,
 )
 from tinyllama.harness.machine.device import slug
 from tinyllama.harness.machine.files import only_writer, read_regular, replace_text
@@ -57,8 +56,8 @@ LEANING = 1e-3  # p, for all figures together, below which A/A blocks lean to on
 LEAST_LEANING = 0.2  # by at least this share of the margin
 
 Text = Annotated[str, Meta(min_length=1)]
-Metric = Literal["device_seconds", "host_seconds"]
 METRICS = (DEVICE, HOST)
+Metric = Annotated[str, Meta(pattern=f"^({DEVICE}|{HOST})$")]
 
 
 # -- A/A blocks -----------------------------------------------------------------------------------
@@ -180,9 +179,8 @@ class Detection(Struct, frozen=True):
     """The slowdowns of one figure that the gate finds: those that are SLOWER and confirmed.
 
     detected: by slowdown, as "0.02", the share found. at_tolerance: the share found of the
-    tolerance. smallest: the smallest slowdown of GRID of which 99% are found, or None. by_formula:
-    the same for a normal distribution, without stops at SAME and without confirmation. mean: of the
-    blocks, 0 for equal sides. leaning: the p value of a true mean within a fifth of the margin.
+    tolerance. smallest: the smallest slowdown of GRID of which 99% are found, or None. mean: of
+    the blocks, 0 for equal sides. leaning: the p value of a true mean within a fifth of the margin.
     """
 
     benchmark: str
@@ -194,7 +192,6 @@ class Detection(Struct, frozen=True):
     blocks: int = 0
     mean: float = 0.0
     leaning: float = 1.0
-    by_formula: float = 0.0
     at_tolerance: float = 0.0
 
 
@@ -289,12 +286,12 @@ def certify(
     decide all metrics of a benchmark without claims. benchmarks: of a merge, else all with blocks.
     Raises ValueError where fewer than 20 blocks hold every figure.
     """
-    claims = {benchmark: dict(stated) for benchmark, stated in (claims or {}).items()}
+    stated = {benchmark: dict(claim) for benchmark, claim in (claims or {}).items()}
     blocks = noise.of(versions)
     timed = {benchmark for block in blocks for benchmark in block.statistics}
-    names = {*(timed if benchmarks is None else benchmarks), *claims}
+    names = {*(timed if benchmarks is None else benchmarks), *stated}
     # Recorded or not: a figure that was never timed must not be certified.
-    figures = sorted((name, metric) for name in names for metric in claims.get(name) or rules)
+    figures = sorted((name, metric) for name in names for metric in stated.get(name) or rules)
     if merges < 1 or (blocks and not figures) or {metric for _, metric in figures} - set(rules):
         raise ValueError(f"{merges} merges of {len(figures)} figures by rules of {sorted(rules)}")
     usable = [block for block in blocks if all(_holds(block, figure) for figure in figures)]
@@ -304,7 +301,7 @@ def certify(
     judged = []
     for (benchmark, metric), values in zip(figures, table.T, strict=True):
         margin, tolerance = rules[metric]
-        tolerance = claims.get(benchmark, {}).get(metric, tolerance)
+        tolerance = stated.get(benchmark, {}).get(metric, tolerance)
         judged.append((values, Rule(len(figures), margin, tolerance), Spread.of(values)))
     alarms, green, shares = _simulate(judged, merges, np.random.default_rng(seed))
     test = scipy.stats.binomtest(alarms, merges, alternative="less")
@@ -321,7 +318,7 @@ def certify(
         false_alarms=alarms,
         false_alarms_bound=float(test.proportion_ci(CONFIDENCE, method="exact").high),
         all_green=green / merges,
-        claims=claims,
+        claims=stated,
         found=list(map(_detection, figures, judged, shares)),
         bars=[],
     )
@@ -333,9 +330,7 @@ def _holds(block: Block, figure: Figure) -> bool:
     return metric in block.statistics.get(benchmark, {})
 
 
-def _too_few(
-    device: str, blocks: list[Block], usable: list[Block], figures: list[Figure]
-) -> str:
+def _too_few(device: str, blocks: list[Block], usable: list[Block], figures: list[Figure]) -> str:
     text = (
         f"{len(usable)} of {len(blocks)} A/A blocks of {device} with these versions hold every "
         f"figure, and a certificate needs {LEAST_BLOCKS} or more: record more"
@@ -408,7 +403,6 @@ def _detection(figure: Figure, judged: Judged, shares: Floats) -> Detection:
         blocks=len(values),
         mean=float(values.mean()),
         leaning=float(scipy.stats.t.sf(further / error, len(values) - 1)),
-        by_formula=smallest_found(rule, history),
         smallest=next((s for s in GRID if share[s] >= ENOUGH), None),
         at_tolerance=share[rule.tolerance],
         detected={f"{s:g}": share[s] for s in SLOWDOWNS},
@@ -449,22 +443,11 @@ def _bars(certificate: Certificate) -> list[Bar]:
     return [bar for bar in bars if bar]
 
 
-class _Case(NamedTuple):
-    figure: Detection
-    holds: bool
-    measured: str
-
-
-def _each(text: str, cases: Iterable[tuple[Detection, bool, str]]) -> Bar | None:
+def _each(text: str, cases: Sequence[tuple[Detection, bool, str]]) -> Bar | None:
     """None where no figure is asked: a bar that nothing could miss is none."""
-    every = [_Case(*case) for case in cases]
-    missed = [
-        f"{case.figure.metric} of {case.figure.benchmark} ({case.measured})"
-        for case in every
-        if not case.holds
-    ]
-    counted = f"{len(every) - len(missed)} of {len(every)}"
-    return Bar(text, not missed, "; not ".join([counted, *missed])) if every else None
+    missed = [f"{f.metric} of {f.benchmark} ({said})" for f, holds, said in cases if not holds]
+    counted = f"{len(cases) - len(missed)} of {len(cases)}"
+    return Bar(text, not missed, "; not ".join([counted, *missed])) if cases else None
 
 
 def _share(figure: Detection, share: float, least: float = ENOUGH) -> tuple[Detection, bool, str]:

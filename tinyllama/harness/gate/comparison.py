@@ -21,7 +21,10 @@ from pathlib import Path
 
 import torch
 
-from tinyllama.harness.gate import accepted, identity, side, team
+from tinyllama.harness.gate import accepted, identity, team
+from tinyllama.harness.gate.benchmarks import Benchmark, Registered
+from tinyllama.harness.gate.calibrate import Noise
+from tinyllama.harness.gate.device_guard import DeviceGuard
 from tinyllama.harness.gate.judge import HARNESS
 from tinyllama.harness.gate.judged import (
     BYTECODE,
@@ -31,10 +34,7 @@ from tinyllama.harness.gate.judged import (
     changed_files,
     shadowing,
 )
-from tinyllama.harness.gate.noise import Noise
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, make_side
-from tinyllama.harness.gate.pool import launcher, pairs_at_once, timing_processor
-from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, FACTORY, Tree, make_side
 from tinyllama.harness.gate.revision import (
     RevisionError,
     check_out,
@@ -42,12 +42,11 @@ from tinyllama.harness.gate.revision import (
     tracked_files,
     untracked_code,
 )
+from tinyllama.harness.gate.schedule import launcher, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
-from tinyllama.harness.gate.setting import Setting
-from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.setting import Affected, Setting
 from tinyllama.harness.gate.sources import Sources, imports_of, module_file, modules_of
 from tinyllama.harness.gate.stages import Stages
-from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.files import real
@@ -72,7 +71,7 @@ class Request:
     device: torch.device
     results: Path | None
     version: str
-    watch: Watch
+    watch: DeviceGuard
     candidate_label: str
     all_verdicts: bool = False
     ops: tuple[str, ...] = ()
@@ -138,7 +137,6 @@ def prepared(request: Request) -> Iterator[Session]:
             request.label,
             folder / "base-caches",
             usual=of_base.slowdowns,
-            kernels=folder / "base-kernels",
         )
         candidate = Tree(
             CANDIDATE,
@@ -147,7 +145,6 @@ def prepared(request: Request) -> Iterator[Session]:
             request.candidate_label,
             folder / "candidate-caches",
             usual=team.load(request.root).slowdowns,
-            kernels=folder / "candidate-kernels",
         )
         threading.Thread(target=_read_ahead, args=([base_root, root], registered)).start()
         yield Session(
@@ -161,12 +158,8 @@ def prepared(request: Request) -> Iterator[Session]:
                 ),
                 accepted=allowed,
                 watch=request.watch,
-                sources=sources,
-                differs=functools.partial(
-                    identity.differs,
-                    registered=registered,
-                    sources=_sources,
-                    observe=functools.partial(identity.observed, device=request.device),
+                affected=functools.partial(
+                    _affected, trees=(base, candidate), registered=registered, device=request.device
                 ),
                 toolchains=request.commit is None,
                 all_verdicts=request.all_verdicts,
@@ -302,7 +295,7 @@ def check_tree(
 
     files: of the instrument, which the tree need not have.
     """
-    waiting, done = [side.__name__, registered.package, registered.modules[0]], set()
+    waiting, done = [FACTORY.partition(":")[0], registered.package, registered.modules[0]], set()
     while waiting:
         name = waiting.pop()
         path = module_file(judge, name)
@@ -333,6 +326,46 @@ def sources(tree: Tree, benchmark: Benchmark) -> tuple[Mapping[str, str], Mappin
         return _sources(tree.root).of(*modules)
     except RevisionError:
         return {"": tree.name}, {"": tree.name}  # equal to nothing
+
+
+def _affected(
+    benchmarks: Sequence[Benchmark],
+    trees: Sequence[Tree],
+    registered: Registered,
+    device: torch.device,
+) -> dict[str, Affected]:
+    """By name, why benchmarks are measured; those that run the same on both sides have no entry."""
+    observe = functools.partial(identity.observed, device=device)
+    of_source = {
+        part: {one.name: "source" for one in benchmarks if _differs(trees, one, part)}
+        for part in (0, 1)
+    }
+    seen = identity.Differs({}, {})
+    if alike := [one for one in benchmarks if one.name not in of_source[1]]:
+        seen = identity.differs(
+            trees, alike, registered=registered, sources=_sources, observe=observe
+        )
+    whole, host = {**seen.whole, **of_source[0]}, {**seen.host, **of_source[1]}
+    by_name = {one.name: one for one in benchmarks}
+    return {
+        name: Affected(why, host=name in host, own=_own_differs(trees, by_name[name]))
+        for name, why in whole.items()
+    }
+
+
+def _differs(trees: Sequence[Tree], benchmark: Benchmark, part: int) -> bool:
+    base, candidate = (sources(tree, benchmark)[part] for tree in trees)
+    return base != candidate
+
+
+def _own_differs(trees: Sequence[Tree], benchmark: Benchmark) -> bool:
+    base, candidate = (sources(tree, benchmark)[0] for tree in trees)
+    own = []
+    for tree in trees:
+        if path := module_file(tree.root, benchmark.module):
+            own.append(path.relative_to(tree.root).as_posix().removesuffix("__init__.py"))
+    differ = (name for name in {**base, **candidate} if base.get(name) != candidate.get(name))
+    return any(name.startswith(tuple(own)) for name in differ)
 
 
 def _read_ahead(roots: Sequence[Path], registered: Registered) -> None:

@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 import torch
 
+from tinyllama.harness.gate.benchmarks import Benchmark, Registered
 from tinyllama.harness.gate.opened import HARNESS, Group, Seen
 from tinyllama.harness.gate.pair import CANDIDATE, READY, Tree
-from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, is_environment, module_file, modules_of, roots
 from tinyllama.harness.machine.worker import Worker, WorkerError
 from tinyllama.harness.measure.op_contender import Timed

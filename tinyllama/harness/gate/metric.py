@@ -75,7 +75,9 @@ def check_turn(turn: Turn, side: str, metrics: Collection[str], pace: float) -> 
             raise ValueError(f"{metric}: {seconds!r} s in a turn of the {side} is no time")
     longest = max(turn.values())
     if longest * CLOCK_RATIO < pace:
-        text = f"a turn of the {side} says {longest:.3g} s for a call, the judge's clock {pace:.3g} s"
+        text = (
+            f"a turn of the {side} says {longest:.3g} s for a call, the judge's clock {pace:.3g} s"
+        )
         raise ClockError(side, text)
 
 
@@ -99,7 +101,7 @@ class Block:
 
 
 def _work(turns: Sequence[Turn], metric: str) -> float:
-    """The mean of all work over the turns of a side. A turn that was interrupted decides nothing."""
+    """The mean of all work over the turns of a side. One that was interrupted decides nothing."""
     works = [turn[ALL_WORK + metric] for turn in turns]
     most = MOST * median(works)
     return mean(min(work, most) for work in works)
@@ -153,7 +155,7 @@ class Series:
         ratio = math.exp(mean(self.all_work))
         text = (
             f"{ALL_WORK}{metric} {_percent(ratio)} [at least {_percent(math.exp(least))}] in "
-            f"{len(self.all_work)} blocks: of the first call, every call, other streams, destructors"
+            f"{len(self.all_work)} blocks: first call, every call, other streams, destructors"
         )
         return Figure(f"{ALL_WORK}{metric}", Outcome.SLOWER, text, ratio=ratio)
 
@@ -165,7 +167,7 @@ class Series:
         found = bounds(np.asarray(self.statistics), look, self.rule, self.history)
         low = found.slower_low if call is Call.SLOWER else found.green_low
         if call is Call.SLOWER and self._is_far(self.statistics):
-            low = max(low, min(self.statistics))
+            low = np.maximum(low, min(self.statistics))
         ratio, lowest, highest = (float(np.exp(x)) for x in (found.mean, low, found.green_high))
         text = (
             f"{metric} {_percent(ratio)} [{_percent(lowest)}, {_percent(highest)}] "
@@ -206,6 +208,7 @@ class Series:
             return replace(figure, text=f"{figure.text}, confirmed by {again} in fresh processes")
         text = f"{figure.text}, not confirmed: {again} in {len(blocks)} fresh blocks"
         return replace(figure, outcome=Outcome.INCONCLUSIVE, text=text)
+
 
 def _percent(ratio: float) -> str:
     return f"{ratio - 1:+.2%}"

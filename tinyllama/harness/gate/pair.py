@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
 from tinyllama.harness.gate.metric import HOST, Block, ClockError, Turn, check_turn
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import roots
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.gate.verification import hold_to_base
@@ -42,7 +41,6 @@ from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number
 
 FACTORY = "tinyllama.harness.gate.worker:Side"
-BASE, CANDIDATE = "base", "candidate"
 WARM_UP = 0.02  # seconds of repeating before a benchmark is timed, on a device that is warm
 AT_ONCE = 4  # pairs that work at once, at most
 FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these are enough

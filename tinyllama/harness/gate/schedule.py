@@ -1,9 +1,9 @@
 """Which pairs of processes work when, and where: pairs that are started ahead, and waves of blocks.
 
 A wave is as many fresh pairs as may work at the same time; each gives one block of every benchmark
-that is undecided. So a look costs one start of processes, not four. All pairs make a benchmark ready
-at once. Then, with nothing else at work, one after the other is timed. Then all hold the results of
-a timed call to the reference.
+that is undecided. So a look costs one start of processes, not four. All pairs make a benchmark
+ready at once. Then, with nothing else at work, one after the other is timed. Then all hold the
+results of a timed call to the reference.
 """
 
 from __future__ import annotations
@@ -21,19 +21,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Registered
 from tinyllama.harness.gate.device_guard import identity
 from tinyllama.harness.gate.exact import layout_figures, layouts_missed
 from tinyllama.harness.gate.metric import Block, ClockError
-from tinyllama.harness.gate.pair import (
-    AT_ONCE,
-    BASE,
-    CANDIDATE,
-    WARM_UP,
-    Pair,
-    SideError,
-    Tree,
-)
-from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.pair import AT_ONCE, WARM_UP, Pair, SideError, Tree
 from tinyllama.harness.machine.worker import close_all
 from tinyllama.harness.records.verdict import Figure
 

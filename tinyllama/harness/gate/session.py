@@ -25,6 +25,14 @@ from typing import Any
 
 from tinyllama.harness.gate.accepted import FILE
 from tinyllama.harness.gate.attribution import PROFILES, moved
+from tinyllama.harness.gate.benchmarks import (
+    BASE,
+    CANDIDATE,
+    Stopped,
+    check_identities,
+    matched,
+    unable,
+)
 from tinyllama.harness.gate.exact import (
     COMPILE_RATIO,
     COMPILE_SECONDS,
@@ -35,14 +43,14 @@ from tinyllama.harness.gate.exact import (
     new_figures,
 )
 from tinyllama.harness.gate.judged import Change, changed_declarations
-from tinyllama.harness.gate.listing import Stopped, check_identities, matched, unable
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, Series, margin_of
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, READY, Effort, Pair, SideError, Tree
+from tinyllama.harness.gate.pair import READY, Effort, Pair, SideError, Tree
 from tinyllama.harness.gate.schedule import Wave, sizes
 from tinyllama.harness.gate.sequential_test import CONFIRM_BLOCKS, LOOKS, Call, Rule
 from tinyllama.harness.gate.setting import Affected, BenchmarkState, Setting
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine.worker import all_ended
+from tinyllama.harness.records.results import is_number
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
 MAX_DISCARDED = 2  # waves on a disturbed device; one more, and the verdict is BUSY
@@ -284,13 +292,11 @@ class Session:
             listed = matched(self.setting, base, candidate, self.left_out)
         blind = self.setting.measure_all or self.setting.toolchains
         if not blind:
-            states = (*listed.found.values(), *listed.new.values())
-            self.affected = self.setting.affected([state.benchmark for state in states])
-        for name, state in listed.found.items():
-            affected = self.affected.get(name)
-            if not state.benchmark.further or (affected is not None and affected.own):
-                self.found[name] = state
-        self.new = {n: state for n, state in listed.new.items() if not state.benchmark.further}
+            self.affected = self.setting.affected([*listed.found.values(), *listed.new.values()])
+        own = {name for name, affected in self.affected.items() if affected.own}
+        compared = {n: b for n, b in listed.found.items() if not b.further or n in own}
+        self.found = {name: BenchmarkState(b) for name, b in compared.items()}
+        self.new = {n: BenchmarkState(b) for n, b in listed.new.items() if not b.further}
         self.others += listed.others
         if not self.setting.toolchains:
             declared = pair.each("declarations")
@@ -385,7 +391,9 @@ class Session:
         seconds = pair.begin(benchmark)
         inputs = pair.each("inputs", name)
         if inputs[BASE] != inputs[CANDIDATE]:
-            text = "its inputs are not those of the base: give what is another benchmark another name"
+            text = (
+                "its inputs are not those of the base: give what is another benchmark another name"
+            )
             return self.settle(state, Outcome.NO_BASELINE, text)
         if benchmark.untimed:
             state.proofs = pair.verify(benchmark)
@@ -396,7 +404,7 @@ class Session:
         allowed = self.allowed(state)
         wanted = COUNTED_ON_GPU if self.setting.device.type != "cpu" else ()
         state.figures += count_figures(counted[BASE], counted[CANDIDATE], allowed, wanted)
-        state.figures.append(compile_figure(seconds, lambda metric: allowed(metric)[0]))
+        state.figures.append(self._compile_figure(state, seconds))
         alike = all(figure.outcome is Outcome.SAME for figure in state.figures)
         affected = self.affected.get(name)
         kernels_alone = affected is not None and not affected.host
@@ -410,6 +418,10 @@ class Session:
             pair.ask(CANDIDATE, "compile_layouts", name, layouts, timeout=READY)
         return None
 
+    def _compile_figure(self, state: BenchmarkState, seconds: Mapping[str, float]) -> Figure:
+        allowed = self.allowed(state)
+        return compile_figure(seconds, lambda metric: allowed(metric)[0])
+
     def _compile_again(self, states: Sequence[BenchmarkState]) -> None:
         """Measure compile times that are SLOWER again, with nothing else at work."""
         slower = [s for s in states if (f := s.settled(_COMPILE)) and f.outcome is Outcome.SLOWER]
@@ -422,8 +434,7 @@ class Session:
                     for tree in self.trees:
                         folder = tree.caches.with_name(f"{tree.caches.name}-again-{number}")
                         pair.ask(tree.name, "use_caches", str(folder))
-                    allowed = self.allowed(state)
-                    again = compile_figure(pair.begin(state.benchmark), lambda m: allowed(m)[0])
+                    again = self._compile_figure(state, pair.begin(state.benchmark))
                     pair.end(state.benchmark)
                     state.figures = [again if f.metric == _COMPILE else f for f in state.figures]
 
@@ -487,9 +498,7 @@ class Session:
                 if all(state.settled(metric) for metric in state.series):
                     self._conclude(state)
 
-    def _wave(
-        self, states: Sequence[BenchmarkState], count: int, *, again: bool = False
-    ) -> int:
+    def _wave(self, states: Sequence[BenchmarkState], count: int, *, again: bool = False) -> int:
         """Take so many blocks of some benchmarks; returns how many, 0 where they are discarded.
         again: they confirm a slowdown. Raises Stopped."""
         before = [state.verdict for state in states]
@@ -667,6 +676,9 @@ def _first_call(state: BenchmarkState, accepted: float) -> Figure:
     """Of the seconds of the first calls in the fresh processes of blocks, whose code is compiled:
     SLOWER beyond a ratio plus seconds."""
     before, after = (median(one[side] for one in state.first_calls) for side in (BASE, CANDIDATE))
+    if not (is_number(before) and is_number(after) and before > 0):
+        text = f"{_FIRST_CALL} was {before}, is {after}: invalid times"
+        return Figure(_FIRST_CALL, Outcome.MISSING, text, before, after)
     limit = before * COMPILE_RATIO * (1 + accepted) + FIRST_CALL_SECONDS
     text = f"{_FIRST_CALL} {before:.2f} -> {after:.2f}"
     outcome = Outcome.SAME

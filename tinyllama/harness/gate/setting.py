@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from tinyllama.harness.gate.accepted import Accepted
+from tinyllama.harness.gate.benchmarks import Benchmark, Registered
 from tinyllama.harness.gate.calibrate import Noise
 from tinyllama.harness.gate.device_guard import DeviceGuard
 from tinyllama.harness.gate.judged import Change
 from tinyllama.harness.gate.metric import Series
 from tinyllama.harness.gate.pair import Effort, Pair, Tree
-from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.schedule import PairPool, opened
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.records.verdict import Figure, Verdict
 
 

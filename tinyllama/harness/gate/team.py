@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.machine.files import read_regular
 from tinyllama.harness.machine.parsed import toml_of
 from tinyllama.harness.records.entries import is_number

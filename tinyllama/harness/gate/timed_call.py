@@ -2,15 +2,16 @@
 
 A turn has two readings of each metric (`tinyllama.harness.gate.metric`). Device time is of the
 first call of a turn, on cold caches, behind a spin kernel that outlasts the enqueueing. Host time,
-and on a CPU all time, is of the fastest of some calls in a row: other work on the machine only adds.
-All work is of a row of calls whose results are dropped as they come, until the device is idle.
+and on a CPU all time, is of the fastest of some calls in a row: other work on the machine only
+adds. All work is of a row of calls whose results are dropped as they come, until the device is
+idle.
 
 Each turn has input values that no process has seen: those that are drawn once, with each feature
 (along the last dimension) multiplied by a number near 1. These numbers come from a seed that the
 judge draws when it asks for the turn. So both sides get the same values, making them costs as much
 as a copy, and they are written to the addresses of the turn before, as in a training loop. Drawing
-all values anew would take 5 to 25 times as long as a turn on a CPU. Integers and single numbers keep
-their values.
+all values anew would take 5 to 25 times as long as a turn on a CPU. Integers and single numbers
+keep their values.
 
 In a block's last turn one call, chosen at random by the judge, keeps its results, which are then
 held to float64.
@@ -94,9 +95,9 @@ class TimedCall(OpContender):
 
     def rehearse(self) -> None:
         """Take a turn that does not count: it makes what later ones find."""
-        self.turn(0)
+        self.gated_turn(0)
 
-    def turn(self, seed: int, kept: int | None = None) -> dict[str, float]:
+    def gated_turn(self, seed: int, kept: int | None = None) -> dict[str, float]:
         """Seconds of a call, by reading, on values from this seed alone.
 
         kept: any number; the call of that number, modulo their number, keeps its results for
@@ -215,7 +216,10 @@ class TimedCall(OpContender):
         for name in ("contiguous", *names):
             self._give(self.passes[-1], name)
             self._run()
-            self._proven(self._collected(), _copies(self._master()), f"{name} inputs: ")
+            inputs = _copies(self._master())
+            if self.layout == self.usual:
+                self._varied(inputs, self.place)
+            self._proven(self._collected(), inputs, f"{name} inputs: ")
         self._keep_usual()
         self._forget()
 

@@ -17,10 +17,16 @@ from typing import Any
 import torch
 
 import tinyllama
+from tinyllama.harness.gate.benchmarks import (
+    Benchmark,
+    Own,
+    declared,
+    left_out,
+    strays,
+    usual_slowdowns,
+)
 from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.judged import declarations
-from tinyllama.harness.gate.own import Own, strays
-from tinyllama.harness.gate.side import Benchmark, declared, left_out, usual_slowdowns
 from tinyllama.harness.gate.timed_call import TimedCall
 from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.machine.device import current, device_name
@@ -153,7 +159,7 @@ class Side:
     def turn(self, name: str, seed: int, kept: int | None = None) -> dict[str, float]:
         """Seconds of a call, by reading. seed: of its input values, which no process has seen;
         kept: the call that keeps its results. A subject that is no op's has values of its own."""
-        readings: dict[str, float] = self.subjects[name].turn(seed, kept)
+        readings: dict[str, float] = self.subjects[name].gated_turn(seed, kept)
         return readings
 
     def proofs(self, name: str) -> dict[str, Proof]:

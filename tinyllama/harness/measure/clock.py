@@ -214,7 +214,6 @@ class Clock:
                 )
             self.spin_seconds = min(LONGEST_SPIN, max(2 * self.spin_seconds, 2 * reading.host))
 
-
     def all_work(self, calls: Callable[[], object], before: Callable[[], object]) -> float:
         """Seconds from the end of a spin, during which all calls are enqueued, until the device
         has nothing left to do: of work on other streams, too, and of what ends with the results.

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tinyllama.harness.gate import team
-from tinyllama.harness.gate.watch import BusyError
+from tinyllama.harness.gate.device_guard import BusyError
 from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording

@@ -13,8 +13,8 @@ import pytest
 
 import tinyllama
 from tinyllama.harness.gate import judge
+from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.gate.interrupted import time_limit
-from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, tree_of
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import real

@@ -16,13 +16,13 @@ import pytest
 import tinyllama
 from tinyllama.harness.gate import judge
 from tinyllama.harness.gate.asked import Asked
+from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.gate.comparison import Request, UnreadableError, prepared
+from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard, device_lock
 from tinyllama.harness.gate.interrupted import Interruption
 from tinyllama.harness.gate.proof import tree_digest
-from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, tree_of
 from tinyllama.harness.gate.stages import Stages, age, began
-from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import replace_text
@@ -109,7 +109,7 @@ class Gating:
                 "green: name a harness that you trust with --judge, or a newer base"
             )
             self.verdicts.append((label, Verdict("judge", Outcome.JUDGE_CHANGED, text)))
-        watch = Watch(self.device)
+        watch = DeviceGuard(self.device)
         if watch.unreadable and not self.config.option.unwatched:
             text = (
                 f"load and throttling cannot be read: {watch.unreadable}; fix that, or add "

@@ -1,26 +1,94 @@
-"""The benchmarks of a tree: which providers of which ops are compared, on which cases."""
+"""The benchmarks of a comparison: what each side declares, and which of it both have."""
 
+from __future__ import annotations
+
+import glob
 import os
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry
 from tinyllama.harness.gate.metric import DEVICE, HOST
-from tinyllama.harness.gate.own import Own
+from tinyllama.harness.gate.sources import module_file
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import (
     Timed,
+    declared_by,
     loaded,
     passes_of,
     timed_dtype,
     untimed,
 )
 from tinyllama.harness.records.results import is_number
+from tinyllama.harness.records.verdict import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from tinyllama.harness.gate.pair import Tree
+    from tinyllama.harness.gate.setting import Setting
+
+BASE, CANDIDATE = "base", "candidate"  # the names of the sides
+
+
+@dataclass(frozen=True)
+class Own:
+    """The ops of a repository that is not the harness's.
+
+    files: paths and patterns relative to the root of a tree, as pytest expands them; each side has
+    its own files of these. modules: of entry points. names: of the only ops that are compared;
+    empty: of all. version: of the project; waivers expire by it.
+    """
+
+    files: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    version: str = "0"
+
+    def found(self, root: Path) -> tuple[str, ...]:
+        """The files of ops that a tree has, as absolute paths."""
+        matches = (glob.glob(each, root_dir=root, recursive=True) for each in self.files)
+        paths = (str(root / name) for names in matches for name in sorted(names))
+        return tuple(dict.fromkeys(path for path in paths if os.path.isfile(path)))
+
+    def providers(self, registry: Registry, named: Mapping[str, str]) -> dict[str, list[Provider]]:
+        """By op, the providers that are benchmarks. named: the file of each module."""
+        declared = declared_by(registry, {*named, *self.modules})
+        return {op: each for op, each in declared.items() if not self.names or op in self.names}
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What is gated.
+
+    package: whose ops are loaded, and are benchmarks unless ``own`` says which are. factory:
+    ``module:name`` of a function that gives the further benchmarks of a device; empty: there are
+    none. modules: those that time the further benchmarks; both sides run the judge's files of them.
+    """
+
+    package: str
+    factory: str = ""
+    modules: tuple[str, ...] = ()
+    own: Own | None = None
+
+
+def strays(root: Path) -> list[str]:
+    """The files of loaded modules that a tree has too, and that were not loaded from it: an
+    installed copy, or the other side's."""
+    files = []
+    for name, module in list(sys.modules.items()):
+        ours, file = module_file(root, name), getattr(module, "__file__", None)
+        if ours is not None and file and Path(file).resolve() != ours.resolve():
+            files.append(file)
+    return sorted(files)
+
+
+# -- what a side declares -------------------------------------------------------------------------
 
 # By metric, the smallest slowdown that must not be called SAME. A shared host is noisier.
 # Processes that run the same code differ by 4% in host time (docs/GATE.md).
@@ -195,3 +263,116 @@ def _name(op: Op, timed: Timed) -> str:
     case = op.timed[timed.case]
     layout = "" if timed.layout == "contiguous" else f"-{timed.layout}"
     return f"{op.name}-{timed.provider}-{case}-{timed.dtype}{layout}/{passes_of(op)[-1]}"
+
+
+# -- what both sides have --------------------------------------------------------------------------
+
+
+class Stopped(Exception):  # noqa: N818
+    """The whole comparison has one verdict: nothing more can be measured."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+
+
+@dataclass
+class Listed:
+    """found: what both sides have; new: what the base's tree lacks; others: verdicts on what cannot
+    be compared."""
+
+    found: dict[str, Benchmark] = field(default_factory=dict)
+    new: dict[str, Benchmark] = field(default_factory=dict)
+    others: list[Verdict] = field(default_factory=list)
+
+
+def unable(side: str) -> Outcome:
+    return Outcome.NO_BASE if side == BASE else Outcome.WORKER_DIED
+
+
+def check_identities(
+    setting: Setting, trees: Mapping[str, Tree], who: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Raise Stopped where a side runs another tree, both run one, or their devices or versions
+    differ."""
+    for name, tree in trees.items():
+        if who[name]["root"] != str(tree.root.resolve()):
+            text = f"the {name} ran the code in {who[name]['root']}, not that in {tree.root}"
+            raise Stopped(Verdict(name, unable(name), text))
+    base, candidate = who[BASE], who[CANDIDATE]
+    meant = setting.toolchains or setting.measure_all
+    if base["root"] == candidate["root"] and not meant:
+        text = f"both sides are {base['root']}: nothing is compared"
+        raise Stopped(Verdict("trees", Outcome.MISSING, text))
+    if base["device"] != candidate["device"]:
+        text = f"{base['device']} and {candidate['device']}"
+        raise Stopped(Verdict("device", Outcome.OTHER_DEVICE_OR_VERSION, text))
+    alike = base["versions"] == candidate["versions"]
+    if not setting.toolchains and not alike:
+        text = f"{base['versions']} and {candidate['versions']}"
+        raise Stopped(Verdict("versions", Outcome.OTHER_DEVICE_OR_VERSION, text))
+    if setting.toolchains and alike and base["python"] == candidate["python"]:
+        text = f"both sides are {base['python']}: nothing is compared"
+        raise Stopped(Verdict("toolchain", Outcome.MISSING, text))
+
+
+def matched(
+    setting: Setting,
+    base: Mapping[str, Benchmark],
+    candidate: Mapping[str, Benchmark],
+    left_out: Collection[str] = (),
+) -> Listed:
+    """The benchmarks of both sides by name. left_out: why providers of the candidate have none.
+
+    Two interpreters run one tree: what only one of them has is not new. Raises Stopped where a base
+    has no benchmark at all, and where an accepted entry names one that neither side has.
+    """
+    if not candidate and not base:
+        text = "; ".join(("neither side has a benchmark", *left_out))
+        raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
+    if not base:
+        raise Stopped(Verdict(BASE, Outcome.NO_BASE, "it has no benchmark: nothing is compared"))
+    try:
+        setting.accepted.check([*base, *candidate])
+    except ValueError as error:
+        raise Stopped(Verdict("accepted", Outcome.MISSING, str(error))) from error
+    listed, only = Listed(), setting.only
+    both = {**base, **candidate}
+    if unknown := [op for op in setting.ops if not any(map(_is_of(op), both.values()))]:
+        text = f"--op {unknown[0]}: neither side has a benchmark of it"
+        raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
+    if setting.ops:
+        both = {n: one for n, one in both.items() if any(_is_of(op)(one) for op in setting.ops)}
+    for name in [n for n in both if only is None or only(n)]:
+        if name not in candidate and setting.accepted.is_removed(name):
+            listed.others.append(Verdict(name, Outcome.SAME, "removed, and accepted as such"))
+        elif name not in candidate:
+            text = "the base has it, the candidate does not"
+            listed.others.append(Verdict(name, Outcome.MISSING, text))
+        elif name in base:
+            listed.found[name] = _stricter(base[name], candidate[name])
+        elif setting.toolchains:
+            text = "the base's interpreter does not have it"
+            listed.others.append(Verdict(name, Outcome.NO_BASELINE, text))
+        else:
+            listed.new[name] = candidate[name]
+    return listed
+
+
+def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
+    """The candidate's benchmark with the stricter tolerances and bars of both sides: a change can
+    neither widen its own tolerance nor drop a metric."""
+    return replace(
+        candidate,
+        slowdowns=_smaller(base.slowdowns, candidate.slowdowns),
+        layouts=_smaller(base.layouts, candidate.layouts),
+    )
+
+
+def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The smaller value of each name, whichever of the two has it."""
+    return {name: min(v[name] for v in (one, other) if name in v) for name in {**other, **one}}
+
+
+def _is_of(op: str) -> Callable[[Benchmark], bool]:
+    """Whether a benchmark is one of that op; a step is of none."""
+    return lambda one: isinstance(one.timed, Timed) and not one.factory and one.timed.op == op
