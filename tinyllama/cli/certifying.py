@@ -17,17 +17,17 @@ from rich.table import Table
 
 import tinyllama
 from tinyllama.bench.gated import REGISTERED
-from tinyllama.harness.gate import team
-from tinyllama.harness.gate.accepted import Accepted
+from tinyllama.harness.gate import config
 from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Stopped
 from tinyllama.harness.gate.calibrate import METRICS, Block, Certificate, Noise, certify, noise_path
-from tinyllama.harness.gate.comparison import benchmarks_of
 from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard, device_lock
 from tinyllama.harness.gate.metric import ALL_WORK, margin_of
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.schedule import launcher, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
+from tinyllama.harness.gate.waivers import Waivers
+from tinyllama.harness.gate.workspace import benchmarks_of
 from tinyllama.harness.machine.device import device_name, usable_device
 from tinyllama.harness.machine.files import check_results_dir, replace_text
 from tinyllama.harness.machine.progress import of_stream
@@ -159,7 +159,7 @@ class Certifying:
         """A session of this tree against itself. Raises BusyError for a disturbed device."""
 
         def tree(name: str, slowed: Mapping[str, float]) -> Tree:
-            usual = team.load(ROOT).slowdowns
+            usual = config.load(ROOT).slowdowns
             caches = Path(folder) / name
             return Tree(name, ROOT, sys.executable, "itself", caches, slowed, usual)
 
@@ -183,7 +183,7 @@ class Certifying:
                     device=self.device,
                     registered=REGISTERED,
                     noise=self.noise,
-                    accepted=Accepted(ROOT),
+                    accepted=Waivers(ROOT),
                     watch=watch,
                     affected=lambda benchmarks: {},
                     measure_all=True,

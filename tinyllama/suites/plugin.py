@@ -11,15 +11,10 @@ from typing import Any
 
 import pytest
 
-import tinyllama.ops
 from tinyllama.bench import measure_ops
-from tinyllama.harness.gate.benchmarks import Own, Registered
-from tinyllama.harness.gate.revision import tree_of
 from tinyllama.harness.plugins.benchmarks import RECORDING, team_of
-from tinyllama.harness.plugins.gate import GATING
 from tinyllama.harness.plugins.suite import OWN, worker_device
 from tinyllama.suites import accuracy, timings
-from tinyllama.suites.entry import project
 from tinyllama.suites.selection import SELECTION, selected
 
 PATHS = pytest.StashKey[bool]()  # whether the command line names paths
@@ -42,14 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     config.stash[OWN] = Path(__file__).parent
-    config.stash[SELECTION] = selected(config, team_of(config, _tree(config)))
+    config.stash[SELECTION] = selected(config, team_of(config))
     named = config.args_source is config.ArgsSource.ARGS
     config.stash[PATHS] = getattr(config, "workerinput", {}).get("paths_are_named", named)
-
-
-def _tree(config: pytest.Config) -> str | None:
-    tree: str | None = config.option.tree
-    return tree
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -67,8 +57,6 @@ def pytest_make_collect_report(
     if not isinstance(collector, pytest.Session):
         return report
     config, paths = collector.config, collector.config.stash[PATHS]
-    if config.stash[GATING] is not None:
-        return report  # the gate runs no test, and imports nothing of the candidate here
     named = bool(config.option.ops or config.option.op)
     if named or not paths:
         module = timings if config.stash[RECORDING].active else accuracy
@@ -77,22 +65,6 @@ def pytest_make_collect_report(
         others = [] if named and not paths else report.result
         report.result = [*others, suite]
     return report
-
-
-def pytest_tinyllama_benchmarks(config: pytest.Config) -> Registered:
-    """The gate's side knows files by their place in a tree; patterns of pyproject.toml stay such,
-    since each side has its own files of these. Raises pytest.UsageError for a file elsewhere."""
-    root, selection = Path(tree_of(Path(config.option.tree))), config.stash[SELECTION]
-    outside = [file for file in selection.files if not Path(file).is_relative_to(root)]
-    if outside:
-        raise pytest.UsageError(f"--ops {outside[0]}: the gate compares files of {root}: name one")
-    files = (str(Path(file).relative_to(root)) for file in selection.files)
-    patterns = tuple(files) if config.option.ops else team_of(config, str(root)).ops
-    version = project(root).get("project", {}).get("version", "0")
-    return Registered(
-        tinyllama.ops.__name__,
-        own=Own(patterns, selection.modules, tuple(config.option.op), version),
-    )
 
 
 def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 import tinyllama.ops
 from tinyllama.harness import DeclarationError, Registry, load_file
 from tinyllama.harness.declare.op import Op, Provider
-from tinyllama.harness.gate.team import Team
+from tinyllama.harness.gate.config import Config
 from tinyllama.harness.measure.op_contender import declared_by, loaded
 from tinyllama.suites.entry import declared_modules, expanded, project
 
@@ -36,15 +36,13 @@ class Selection:
         return [registry[name] for name in self.own]
 
 
-def selected(config: pytest.Config, team: Team) -> Selection:
+def selected(config: pytest.Config, team: Config) -> Selection:
     """What the options mean, else pyproject.toml; ``--op`` without either means an op of this
     package.
 
     Raises pytest.UsageError where that is nothing.
     """
     given = config.option.ops
-    if tree := getattr(config.option, "tree", None):  # a judge imports nothing of a candidate
-        return Selection(tuple(given), tuple(declared_modules(project(Path(tree)))), {})
     where = "[tool.tinyllama] ops of pyproject.toml:"
     if str(config.rootpath) not in sys.path:
         sys.path.insert(0, str(config.rootpath))  # a file of ops may import its neighbours

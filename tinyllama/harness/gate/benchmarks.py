@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tinyllama.harness.check.cases import elements
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry
+from tinyllama.harness.declare.specs import Case
+from tinyllama.harness.gate.affected import module_file
 from tinyllama.harness.gate.metric import DEVICE, HOST
-from tinyllama.harness.gate.sources import module_file
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import (
     Timed,
@@ -91,9 +93,10 @@ def strays(root: Path) -> list[str]:
 # -- what a side declares -------------------------------------------------------------------------
 
 # By metric, the smallest slowdown that must not be called SAME. A shared host is noisier.
-# Processes that run the same code differ by 4% in host time (docs/GATE.md).
+# Processes that run the same code differ by 4% in host time.
 ON_GPU = {DEVICE: 0.02, HOST: 0.12}
 ON_CPU = {DEVICE: 0.10}
+DERIVED_BYTES = 2**26  # of the inputs of a case that no op names
 FURTHER = 0.10  # at least, of a timed case between the smallest and the largest
 
 
@@ -142,7 +145,7 @@ def declared(
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. Device time of the cases between these is
     `Benchmark.further`. On a CPU the smallest is timed alone. A provider with a backward of its own
-    is timed on the op's slowest layout, too.
+    is timed on the op's slowest layout, too. One that cannot be timed has a benchmark without any.
     """
     found = []
     named = loaded(package, tuple(files))[1]
@@ -171,6 +174,10 @@ def declared(
         for timed in covered[1:-1] if device.type != "cpu" else ():
             stated = {DEVICE: max(FURTHER, slowdowns[DEVICE])}
             found.append(replace(made(op, provider, timed, stated), further=True))
+        if not covered:
+            reason = str(_left_out(op, every[0], device))
+            stands = replace(made(op, provider, every[0], {}), untimed=reason)
+            found.append(replace(stands, name=f"{op.name}-{provider.name}/results"))
     return found
 
 
@@ -192,10 +199,6 @@ def left_out(
 ) -> Counter[str]:
     """By reason, how many providers have no benchmark on a device."""
     why: Counter[str] = Counter()
-    registry, chosen = _chosen(package, files, own)
-    for name, providers in chosen.items():
-        if not registry[name].timed:
-            why[f"op {name} declares no timed cases: add timed=[Case(...)]"] += len(providers)
     for op, _, every in _every(device, package, files, own):
         reasons = [_left_out(op, timed, device) for timed in every]
         if None not in reasons:
@@ -208,6 +211,8 @@ def _chosen(
 ) -> tuple[Registry, dict[str, list[Provider]]]:
     """All ops, and by name those of which benchmarks are made, with their providers."""
     registry, named = loaded(package, tuple(files))
+    for op in registry.values() if own is not None else ():
+        op.timed = op.timed or [derived_case(op)]
     if own is not None:
         return registry, own.providers(registry, named)
     return registry, {op.name: list(op.providers.values()) for op in registry.values()}
@@ -223,6 +228,20 @@ def _every(
         short, places = timed_dtype(op, dtype), range(len(op.timed))
         for provider in providers if op.timed else ():
             yield op, provider, [Timed(op.name, provider.name, place, short) for place in places]
+
+
+def derived_case(op: Op) -> Case:
+    """The case that is timed where an op names none: its largest, with the first axis of its inputs
+    doubled until they have `DERIVED_BYTES` in float32, as far as `Op.fits` allows."""
+    case = max(op.cases, key=lambda each: elements(op, each))
+    axes = (axis for tensor in op.inputs.values() for axis in tensor.axes)
+    axis = next((name for name in axes if isinstance(case.dims.get(name), int)), None)
+    while axis is not None and 4 * elements(op, case) < DERIVED_BYTES:
+        larger = case.resized(**{axis: 2 * max(1, case.dims[axis])})
+        if op.misfit(larger.dims, larger.params) or elements(op, larger) <= elements(op, case):
+            break
+        case = larger
+    return case
 
 
 def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, list[str]]]:
@@ -285,10 +304,6 @@ class Listed:
     others: list[Verdict] = field(default_factory=list)
 
 
-def unable(side: str) -> Outcome:
-    return Outcome.NO_BASE if side == BASE else Outcome.WORKER_DIED
-
-
 def check_identities(
     setting: Setting, trees: Mapping[str, Tree], who: Mapping[str, Mapping[str, Any]]
 ) -> None:
@@ -297,7 +312,7 @@ def check_identities(
     for name, tree in trees.items():
         if who[name]["root"] != str(tree.root.resolve()):
             text = f"the {name} ran the code in {who[name]['root']}, not that in {tree.root}"
-            raise Stopped(Verdict(name, unable(name), text))
+            raise Stopped(Verdict(name, Outcome.NOT_JUDGED, text))
     base, candidate = who[BASE], who[CANDIDATE]
     meant = setting.toolchains or setting.measure_all
     if base["root"] == candidate["root"] and not meant:
@@ -330,7 +345,7 @@ def matched(
         text = "; ".join(("neither side has a benchmark", *left_out))
         raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
     if not base:
-        raise Stopped(Verdict(BASE, Outcome.NO_BASE, "it has no benchmark: nothing is compared"))
+        raise Stopped(Verdict(BASE, Outcome.NOT_JUDGED, "it has no benchmark: nothing is compared"))
     try:
         setting.accepted.check([*base, *candidate])
     except ValueError as error:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Registered
+from tinyllama.harness.gate.counters import layout_figures, layouts_missed
 from tinyllama.harness.gate.device_guard import identity
-from tinyllama.harness.gate.exact import layout_figures, layouts_missed
 from tinyllama.harness.gate.metric import Block, ClockError
 from tinyllama.harness.gate.pair import AT_ONCE, WARM_UP, Pair, SideError, Tree
 from tinyllama.harness.machine.worker import close_all

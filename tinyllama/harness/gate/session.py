@@ -19,11 +19,9 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict
 from statistics import mean, median
 from typing import Any
 
-from tinyllama.harness.gate.accepted import FILE
 from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.benchmarks import (
     BASE,
@@ -31,9 +29,8 @@ from tinyllama.harness.gate.benchmarks import (
     Stopped,
     check_identities,
     matched,
-    unable,
 )
-from tinyllama.harness.gate.exact import (
+from tinyllama.harness.gate.counters import (
     COMPILE_RATIO,
     COMPILE_SECONDS,
     COUNTED_ON_GPU,
@@ -42,7 +39,7 @@ from tinyllama.harness.gate.exact import (
     layout_figures,
     new_figures,
 )
-from tinyllama.harness.gate.judged import Change, changed_declarations
+from tinyllama.harness.gate.declarations import changed_declarations
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, Series, margin_of
 from tinyllama.harness.gate.pair import READY, Effort, Pair, SideError, Tree
 from tinyllama.harness.gate.schedule import Wave, sizes
@@ -78,7 +75,7 @@ class Session:
         self.others: list[Verdict] = []
         self.versions: dict[str, str] = {}
         self.launched = self.disturbed = self.discarded = 0
-        self.changed = list(setting.changed)  # of what judges
+        self.changed: list[str] = []  # of what ops declare, where the base's holds
         self.seconds = Stages(setting.seconds)  # those before the session too
         self.stage = ""
         self._asked: set[Callable[[], str | None]] = set()  # of the device, once each
@@ -131,6 +128,8 @@ class Session:
             nearest = self._nearest()
             first = nearest if self.setting.at_once == 1 else []  # else all at the same time
             self._prepare(pair, first or self.undecided())
+            if self._wrong_decides():
+                return
             if not first:
                 self._measure_new(pair)
         if nearest and self._look_at(nearest, LOOKS):
@@ -138,9 +137,21 @@ class Session:
         if first and self.unsettled():
             with self.timed("prepare"), self.pairs() as (pair,):
                 self._prepare(pair, self.undecided())
+                if self._wrong_decides():
+                    return
                 self._measure_new(pair)
         if not self._look_at([], LOOKS) and self.setting.audit:
             self._audit()
+
+    def _wrong_decides(self) -> bool:
+        """Whether a result is wrong, so that no time can make the merge green."""
+        wrong = [s for s in self.found.values() if has_outcome(s, Outcome.WRONG_RESULT)]
+        if not wrong or self.setting.all_verdicts:
+            return False
+        for state in self.unsettled():
+            text = f"the results of {wrong[0].name} are wrong, which decides the merge"
+            self.settle(state, Outcome.NOT_DECIDED, text)
+        return True
 
     # -- verdicts ---------------------------------------------------------------------------
 
@@ -190,7 +201,7 @@ class Session:
         except SideError as error:
             if all_ended():
                 raise
-            outcome = Outcome.WRONG_RESULT if error.wrong else Outcome.WORKER_DIED
+            outcome = Outcome.WRONG_RESULT if error.wrong else Outcome.NOT_JUDGED
             if settle:
                 self.settle(state, outcome, _words(error))
             else:
@@ -212,7 +223,7 @@ class Session:
             "discarded": self.discarded,
             "left_out": self.left_out,
             "affected": {name: affected.why for name, affected in self.affected.items()},
-            "judge_changed": [asdict(change) for change in self.changed],
+            "judge_changed": self.changed,
             "benchmarks": {n: state.report() for n, state in {**self.found, **self.new}.items()},
             "others": [str(verdict) for verdict in self.others],
         }
@@ -250,10 +261,7 @@ class Session:
         except SideError as error:
             if all_ended():
                 raise
-            harness = any(c.name.startswith("tinyllama/harness/") for c in self.changed)
-            unread = error.side == CANDIDATE and harness
-            outcome = Outcome.JUDGE_CHANGED if unread else unable(error.side)
-            raise Stopped(Verdict(error.side, outcome, _words(error))) from error
+            raise Stopped(Verdict(error.side, Outcome.NOT_JUDGED, _words(error))) from error
 
     def working(self, pair: Pair) -> Pair:
         """The pair, with fresh workers where one of them failed."""
@@ -276,7 +284,7 @@ class Session:
         for tree in self.trees:
             if self._contents_of(tree) != self._contents[tree.name]:
                 text = "its files were changed while it was compared: find what writes into them"
-                raise Stopped(Verdict(tree.name, Outcome.TAMPERED, text))
+                raise Stopped(Verdict(tree.name, Outcome.NOT_JUDGED, text))
 
     # -- listed, affected -------------------------------------------------------------------
 
@@ -301,8 +309,6 @@ class Session:
         if not self.setting.toolchains:
             declared = pair.each("declarations")
             self.changed += changed_declarations(declared[BASE], declared[CANDIDATE])
-        if anew := [one for one in self.changed if one not in self.setting.accepted.changes]:
-            self.others.append(Verdict("judge", Outcome.JUDGE_CHANGED, _accept(anew)))
         self._check_import({side: who[side].get("import_seconds", 0.0) for side in who})
 
     def _check_import(self, seconds: Mapping[str, float]) -> None:
@@ -552,9 +558,7 @@ class Session:
         if not any(figure.metric == _FIRST_CALL for figure in state.figures):
             state.figures.append(_first_call(state, self.allowed(state)(_COMPILE)[0]))
         outcomes = [figure.outcome for figure in state.figures]
-        # An inconclusive figure does not hide another that is certainly slower.
-        slower = Outcome.SLOWER in outcomes and worst(outcomes) is Outcome.INCONCLUSIVE
-        outcome = Outcome.SLOWER if slower else worst(outcomes)
+        outcome = worst(outcomes)
         shown = [f for f in state.figures if f.metric in state.series or f.outcome != Outcome.SAME]
         self.settle(state, outcome, "; ".join(figure.text for figure in shown))
 
@@ -705,12 +709,5 @@ def _slower_on_the_device(state: BenchmarkState) -> bool:
 
 def _words(error: SideError) -> str:
     last = error.details.strip().splitlines()[-1:]
-    return f"{error}" + (f" ({last[0]})" if last and last[0] not in str(error) else "")
-
-
-def _accept(changes: Sequence[Change]) -> str:
-    return (
-        "the base's judged, since these differ and would judge: "
-        f"{', '.join(map(str, changes))}; accept each by name and digest in [[judge]] tables of "
-        f"{FILE}, which a reviewer sees"
-    )
+    more = last and not last[0].endswith(str(error).rpartition("Error: ")[2])
+    return f"{error} ({last[0]})" if more else str(error)

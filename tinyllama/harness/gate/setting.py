@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.benchmarks import Benchmark, Registered
 from tinyllama.harness.gate.calibrate import Noise
 from tinyllama.harness.gate.device_guard import DeviceGuard
-from tinyllama.harness.gate.judged import Change
 from tinyllama.harness.gate.metric import Series
 from tinyllama.harness.gate.pair import Effort, Pair, Tree
 from tinyllama.harness.gate.schedule import PairPool, opened
+from tinyllama.harness.gate.waivers import Waivers
 from tinyllama.harness.records.verdict import Figure, Verdict
 
 
@@ -42,8 +41,7 @@ class Setting:
     all_verdicts: decide each benchmark, also after one is SLOWER. only: whether a name is compared.
     ops: the only ones that are compared; empty: all benchmarks. processor: both sides are pinned to
     it in their turns. at_once: how many pairs prepare benchmarks at the same time; one at a time is
-    timed. changed: files of the candidate that would judge, and differ from the base's. seconds: by
-    stage, what came before. contents: a digest of all that is in a tree.
+    timed. seconds: by stage, what came before. contents: a digest of all that is in a tree.
     use_device, wait_until_idle: called once, before a benchmark is prepared, and before one is
     timed; they return why that cannot be, or None.
     say: prints a line; doing: is told what takes time now.
@@ -54,7 +52,7 @@ class Setting:
     device: torch.device
     registered: Registered
     noise: Noise
-    accepted: Accepted
+    accepted: Waivers
     watch: DeviceGuard
     affected: Callable[[Sequence[Benchmark]], Mapping[str, Affected]]
     toolchains: bool = False
@@ -65,7 +63,6 @@ class Setting:
     ops: tuple[str, ...] = ()
     processor: int | None = None
     at_once: int = 1
-    changed: tuple[Change, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     contents: Callable[[Tree], str] | None = None
     effort: Effort | None = None

@@ -25,9 +25,10 @@ from tinyllama.harness.gate.benchmarks import (
     strays,
     usual_slowdowns,
 )
-from tinyllama.harness.gate.compiled import fingerprint, resources
-from tinyllama.harness.gate.judged import declarations
+from tinyllama.harness.gate.declarations import declarations
+from tinyllama.harness.gate.kernel_fingerprint import fingerprint, resources
 from tinyllama.harness.gate.timed_call import TimedCall
+from tinyllama.harness.gate.unproven import Untimed
 from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.machine.device import current, device_name
 from tinyllama.harness.machine.worker import PRELOADED, caches_in
@@ -127,7 +128,10 @@ class Side:
             raise ValueError(f"there is no benchmark {name!r}")
         start = time.perf_counter()
         timed, device = benchmark.timed, str(self.device)
-        if benchmark.factory:
+        subject: Any
+        if benchmark.untimed:
+            subject = Untimed(timed, device, self.package, self.files)
+        elif benchmark.factory:
             subject = _imported(benchmark.factory)(timed, device)
         else:
             subject = TimedCall(timed, device, self.package, self.files, metrics)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinyllama.harness.gate.team import Team
+from tinyllama.harness.gate.config import Config
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.plugins.card import WAIT, Card
 from tinyllama.harness.plugins.groups import Group, GroupRecord
@@ -44,7 +44,7 @@ class NoBarApplies(NotMeasured):
 class Recording:
     """The groups of this session, and the verdicts on them."""
 
-    def __init__(self, config: pytest.Config, root: Path, *, compare: bool, team: Team) -> None:
+    def __init__(self, config: pytest.Config, root: Path, *, compare: bool, team: Config) -> None:
         self.config = config
         self.team = team
         self.compare = compare
