@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
-from tinyllama.harness.gate.noise import Block, Noise
-from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.calibrate import Block, Noise
+from tinyllama.harness.gate.metric import DEVICE
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.records.results import versions
 
@@ -34,7 +34,7 @@ os.getloadavg = lambda: (0.0, 0.0, 0.0)
 
 from tinyllama.harness.gate import comparison
 from tinyllama.harness.gate.pair import Effort
-from tinyllama.harness.gate.pool import timing_processor
+from tinyllama.harness.gate.schedule import timing_processor
 from tinyllama.harness.gate.session import Session
 
 names = tuple(filter(None, os.environ.get("GATE_ONLY", "").split(",")))

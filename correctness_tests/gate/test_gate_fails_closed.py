@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script, Watching, died, hung, wrong
+from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
@@ -106,7 +106,7 @@ def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
 
 
 @pytest.mark.parametrize("launch", [2, 5], ids=["first", "fourth"])
-@pytest.mark.parametrize("method", ["begin", "expect", "turn", "end"])
+@pytest.mark.parametrize("method", ["begin", "make_ready", "turn", "proofs", "end"])
 @pytest.mark.parametrize("side", SIDES)
 def test_who_dies_in_a_block_takes_no_other_along(side: str, method: str, launch: int) -> None:
     script = Script("a", "b")
@@ -127,7 +127,7 @@ def test_a_pair_that_does_not_start_again_leaves_nothing_green() -> None:
     assert script.status == 18
 
 
-@pytest.mark.parametrize("method", ["begin", "expect", "turn"])
+@pytest.mark.parametrize("method", ["begin", "make_ready", "turn"])
 @pytest.mark.parametrize("side", SIDES)
 def test_who_dies_while_confirming_is_not_slower_and_not_green(side: str, method: str) -> None:
     script = Script("a", "b")
@@ -147,7 +147,7 @@ def test_who_dies_while_a_slowdown_is_explained_leaves_it_slower(method: str) ->
 # -- results ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["verify", "expect", "turn"])
+@pytest.mark.parametrize("method", ["verify", "make_ready", "turn", "proofs"])
 @pytest.mark.parametrize("side", SIDES)
 def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
     script = Script("a", "b")
@@ -178,30 +178,15 @@ def test_a_turn_without_every_metric_and_no_other_is_missing(
     script.ends(Outcome.MISSING, f"a turn of the {side} gave")
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_a_side_that_works_while_the_other_is_timed_gives_no_time(side: str) -> None:
-    """In a thread: it makes the other one slower, or does what its own calls had left."""
-    script = Script("a")
-    script.at_work.add(side)
-    script.ends(Outcome.MISSING, f"the {side} worked for")
-
-
 # -- the device -------------------------------------------------------------------------------
 
 
 def test_a_device_that_others_use_in_block_after_block_is_busy() -> None:
     script = Script("a", "b")
-    script.watch = Watching(None, *["another process"] * 3)
+    script.watch = Watching(*["another process"] * 3)
     script.ends(Outcome.BUSY, "another process", name="device")
     for name in "ab":
         assert settled(script, name).text == "not measured: another process"
-
-
-def test_the_watch_is_told_which_processes_are_ours() -> None:
-    script = Script()
-    script.run()
-    assert script.watch.pids
-    assert all(len(set(pids)) == len(SIDES) for pids in script.watch.pids)
 
 
 def test_a_device_that_is_busy_while_confirming_leaves_nothing_green() -> None:
@@ -212,19 +197,3 @@ def test_a_device_that_is_busy_while_confirming_leaves_nothing_green() -> None:
     script.run()
     assert not any(verdict.outcome.green for verdict in script.verdicts)
     assert script.status == 14
-
-
-# -- what would be identical ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("compiled", [[], ["code"]], ids=["nothing", "less"])
-def test_a_gpu_side_that_launched_no_kernel_is_not_identical_by_kernels(
-    compiled: list[str],
-) -> None:
-    script = Script()
-    script.alike("a", host_only=True)
-    for side in SIDES if not compiled else (CANDIDATE,):
-        script.on(side, "compiled", compiled)
-    script.slower("a", device_seconds=1.05)
-    script.on(BASE, "compiled", [] if not compiled else ["code", "code"])
-    script.ends(Outcome.SLOWER)

@@ -11,15 +11,15 @@ import torch
 
 from correctness_tests.support.contenders import FILES, PACKAGE, weighed
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
-from correctness_tests.support.gate_subjects import Make, Turning, nudged, reads_device_time, ready
+from correctness_tests.support.gate_subjects import Make, Turning, reads_device_time, verified
 from correctness_tests.support.launched import tree_ops
 from correctness_tests.support.tried import derived
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.gate import benchmarks as side_file
 from tinyllama.harness.gate.benchmarks import Benchmark, declared
+from tinyllama.harness.gate.metric import DEVICE
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.gate.side import Side
-from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.worker import Side
 from tinyllama.harness.measure.op_contender import WrongResultError, ops_of
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.verdict import Outcome
@@ -97,23 +97,23 @@ def test_on_a_gpu_it_is_one_benchmark_more_for_a_provider_with_kernels(
 
 
 @pytest.mark.usefixtures("weigh")
-def test_a_side_times_calls_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_side_times_calls_on_the_layout() -> None:
     side = Side("cpu", PACKAGE, FILES)
     for name in (PLAIN, STRIDED):
-        side.begin(name)
-        side.expect(name, side.verify(name), warm_up=0.0)
+        side.begin(name, (DEVICE,))
+        side.verify(name, 1)
+        side.make_ready(name, None, warm_up=0.0)
         assert side.turn(name, 1)[DEVICE] > 0
-        side.hold(name, 1, 0, True)
     given = {name: side.subjects[name].args["x"] for name in (PLAIN, STRIDED)}
     assert {name: x.is_contiguous() for name, x in given.items()} == {PLAIN: True, STRIDED: False}
     assert side.inputs(PLAIN) == side.inputs(STRIDED), "the same values"
+    side.compile_layouts(STRIDED, ("transposed",))
     ((layout, times),) = side.layouts(STRIDED, ("transposed",)).items()
     assert layout == "transposed"
     assert 0 < times.low <= times.median <= times.high
-    side.turn(STRIDED, 2)
-    side.hold(STRIDED, 2, 3, True)
+    side.turn(STRIDED, 2, 3)
+    side.proofs(STRIDED)
     assert not side.subjects[STRIDED].args["x"].is_contiguous(), "the usual one again"
-    assert {key[1] for key in side.subjects[STRIDED].masters} == {"strided"}
 
 
 def copies_what_is_strided(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -129,26 +129,23 @@ def copies_what_is_strided(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
 @reads_device_time
 def test_who_copies_strided_inputs_alone_is_seen_on_these_alone(subject: Make) -> None:
     right, slow = (
-        ready(subject(call, layout="strided")).layouts(("strided", "transposed"), 8)
+        subject(call, layout="strided").layouts(("strided", "transposed"), 8)
         for call in (weighed, copies_what_is_strided)
     )
     for layout in ("strided", "transposed"):
         assert right[layout].median < 4 < slow[layout].median
-    plain = ready(subject(copies_what_is_strided)).layouts(("contiguous",), 8)["contiguous"]
+    plain = subject(copies_what_is_strided).layouts(("contiguous",), 8)["contiguous"]
     assert plain.median < 4
 
 
-@reads_device_time
-def test_results_of_another_layout_may_have_other_bits_and_must_be_right(subject: Make) -> None:
-    call = Turning(nudged)
-    made = ready(subject(call, layout="strided"))
+def test_results_of_another_layout_must_be_right(subject: Make) -> None:
+    call = Turning(lambda x, weight: weighed(x, weight) * (1.0 if x.is_contiguous() else 1.02))
+    made = subject(call)
+    made.compile_layouts(("transposed",))
     call.turned = True
-    made.layouts(("transposed",), 8)
-    made.gated_turn(1)
-    assert made.notes(1), "bits count again"
-    call.wrong = lambda x, weight: 1.02 * weighed(x, weight)
-    with pytest.raises(WrongResultError, match="from what was verified, allowed"):
-        made.layouts(("transposed",), 8)
+    verified(made)
+    with pytest.raises(WrongResultError, match="transposed inputs: y: error"):
+        made.compile_layouts(("transposed",))
 
 
 # -- what the bars decide ---------------------------------------------------------------------

@@ -19,20 +19,19 @@ from correctness_tests.support.gate_fakes import (
 )
 from tinyllama.bench import gated
 from tinyllama.harness.gate import pair as module
-from tinyllama.harness.gate import pool
+from tinyllama.harness.gate import schedule
 from tinyllama.harness.gate.benchmarks import Benchmark
+from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Pair, SideError, Tree
-from tinyllama.harness.gate.pool import PairPool, opened, timing_processor
-from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.gate.schedule import PairPool, opened, timing_processor
 
 
 @pytest.fixture
 def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
     """Folders of two sides that run what is in `broken_sides`, which needs nothing ahead."""
     monkeypatch.setattr(module, "FACTORY", "correctness_tests.support.broken_sides:Broken")
-    monkeypatch.setattr(module, "_MODULE", "correctness_tests.support.broken_sides")
     monkeypatch.setattr(module, "_IMPORTED_LATE", ())
-    monkeypatch.setattr(PairPool, "PRELOAD", ())
+    monkeypatch.setattr(schedule, "PRELOAD", ())
     found = []
     for side in SIDES:
         (tmp_path / side).mkdir()
@@ -50,7 +49,10 @@ def block(pair: Pair, name: str) -> dict[str, float]:
 
 def timed(pair: Pair, benchmark: Benchmark, proofs: dict[str, Any], pairs: int) -> dict[str, float]:
     pair.make_ready(benchmark, proofs, 0.0)
-    return pair.compared(benchmark, pair.take(benchmark, pairs, {}), alike=False).statistics
+    found = pair.take(benchmark, pairs, {})
+    pair.hold_results(benchmark)
+    pair.end(benchmark)
+    return dict(found.statistics)
 
 
 def failed(pair: Pair) -> bool:
@@ -78,7 +80,7 @@ def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
         pids = pair.pids()
         assert len({*pids, os.getpid()}) == 3
         with pytest.raises(SideError, match="base: WrongResultError: y: error 1") as error:
-            block(pair, "expect is wrong")
+            block(pair, "make_ready is wrong")
         assert error.value.wrong
         pair.workers[BASE].drop("side")
         with pytest.raises(SideError, match="base: KeyError") as error:
@@ -104,7 +106,7 @@ def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
         assert all(0 < seconds < 60 for seconds in pair.begin(one).values())
         inputs = pair.each("inputs", one.name)
         assert inputs[BASE] == inputs[CANDIDATE]
-        proofs = {side: pair.ask(side, "verify", one.name) for side in SIDES}
+        proofs = pair.verify(one)
         assert proofs[BASE] == proofs[CANDIDATE]
         pair.end(one)
         (statistic,) = timed(pair, one, proofs, 10).values()
@@ -119,8 +121,8 @@ def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) 
         pair.processor = processor
         for _ in range(2):
             block(pair, "a")
-            seen = {"begin": free, "expect": free, "turn": [{processor}] * 2, "hold": free}
-            seen["end"] = free
+            seen = dict.fromkeys(("begin", "make_ready", "proofs", "end"), free)
+            seen["turn"] = [{processor}] * 2
             assert pair.each("seen") == dict.fromkeys(SIDES, seen)
             pair.restart()
         pair.processor = None
@@ -142,7 +144,7 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(trees: list
     try:
         for beside in (before, before - {max(before)}):  # the second pair is started ahead
             with ahead(trees, CPU, REGISTERED) as (pair,):
-                pair.each("begin", "a")
+                pair.each("begin", "a", ())
                 assert pair.each("seen")[BASE]["begin"] == [beside] * 2
         assert os.sched_getaffinity(0) == before
     finally:
@@ -175,7 +177,7 @@ def test_a_process_that_dies_or_hangs_is_said_and_others_take_the_place_of_both(
         assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
         hangs = "candidate: candidate did not answer call in 0 s"  # that of who is asked first
         with pytest.raises(SideError, match=hangs):
-            pair.each("turn", "turn hangs", 1, timeout=0.3)
+            pair.each("turn", "turn hangs", 1, None, timeout=0.3)
         assert failed(pair)
 
 
@@ -206,7 +208,7 @@ def test_an_interpreter_that_cannot_be_started_is_an_error_of_its_side(tmp_path:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[PairPool, Script]:
     script = Script()
-    monkeypatch.setattr(pool, "Pair", lambda *args: ScriptedPair(script, *args))
+    monkeypatch.setattr(schedule, "Pair", lambda *args: ScriptedPair(script, *args))
     return PairPool(0, 2), script
 
 

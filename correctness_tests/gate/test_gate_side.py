@@ -1,4 +1,4 @@
-"""What a side says that it has, and what it does when it is asked."""
+"""Which benchmarks a side says that it has."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,11 +11,8 @@ from correctness_tests.support.contenders import FILES, PACKAGE
 from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Case, Op
 from tinyllama.harness.gate import benchmarks as module
-from tinyllama.harness.gate.benchmarks import FURTHER, ON_CPU, ON_GPU, Benchmark, declared, left_out
-from tinyllama.harness.gate.pair import FACTORY, READY
-from tinyllama.harness.gate.side import Side
-from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
-from tinyllama.harness.machine.worker import Worker
+from tinyllama.harness.gate.benchmarks import FURTHER, ON_CPU, ON_GPU, declared, left_out
+from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.measure.op_contender import ops_of
 from tinyllama.ops import OPS
 
@@ -30,11 +27,6 @@ def weigh() -> Iterator[Op]:
     before = op.timed, dict(op.slowdowns), dict(op.providers)
     yield op
     op.timed, op.slowdowns, op.providers = before
-
-
-@pytest.fixture
-def side() -> Side:
-    return Side("cpu", PACKAGE, FILES)
 
 
 @pytest.fixture
@@ -191,62 +183,3 @@ def test_a_tolerance_of_nothing_known_or_that_is_none_is_an_error(
     weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
     with pytest.raises(ValueError, match="weigh_rows-eager: slowdowns of '"):
         declared(CPU, PACKAGE, FILES)
-
-
-# -- what it is asked -------------------------------------------------------------------------
-
-
-def test_a_benchmark_is_made_ready_verified_expected_and_timed(side: Side) -> None:
-    assert 0 < side.begin(WEIGHED) < 60
-    assert isinstance(side.inputs(WEIGHED), int)
-    side.expect(WEIGHED, side.verify(WEIGHED), warm_up=0.0)
-    assert side.turn(WEIGHED, 5)[DEVICE] > 0
-    assert len(side.notes(WEIGHED, [5])[0]) == 1 + CALLS
-    side.hold(WEIGHED, 5, 0, True)
-    assert side.counted(WEIGHED) == {}, "a CPU counts nothing"
-    assert side.compiled(WEIGHED) == [], "and its kernels are not compiled"
-    profiles = side.profiles(WEIGHED, 3)
-    assert [profile["resources"] for profile in profiles] == [{}] * 3
-    assert all(any("mul" in name for name in profile["kernels"]) for profile in profiles)
-    side.end(WEIGHED)
-    with pytest.raises(KeyError):
-        side.turn(WEIGHED, 6)
-
-
-@pytest.mark.gpu
-def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> None:
-    name, worker = "linear-torch-N256D128F256-bf16/forward+backward", Worker("a side")
-    try:
-        worker.make("side", FACTORY, device=str(gpu), package="tinyllama.ops", timeout=READY)
-        for asked in (("warm_up_blas",), ("begin", name)):
-            worker.call("side", *asked, timeout=READY)
-        assert worker.call("side", "counted", name, timeout=READY)["kept_bytes"] == 0
-    finally:
-        worker.close()
-
-
-def test_more_benchmarks_come_from_a_function_where_there_is_one(side: Side) -> None:
-    side.more = f"{__name__}:more"
-    assert side.benchmarks()[-1] == MORE
-    assert side.begin("more") > 0
-    assert isinstance(side.subjects["more"], Counter)
-    side.more = "correctness_tests.no_such_module:more"
-    with pytest.raises(ModuleNotFoundError):
-        side.benchmarks()
-
-
-class Counter:
-    """A subject that is no op's."""
-
-    def __init__(self, timed: str, device: str) -> None:
-        assert (timed, device) == ("anything", "cpu")
-
-    def run_once(self) -> None:
-        pass
-
-
-MORE = Benchmark("more", "anything", __name__, ON_CPU, f"{__name__}:Counter")
-
-
-def more(device: torch.device) -> list[Benchmark]:
-    return [MORE]

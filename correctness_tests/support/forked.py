@@ -68,6 +68,8 @@ class Forked:
         assert argv[0] == sys.executable
         given = [Connection(os.dup(descriptor)) for descriptor in pass_fds]
         words = list(argv[at : at + 1]) + list(argv[at + 1 + len(given) :])
+        if words[0] == "tinyllama.harness.machine.worker":
+            words[1] = "0"  # it is the server's child, and ends with its connection
         self._process = forkserver().Process(
             target=_run, args=(words, given, str(stdout.name), dict(env), cwd)
         )

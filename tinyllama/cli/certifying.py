@@ -21,7 +21,7 @@ from tinyllama.harness.gate import config
 from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Stopped
 from tinyllama.harness.gate.calibrate import METRICS, Block, Certificate, Noise, certify, noise_path
 from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard, device_lock
-from tinyllama.harness.gate.metric import margin_of
+from tinyllama.harness.gate.metric import ALL_WORK, margin_of
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.schedule import launcher, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
@@ -33,7 +33,7 @@ from tinyllama.harness.machine.files import check_results_dir, replace_text
 from tinyllama.harness.machine.progress import of_stream
 from tinyllama.harness.records.report import console
 from tinyllama.harness.records.results import current_commit, now, versions
-from tinyllama.harness.records.verdict import Outcome, Verdict
+from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 from tinyllama.model.config import ConfigError
 
 ROOT = Path(tinyllama.__file__).resolve().parent.parent
@@ -225,9 +225,14 @@ def _as_expected(verdict: Verdict, share: float | None, session: Session) -> boo
         return False
     benchmark = session.found[verdict.name].benchmark
     metric = _slowed_metric(benchmark)
-    timed = next((f.outcome for f in verdict.figures if f.metric == metric), None)
+    readings = {metric, ALL_WORK + metric}
+    timed = worst([f.outcome for f in verdict.figures if f.metric in readings])
+    if not any(figure.metric == metric for figure in verdict.figures):
+        return False
+    if any(f.metric in readings and f.outcome is Outcome.SLOWER for f in verdict.figures):
+        timed = Outcome.SLOWER
     if not share:
-        return timed is not None and verdict.outcome is Outcome.SAME
+        return verdict.outcome is Outcome.SAME
     if any(figure.outcome is Outcome.FASTER for figure in verdict.figures):
         return False
     if share >= benchmark.slowdowns[metric]:

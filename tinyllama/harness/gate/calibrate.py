@@ -16,10 +16,10 @@ side that is always slower is removed by the exchanged signs: `Detection.leaning
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -37,7 +37,6 @@ from tinyllama.harness.gate.sequential_test import (
     bounds,
     confirmation_low,
     far_above,
-    smallest_found,
 )
 from tinyllama.harness.machine.device import slug
 from tinyllama.harness.machine.files import only_writer, read_regular, replace_text
@@ -180,9 +179,8 @@ class Detection(Struct, frozen=True):
     """The slowdowns of one figure that the gate finds: those that are SLOWER and confirmed.
 
     detected: by slowdown, as "0.02", the share found. at_tolerance: the share found of the
-    tolerance. smallest: the smallest slowdown of GRID of which 99% are found, or None. by_formula:
-    the same for a normal distribution, without stops at SAME and without confirmation. mean: of the
-    blocks, 0 for equal sides. leaning: the p value of a true mean within a fifth of the margin.
+    tolerance. smallest: the smallest slowdown of GRID of which 99% are found, or None. mean: of
+    the blocks, 0 for equal sides. leaning: the p value of a true mean within a fifth of the margin.
     """
 
     benchmark: str
@@ -194,7 +192,6 @@ class Detection(Struct, frozen=True):
     blocks: int = 0
     mean: float = 0.0
     leaning: float = 1.0
-    by_formula: float = 0.0
     at_tolerance: float = 0.0
 
 
@@ -406,7 +403,6 @@ def _detection(figure: Figure, judged: Judged, shares: Floats) -> Detection:
         blocks=len(values),
         mean=float(values.mean()),
         leaning=float(scipy.stats.t.sf(further / error, len(values) - 1)),
-        by_formula=smallest_found(rule, history),
         smallest=next((s for s in GRID if share[s] >= ENOUGH), None),
         at_tolerance=share[rule.tolerance],
         detected={f"{s:g}": share[s] for s in SLOWDOWNS},
@@ -447,22 +443,11 @@ def _bars(certificate: Certificate) -> list[Bar]:
     return [bar for bar in bars if bar]
 
 
-class _Case(NamedTuple):
-    figure: Detection
-    holds: bool
-    measured: str
-
-
-def _each(text: str, cases: Iterable[tuple[Detection, bool, str]]) -> Bar | None:
+def _each(text: str, cases: Sequence[tuple[Detection, bool, str]]) -> Bar | None:
     """None where no figure is asked: a bar that nothing could miss is none."""
-    every = [_Case(*case) for case in cases]
-    missed = [
-        f"{case.figure.metric} of {case.figure.benchmark} ({case.measured})"
-        for case in every
-        if not case.holds
-    ]
-    counted = f"{len(every) - len(missed)} of {len(every)}"
-    return Bar(text, not missed, "; not ".join([counted, *missed])) if every else None
+    missed = [f"{f.metric} of {f.benchmark} ({said})" for f, holds, said in cases if not holds]
+    counted = f"{len(cases) - len(missed)} of {len(cases)}"
+    return Bar(text, not missed, "; not ".join([counted, *missed])) if cases else None
 
 
 def _share(figure: Detection, share: float, least: float = ENOUGH) -> tuple[Detection, bool, str]:

@@ -66,14 +66,9 @@ def identity(device: torch.device) -> str:
 
 def _write(holder: Path, pid: str) -> None:
     """Note who holds the lock, as far as this user may; never through a link."""
-    flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW
     with contextlib.suppress(OSError):
-        try:
-            descriptor = os.open(holder, flags)
-        except FileNotFoundError:
-            descriptor = os.open(holder, flags | os.O_CREAT | os.O_EXCL, 0o666)
-            os.fchmod(descriptor, 0o666)
-        with open(descriptor, "w") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(holder, flags, 0o666), "w") as file:
             file.write(pid)
 
 

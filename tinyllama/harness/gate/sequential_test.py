@@ -187,7 +187,9 @@ def _calls(statistics: Floats, look: int, rule: Rule, history: Spread) -> Any:
 def far_above(statistics: Any, rule: Rule) -> Any:
     """How much slower (in logarithms) the first blocks would have to be for a large effect; below
     0: they are beyond it already. statistics: (..., blocks)."""
-    return np.log1p(FAR * rule.tolerance) - np.asarray(statistics, dtype=float).min(axis=-1)
+    values = np.asarray(statistics, dtype=float)
+    above = np.log1p(FAR * rule.tolerance) - values.min(axis=-1)
+    return np.where(np.isfinite(values).all(axis=-1), above, np.inf)
 
 
 def confirmed(statistics: Any, rule: Rule, history: Spread) -> Any:
@@ -205,16 +207,3 @@ def confirmation_low(statistics: Any, history: Spread) -> Any:
         raise ValueError(f"{values.shape[-1]} blocks confirm nothing: give {CONFIRM_BLOCKS}")
     error, freedom = _standard_error(values, history)
     return values.mean(axis=-1) - scipy.stats.t.isf(CONFIRM_ALPHA, freedom) * error
-
-
-def smallest_found(rule: Rule, spread: Spread, power: float = 0.99) -> float:
-    """The smallest slowdown (0.02 is 2%) that is SLOWER with this power at the last look.
-
-    The statistic is taken as normal.
-    """
-    blocks = LOOKS[-1]
-    freedom = spread.freedom + blocks - 1
-    error = max(spread.deviation, LEAST_SPREAD) / np.sqrt(blocks)
-    needed = scipy.stats.t.isf(rule.slower_level(len(LOOKS) - 1), freedom)
-    needed += scipy.stats.norm.ppf(power)
-    return float(np.expm1(np.log1p(rule.margin) + needed * error))

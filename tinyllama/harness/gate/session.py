@@ -47,6 +47,7 @@ from tinyllama.harness.gate.sequential_test import CONFIRM_BLOCKS, LOOKS, Call, 
 from tinyllama.harness.gate.setting import Affected, BenchmarkState, Setting
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine.worker import all_ended
+from tinyllama.harness.records.results import is_number
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
 MAX_DISCARDED = 2  # waves on a disturbed device; one more, and the verdict is BUSY
@@ -679,6 +680,9 @@ def _first_call(state: BenchmarkState, accepted: float) -> Figure:
     """Of the seconds of the first calls in the fresh processes of blocks, whose code is compiled:
     SLOWER beyond a ratio plus seconds."""
     before, after = (median(one[side] for one in state.first_calls) for side in (BASE, CANDIDATE))
+    if not (is_number(before) and is_number(after) and before > 0):
+        text = f"{_FIRST_CALL} was {before}, is {after}: invalid times"
+        return Figure(_FIRST_CALL, Outcome.MISSING, text, before, after)
     limit = before * COMPILE_RATIO * (1 + accepted) + FIRST_CALL_SECONDS
     text = f"{_FIRST_CALL} {before:.2f} -> {after:.2f}"
     outcome = Outcome.SAME

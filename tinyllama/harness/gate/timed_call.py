@@ -216,7 +216,10 @@ class TimedCall(OpContender):
         for name in ("contiguous", *names):
             self._give(self.passes[-1], name)
             self._run()
-            self._proven(self._collected(), _copies(self._master()), f"{name} inputs: ")
+            inputs = _copies(self._master())
+            if self.layout == self.usual:
+                self._varied(inputs, self.place)
+            self._proven(self._collected(), inputs, f"{name} inputs: ")
         self._keep_usual()
         self._forget()
 

@@ -30,7 +30,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -102,7 +102,8 @@ class Worker:
         try:
             with theirs, open(self._folder / "output", "wb") as output:
                 self._process = _STARTER.submit(
-                    subprocess.Popen,
+                    _popen,
+                    os.sched_getaffinity(0),
                     command,
                     pass_fds=[theirs.fileno()],
                     cwd=cwd,
@@ -216,6 +217,12 @@ class Worker:
 def caches_in(folder: Path) -> dict[str, str]:
     """Variables of the environment that put the caches of all compilers into a folder."""
     return {cache: str(folder / cache.lower()) for cache in _CACHES}
+
+
+def _popen(processors: Collection[int], *args: Any, **options: Any) -> subprocess.Popen[bytes]:
+    """A process that may run where the thread that asks for it may, not the one that starts it."""
+    os.sched_setaffinity(0, processors)
+    return subprocess.Popen(*args, **options)
 
 
 def _starter() -> None:

