@@ -20,7 +20,7 @@ from tinyllama.harness.machine.files import read_regular, replace_text
 from tinyllama.harness.records.outcome import TO_DO, Outcome, worst
 
 SCHEMA = 1
-MOST_IDENTICAL = 8  # lines; more are counted in one
+MOST_ALIKE = 8  # lines of what needs no reading; more are counted in one
 REFERENCE = "eager"
 _BY_TITLE = {outcome.title: outcome for outcome in Outcome}
 
@@ -111,11 +111,12 @@ class Report(msgspec.Struct):
         """The summary for a terminal, one line a verdict, what decides last."""
         shown = sorted(self.verdicts, key=lambda line: list(Outcome).index(line.verdict))
         several = len(self.bases) > 1
-        identical = [line for line in shown if line.verdict is Outcome.IDENTICAL]
         first = []
-        if len(identical) > MOST_IDENTICAL:
-            shown = shown[len(identical) :]  # they come first
-            first = [f"{Outcome.IDENTICAL.title:<12} {len(identical)} benchmarks"]
+        for outcome in (Outcome.IDENTICAL, Outcome.NOT_DECIDED):
+            alike = [line for line in shown if line.verdict is outcome]
+            if len(alike) > MOST_ALIKE:
+                shown = [line for line in shown if line.verdict is not outcome]
+                first.append(f"{outcome.title:<12} {len(alike)} benchmarks: {alike[0].text}")
         each = [f"against {line.against}: {line}" if several else str(line) for line in shown]
         return [*first, *each, *self.remarks()]
 

@@ -61,15 +61,21 @@ def prove(results: Results, plain: Results, exact: Results, slack: float) -> dic
             error = norm(value.double() - oracle)
             if not error <= allowed < math.inf:
                 raise WrongResultError(f"{name}: error {error:.3g} > {allowed:.3g}{where}")
-        proofs[name] = Proof(
-            _strides(value),
-            _strides(wanted),
-            value.is_contiguous(),
-            projections(value),
-            projections(oracle),
-            allowed,
-        )
+        proofs[name] = proof_of(value, wanted, oracle, allowed)
     return proofs
+
+
+def proof_of(
+    value: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, allowed: float
+) -> Proof:
+    return Proof(
+        _strides(value),
+        _strides(plain),
+        value.is_contiguous(),
+        projections(value),
+        projections(exact),
+        allowed,
+    )
 
 
 def hold_to_base(base: Mapping[str, Proof], candidate: Mapping[str, Proof]) -> None:

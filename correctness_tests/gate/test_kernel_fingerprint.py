@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.gate.compiled import code_of, fingerprint
+from tinyllama.harness.gate.kernel_fingerprint import code_of, fingerprint
 from tinyllama.harness.kernels import resources
 from tinyllama.harness.kernels.launch import Launched, recorded, target_of
 

@@ -24,25 +24,28 @@ def lines(before: Kernels, after: Kernels) -> list[str]:
         pytest.param(
             {"a": (1, 10e-6), "b": (2, 20e-6), "c": (1, 5e-6)},
             {"a": (1, 12e-6), "b": (2, 29e-6), "c": (1, 5e-6)},
-            ["b: 20.0 us in 2 -> 29.0 us in 2", "a: 10.0 us in 1 -> 12.0 us in 1"],
+            [
+                "b: 2 calls of 10.0 us -> 2 calls of 14.5 us",
+                "a: a call of 10.0 us -> a call of 12.0 us",
+            ],
             id="the largest change first",
         ),
         pytest.param(
             {"a": (1, 10e-6), "b": (1, 10e-6)},
             {"a": (1, 20e-6), "b": (1, 10.5e-6)},
-            ["a: 10.0 us in 1 -> 20.0 us in 1"],
+            ["a: a call of 10.0 us -> a call of 20.0 us"],
             id="not what makes little of the change",
         ),
         pytest.param(
             {"old": (1, 10e-6)},
             {"new": (3, 30e-6)},
-            ["new: not launched -> 30.0 us in 3", "old: 10.0 us in 1 -> not launched"],
-            id="those that come and go",
+            ["new: not called -> 3 calls of 10.0 us"],
+            id="one that comes",
         ),
         pytest.param(
             {"a": (1, 5e-6), "b": (1, 9e-6)},
             {"a": (1, 6e-6), "b": (1, 3e-6)},
-            ["a: 5.0 us in 1 -> 6.0 us in 1"],
+            ["a: a call of 5.0 us -> a call of 6.0 us"],
             id="not what takes less",
         ),
     ],
@@ -55,7 +58,7 @@ def test_kernels_that_moved_are_named(before: Kernels, after: Kernels, said: lis
 def test_one_profile_that_was_disturbed_changes_nothing(odd: float) -> None:
     base = [profile({"a": (1, seconds)}) for seconds in (odd, *[1e-6] * (PROFILES - 1))]
     candidate = [profile({"a": (1, 2e-6)})] * PROFILES
-    assert moved(base, candidate, timed=True) == ["a: 1.0 us in 1 -> 2.0 us in 1"]
+    assert moved(base, candidate, timed=True) == ["a: a call of 1.0 us -> a call of 2.0 us"]
 
 
 @pytest.mark.long
@@ -80,7 +83,7 @@ def test_where_only_the_host_is_slower_a_kernel_is_named_for_its_launches_alone(
     longer = [profile({"a": (1, 9.9e-6), "b": (1, 1e-6)})] * PROFILES
     more = [profile({"a": (1, 5.3e-6), "b": (2, 2e-6)})] * PROFILES
     assert moved(before, longer, timed=False) == ["kernels are launched as often as before"]
-    assert moved(before, more, timed=False) == ["b: 1.0 us in 1 -> 2.0 us in 2"]
+    assert moved(before, more, timed=False) == ["b: a call of 1.0 us -> 2 calls of 1.0 us"]
 
 
 def test_what_kernels_take_is_said_where_it_changed() -> None:
