@@ -166,7 +166,7 @@ def test_a_new_benchmark_is_verified_measured_and_shown() -> None:
     assert shown["outcome"] == "NEW"
     assert {figure["metric"] for figure in shown["figures"]} == {DEVICE, HOST, *COUNTED}
     asked = [(side, method) for _, side, method, args in script.asked if args[:1] == ("new",)]
-    once = ("begin", "counted", "verify", "make_ready")
+    once = ("begin", "verify", "counted", "make_ready")
     assert asked[:4] == [(CANDIDATE, method) for method in once]
     assert set(asked[4:]) == {(CANDIDATE, what) for what in ("turn", "proofs", "end")}
     rules = [script.session.found["a"].series[DEVICE].rule.tests]

@@ -281,7 +281,7 @@ def test_a_result_unlike_the_bases_is_wrong_though_its_own_side_calls_it_right(
     launch = None if when == "before" else 3
     script.on(CANDIDATE, "verify" if launch is None else "proofs", {"y": other[what]}, "a",
               launch=launch)  # fmt: skip
-    script.ends(Outcome.WRONG_RESULT, "candidate: y")
+    script.ends(Outcome.WRONG_RESULT, "candidate: y", all_verdicts=True)
 
 
 # -- a machine that others use --------------------------------------------------------------------
@@ -443,7 +443,7 @@ def test_what_has_no_time_here_is_verified_and_named(right: bool, new: bool) -> 
     if not right:
         script.on(CANDIDATE, "verify", wrong(), "a")
     green = Outcome.NEW if new else Outcome.SAME
-    found = script.run()
+    found = script.run(all_verdicts=True)
     assert found["a"].outcome is (green if right else Outcome.WRONG_RESULT)
     assert ("its kernels are interpreted" in found["a"].text) is right
     assert asked_of(script, "turn") == ["b"]
@@ -576,7 +576,7 @@ def test_the_verdicts_are_those_of_one_pair_and_one_is_timed_at_a_time() -> None
         script.counts("d", kernels=1)
         script.alike("e")
         script.names[CANDIDATE].append("h")
-        found.append(outcomes(script.run(at_once=at_once)))
+        found.append(outcomes(script.run(at_once=at_once, all_verdicts=True)))
     assert found[0] == found[1]
     assert set(found[0].values()) > {Outcome.SLOWER, Outcome.WRONG_RESULT, Outcome.NOT_JUDGED}
     assert not overlapping
