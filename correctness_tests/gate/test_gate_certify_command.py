@@ -123,7 +123,7 @@ def test_what_fails_is_said_not_to_be_certified_and_the_others_are(
     certify.script.on(CANDIDATE, "turn", died(), "a", launch=3)
     certify.run("--blocks=3")
     assert [set(block) for block in certify.blocks()] == [{"a", "b"}, {"b"}, {"b"}]
-    assert "not certified: WORKER DIED a" in capsys.readouterr().out
+    assert "not certified: NOT JUDGED a" in capsys.readouterr().out
 
 
 @pytest.mark.long

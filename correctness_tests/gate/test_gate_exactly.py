@@ -16,10 +16,10 @@ from correctness_tests.support.gate_fakes import (
     outcomes,
     wrong,
 )
-from tinyllama.harness.gate.accepted import Entry
 from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.sequential_test import LOOKS
+from tinyllama.harness.gate.waivers import Waiver
 from tinyllama.harness.records.verdict import Outcome
 
 COUNTED = ("peak_bytes", "kernels", "copies", "host_syncs")
@@ -166,7 +166,7 @@ def test_a_new_benchmark_is_verified_measured_and_shown() -> None:
     assert shown["outcome"] == "NEW"
     assert {figure["metric"] for figure in shown["figures"]} == {DEVICE, HOST, *COUNTED}
     asked = [(side, method) for _, side, method, args in script.asked if args[:1] == ("new",)]
-    once = ("begin", "counted", "verify", "make_ready")
+    once = ("begin", "verify", "counted", "make_ready")
     assert asked[:4] == [(CANDIDATE, method) for method in once]
     assert set(asked[4:]) == {(CANDIDATE, what) for what in ("turn", "proofs", "end")}
     rules = [script.session.found["a"].series[DEVICE].rule.tests]
@@ -180,7 +180,7 @@ def test_a_new_benchmark_is_green_only_where_nothing_is_missing(how: str) -> Non
     if how == "its counts":
         script.on(CANDIDATE, "counted", {}, "a")
     if how == "accepted":
-        script.accepted.append(Entry("old", "why", "9.0", removed=True))
+        script.accepted.append(Waiver("old", "why", "9.0", removed=True))
     found = script.run()
     assert found["new"].outcome is (Outcome.NEW if how == "accepted" else Outcome.NO_BASELINE)
     if how != "its counts":
@@ -195,7 +195,7 @@ def test_a_new_benchmark_is_green_only_where_nothing_is_missing(how: str) -> Non
     [
         ("verify", wrong("new"), Outcome.WRONG_RESULT),
         ("turn", wrong("new"), Outcome.WRONG_RESULT),
-        ("begin", died(), Outcome.WORKER_DIED),
+        ("begin", died(), Outcome.NOT_JUDGED),
         ("turn", {DEVICE: 1.0}, Outcome.MISSING),
         ("turn", {DEVICE: 1.0, HOST: 0.0}, Outcome.MISSING),
     ],
@@ -233,7 +233,7 @@ def test_what_only_one_interpreter_has_is_not_new() -> None:
 def test_a_base_without_any_benchmark_is_none() -> None:
     script = Script("a")
     script.names[BASE] = []
-    assert outcomes(script.run()) == {BASE: Outcome.NO_BASE}
+    assert outcomes(script.run()) == {BASE: Outcome.NOT_JUDGED}
 
 
 # -- tolerances -------------------------------------------------------------------------------

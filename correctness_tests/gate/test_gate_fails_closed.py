@@ -50,7 +50,7 @@ def test_one_tree_on_both_sides_is_no_comparison() -> None:
     assert script.status == 15
 
 
-@pytest.mark.parametrize(("side", "outcome"), [(BASE, 18), (CANDIDATE, 17)])
+@pytest.mark.parametrize(("side", "outcome"), [(BASE, 17), (CANDIDATE, 17)])
 def test_a_side_that_runs_the_code_of_the_other_is_none(side: str, outcome: int) -> None:
     script = Script()
     script.alike("a")
@@ -83,7 +83,7 @@ def test_two_toolchains_that_are_one_compare_nothing() -> None:
 @pytest.mark.parametrize("method", OF_ALL)
 @pytest.mark.parametrize("how", [died, hung])
 @pytest.mark.parametrize(
-    ("side", "outcome"), [(BASE, Outcome.NO_BASE), (CANDIDATE, Outcome.WORKER_DIED)]
+    ("side", "outcome"), [(BASE, Outcome.NOT_JUDGED), (CANDIDATE, Outcome.NOT_JUDGED)]
 )
 def test_a_side_that_cannot_even_begin(
     side: str, outcome: Outcome, how: Callable[[], WorkerError], method: str
@@ -102,7 +102,7 @@ def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
 ) -> None:
     script = Script("a", "b")
     script.on(side, method, how(), None if method == "warm_up_blas" else "a", launch=1)
-    script.ends(Outcome.WORKER_DIED, str(how()))
+    script.ends(Outcome.NOT_JUDGED, str(how()))
 
 
 @pytest.mark.parametrize("launch", [2, 5], ids=["first", "fourth"])
@@ -111,7 +111,7 @@ def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
 def test_who_dies_in_a_block_takes_no_other_along(side: str, method: str, launch: int) -> None:
     script = Script("a", "b")
     script.on(side, method, died(), "a", launch=launch)
-    script.ends(Outcome.WORKER_DIED)
+    script.ends(Outcome.NOT_JUDGED)
     blocks = script.session.report()["benchmarks"]["a"]["blocks"]
     whole = launch - 2  # after the preparation, and but for the block in which it died
     assert {metric: len(taken) for metric, taken in blocks.items()} == (
@@ -123,8 +123,8 @@ def test_a_pair_that_does_not_start_again_leaves_nothing_green() -> None:
     script = Script("a", "b")
     script.on(BASE, "make", died(), launch=3)
     script.run()
-    assert [verdict.outcome for verdict in script.verdicts] == [Outcome.NO_BASE] * 3
-    assert script.status == 18
+    assert [verdict.outcome for verdict in script.verdicts] == [Outcome.NOT_JUDGED] * 3
+    assert script.status == 17
 
 
 @pytest.mark.parametrize("method", ["begin", "make_ready", "turn"])
@@ -133,7 +133,7 @@ def test_who_dies_while_confirming_is_not_slower_and_not_green(side: str, method
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
     script.on(side, method, died(), "a", when=lambda: script.confirming)
-    script.ends(Outcome.WORKER_DIED)
+    script.ends(Outcome.NOT_JUDGED)
 
 
 @pytest.mark.parametrize("method", ["start", "begin", "profiles"])
@@ -152,7 +152,8 @@ def test_who_dies_while_a_slowdown_is_explained_leaves_it_slower(method: str) ->
 def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
     script = Script("a", "b")
     script.on(side, method, wrong(), "a")
-    script.ends(Outcome.WRONG_RESULT, f"{side}: WrongResultError: a-eager: y")
+    said = f"{side}: WrongResultError: a-eager: y"
+    script.ends(Outcome.WRONG_RESULT, said, all_verdicts=True)
 
 
 # -- times ------------------------------------------------------------------------------------

@@ -281,7 +281,7 @@ def test_a_result_unlike_the_bases_is_wrong_though_its_own_side_calls_it_right(
     launch = None if when == "before" else 3
     script.on(CANDIDATE, "verify" if launch is None else "proofs", {"y": other[what]}, "a",
               launch=launch)  # fmt: skip
-    script.ends(Outcome.WRONG_RESULT, "candidate: y")
+    script.ends(Outcome.WRONG_RESULT, "candidate: y", all_verdicts=True)
 
 
 # -- a machine that others use --------------------------------------------------------------------
@@ -443,7 +443,7 @@ def test_what_has_no_time_here_is_verified_and_named(right: bool, new: bool) -> 
     if not right:
         script.on(CANDIDATE, "verify", wrong(), "a")
     green = Outcome.NEW if new else Outcome.SAME
-    found = script.run()
+    found = script.run(all_verdicts=True)
     assert found["a"].outcome is (green if right else Outcome.WRONG_RESULT)
     assert ("its kernels are interpreted" in found["a"].text) is right
     assert asked_of(script, "turn") == ["b"]
@@ -576,9 +576,9 @@ def test_the_verdicts_are_those_of_one_pair_and_one_is_timed_at_a_time() -> None
         script.counts("d", kernels=1)
         script.alike("e")
         script.names[CANDIDATE].append("h")
-        found.append(outcomes(script.run(at_once=at_once)))
+        found.append(outcomes(script.run(at_once=at_once, all_verdicts=True)))
     assert found[0] == found[1]
-    assert set(found[0].values()) > {Outcome.SLOWER, Outcome.WRONG_RESULT, Outcome.WORKER_DIED}
+    assert set(found[0].values()) > {Outcome.SLOWER, Outcome.WRONG_RESULT, Outcome.NOT_JUDGED}
     assert not overlapping
 
 
@@ -589,7 +589,7 @@ def test_what_finds_no_memory_beside_others_is_measured_alone(method: str, alone
     failing = Mock(side_effect=FULL)
     script.on(CANDIDATE, method, failing, "b", when=lambda: alone or not failing.called)
     found = script.run(at_once=4)
-    expected = Outcome.WORKER_DIED if alone else Outcome.SAME
+    expected = Outcome.NOT_JUDGED if alone else Outcome.SAME
     assert outcomes(found) == {"a": Outcome.SAME, "b": expected, "c": Outcome.SAME}
 
 
@@ -598,7 +598,7 @@ def test_a_process_that_ends_in_a_wave_takes_no_other_benchmark_with_it(method: 
     script = Script(*"abcd", noise=2e-4)
     script.on(BASE, method, died(), "b", launch=6)
     found = script.run(at_once=4)
-    assert outcomes(found) == {**dict.fromkeys("acd", Outcome.SAME), "b": Outcome.WORKER_DIED}
+    assert outcomes(found) == {**dict.fromkeys("acd", Outcome.SAME), "b": Outcome.NOT_JUDGED}
     assert {name: counts(script)[name] for name in "acd"} == {key: {LOOKS[0]} for key in "acd"}
 
 

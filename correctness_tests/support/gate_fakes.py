@@ -21,7 +21,6 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from tinyllama.harness.gate.accepted import Accepted, Entry
 from tinyllama.harness.gate.benchmarks import ON_CPU, ON_GPU, Benchmark, Registered
 from tinyllama.harness.gate.calibrate import Block, Noise
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
@@ -30,6 +29,7 @@ from tinyllama.harness.gate.schedule import close_pairs, open_all
 from tinyllama.harness.gate.session import Session, unconfirmed
 from tinyllama.harness.gate.setting import Affected, Setting
 from tinyllama.harness.gate.verification import Proof
+from tinyllama.harness.gate.waivers import Waiver, Waivers
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
@@ -95,8 +95,8 @@ class Script:
         self.bars: dict[tuple[str, str], dict[str, float]] = {}  # on layouts, of one benchmark
         self.factories: set[str] = set()  # benchmarks of something else than an op
         self.further: set[str] = set()  # benchmarks of cases between the smallest and the largest
-        self.accepted: list[Entry] = []
-        self.accepted_by_base: list[Entry] = []
+        self.accepted: list[Waiver] = []
+        self.accepted_by_base: list[Waiver] = []
         self.watch = Watching()
         self.launches = 0
         self.asked: list[tuple[int, str, str, tuple[Any, ...]]] = []  # launch, side, method, args
@@ -142,7 +142,7 @@ class Script:
         self.on(CANDIDATE, "counted", counted, benchmark)
 
     def accept(self, benchmark: str, metric: str, amount: float) -> None:
-        self.accepted.append(Entry(benchmark, "why", "9.0", metric, amount))
+        self.accepted.append(Waiver(benchmark, "why", "9.0", metric, amount))
 
     @property
     def confirming(self) -> bool:
@@ -186,7 +186,7 @@ class Script:
             "device": self.device,
             "registered": REGISTERED,
             "noise": Noise("a device"),
-            "accepted": Accepted(
+            "accepted": Waivers(
                 Path("accepted.toml"), tuple(self.accepted), tuple(self.accepted_by_base)
             ),
             "watch": self.watch,

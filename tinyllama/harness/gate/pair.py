@@ -27,7 +27,6 @@ import torch
 from tinyllama.harness.gate.affected import roots
 from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
 from tinyllama.harness.gate.metric import HOST, Block, ClockError, Turn, check_turn
-from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.gate.verification import hold_to_base
 from tinyllama.harness.machine.worker import (
     KEEPS_FREED_MEMORY,
@@ -114,7 +113,7 @@ class Pair:
 
     processor: both are pinned to it in their turns, unless it is None. leading: the side that is
     asked first, which the session alternates. preload: further modules that the workers import
-    before they are asked. seconds: of parts of blocks.
+    before they are asked.
     """
 
     def __init__(
@@ -131,7 +130,6 @@ class Pair:
         self.failed = self.is_open = False
         self.processor: int | None = None
         self.leading = BASE
-        self.seconds = Stages()
         self._start()
 
     # -- processes --------------------------------------------------------------------------
@@ -256,8 +254,7 @@ class Pair:
     def hold_results(self, benchmark: Benchmark) -> None:
         """The same, of the call that the last turn kept. Other pairs may work meanwhile."""
         if not benchmark.factory:
-            with self.seconds.of("compare"):
-                self._hold_to_base(self.each("proofs", benchmark.name, timeout=READY))
+            self._hold_to_base(self.each("proofs", benchmark.name, timeout=READY))
 
     @staticmethod
     def _hold_to_base(proofs: Mapping[str, Any]) -> None:
@@ -325,13 +322,16 @@ class Pair:
         """
         ask, name = partial(self.ask, CANDIDATE), benchmark.name
         ask("begin", name, tuple(benchmark.slowdowns), timeout=READY)
-        counted = ask("counted", name)
         proofs = ask("verify", name, new_seed(), timeout=READY)
+        if benchmark.untimed:
+            ask("end", name)
+            return {}, {}, {}
+        counted = ask("counted", name)
         known = proofs if benchmark.factory else None
         ask("make_ready", name, known, effort.first, timeout=READY)
-        count = effort.of(benchmark) if benchmark.slowdowns else 0
+        count = effort.of(benchmark)
         turns = [self._turn(CANDIDATE, benchmark, new_seed(), index) for index in range(count)]
-        if not benchmark.factory and turns:
+        if not benchmark.factory:
             ask("proofs", name, timeout=READY)
         if benchmark.layouts:
             ask("compile_layouts", name, tuple(benchmark.layouts), timeout=READY)
@@ -348,7 +348,7 @@ class Pair:
         pairs: an even number. paces: by side, what `pace` said. Raises SideError, ValueError where
         a side does not give a time of every metric, and ClockError.
         """
-        with self.seconds.of("turns"), self._alone_on_one_processor():
+        with self._alone_on_one_processor():
             return self._turns(benchmark, pairs, paces)
 
     @contextmanager

@@ -227,8 +227,6 @@ class Wave:
                     break
                 warm_up = WARM_UP
             self._is_disturbed(pairs, late=False)
-            for name, seconds in (item for pair in pairs for item in pair.seconds.items()):
-                session.add_seconds(name, seconds)
 
     def _take(
         self,
@@ -247,12 +245,11 @@ class Wave:
             return Launch(pair.make_ready(benchmark, state.proofs, warm_up))
 
         try:
-            with session.part("make ready"), state.takes("make ready"):
+            with session.part("make ready"):
                 launches = _all(pool, make_ready, pairs)
-            with state.takes("time"):
-                for pair, launch in zip(pairs, launches, strict=True):
-                    launch.block = self._timed(pair, state)
-            with session.part("compare results"), state.takes("compare"), ahead:
+            for pair, launch in zip(pairs, launches, strict=True):
+                launch.block = self._timed(pair, state)
+            with session.part("compare results"), ahead:
                 _all(pool, lambda pair: pair.hold_results(benchmark), pairs)
         except BaseException:
             for pair in pairs:
@@ -284,7 +281,8 @@ class Wave:
                 missed = layouts_missed(ratios, bars, accepted)
                 base = pair.layouts(benchmark, BASE, missed)
             self.layouts[state.name] = layout_figures(ratios, bars, accepted, base)
-        return pair.take(benchmark, session.effort.of(benchmark), state.paces)
+        with session.part("turns"):
+            return pair.take(benchmark, session.effort.of(benchmark), state.paces)
 
     def _is_disturbed(self, pairs: Sequence[Pair], *, late: bool) -> bool:
         """Whether other work was seen on the device. late: look only where that was long ago."""

@@ -242,11 +242,6 @@ class Session:
         """Add the seconds of a `with` block to those of a part of the stage."""
         return self.seconds.of(f"{self.stage}: {name}")
 
-    def add_seconds(self, name: str, seconds: float) -> None:
-        """Add seconds to those of a part of the stage."""
-        part = f"{self.stage}: {name}"
-        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
-
     @contextmanager
     def pairs(self, count: int = 1) -> Iterator[list[Pair]]:
         """Fresh pairs. Where a side cannot start, the comparison stops: NO BASE for the base."""
@@ -380,7 +375,7 @@ class Session:
         """again: takes what found no memory beside other pairs; None: no other works, so that is
         the verdict."""
         for state in queue:
-            with self.errors_as_verdict(state), state.takes("prepare"):
+            with self.errors_as_verdict(state):
                 try:
                     pair = self.working(pair)
                     pair.each("warm_up_blas")  # a pair may be new
@@ -418,8 +413,7 @@ class Session:
             count = len(compiled[BASE])
             text = f"the same host code, and the same kernels in {count} launches"
             return self.settle(state, Outcome.IDENTICAL, text)
-        with state.takes("verify"):
-            state.proofs = pair.verify(benchmark)
+        state.proofs = pair.verify(benchmark)
         if layouts := tuple(benchmark.layouts):
             pair.ask(CANDIDATE, "compile_layouts", name, layouts, timeout=READY)
         return None

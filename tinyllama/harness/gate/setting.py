@@ -1,8 +1,7 @@
 """The input of a comparison, and the state of each benchmark in it."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -83,8 +82,8 @@ class BenchmarkState:
     """What was measured of one benchmark, and in the end its verdict.
 
     proofs: of each side, once it was verified. paces: by side, seconds of a call by the judge's
-    clock. first_calls: of each block, by side, seconds from warm caches. seconds: that it took, by
-    what was done. moved: which kernels of a slower one.
+    clock. first_calls: of each block, by side, seconds from warm caches. moved: which kernels of a
+    slower one.
     """
 
     benchmark: Benchmark
@@ -93,22 +92,12 @@ class BenchmarkState:
     proofs: dict[str, Any] = field(default_factory=dict)
     paces: dict[str, float] = field(default_factory=dict)
     first_calls: list[Mapping[str, float]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
     moved: list[str] = field(default_factory=list)
     verdict: Verdict | None = None
 
     @property
     def name(self) -> str:
         return self.benchmark.name
-
-    @contextmanager
-    def takes(self, what: str) -> Iterator[None]:
-        """Add the seconds of a `with` block to those of what it does."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - began
 
     @property
     def blocks(self) -> int:
@@ -133,5 +122,4 @@ class BenchmarkState:
             "confirmation": {metric: series.again for metric, series in self.series.items()},
             "first_calls": [dict(seconds) for seconds in self.first_calls],
             "moved": self.moved,
-            "seconds": self.seconds,
         }
