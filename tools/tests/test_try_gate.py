@@ -118,7 +118,7 @@ def test_an_edit_fits_once_or_says_so(tmp_path: Path) -> None:
 
 def test_a_slower_kernel_is_to_be_named() -> None:
     kernel, host = BRANCHES["slower-kernel"], BRANCHES["slower-host"]
-    right = told(moved="rms_norm_forward: 9.0 us in 1 -> 9.7 us in 1")
+    right = told(moved="rms_norm_forward: a call of 9.0 us -> a call of 9.7 us")
     assert not kernel.wrong(run(10, right))
     assert "rms_norm_forward" in kernel.wrong(run(10, told(moved="fill: 1 us")))[0]
     assert (
