@@ -76,7 +76,8 @@ def test_what_is_written_into_a_snapshot_is_seen(repository: Repository, tmp_pat
 
 
 def test_reports_of_the_gate_are_no_part_of_a_tree(checkout: Path, tmp_path: Path) -> None:
-    repository = Repository(checkout, tmp_path / "scratch", [checkout / "gate.json"])
+    reports = [checkout / "gate.json", checkout / "ignored", tmp_path / "elsewhere.json"]
+    repository = Repository(checkout, tmp_path / "scratch", reports)
     before = repository.of_working_tree()
     (checkout / "gate.json").write_text("{}")
     assert repository.of_working_tree() == before

@@ -81,7 +81,10 @@ class Repository:
         with self._index() as index:
             if (checkout := self._path("index")).exists():  # with its stat data, to be quick
                 shutil.copy2(checkout, index)
-            self.git("add", "--all", "--", ":/", *self._without_reports(), index=index)
+            self.git("add", "--all", "--", ":/", index=index)
+            if self.reports:
+                forget = ("rm", "-fq", "--cached", "--ignore-unmatch", "--")
+                self.git(*forget, *self._untracked_reports(), index=index)
             tree = self.git("write-tree", index=index).strip()
         for name, commit, submodule in self._submodules(tree):
             if submodule.of_working_tree() != submodule.of_commit(commit):
@@ -90,11 +93,11 @@ class Repository:
                 )
         return tree
 
-    def _without_reports(self) -> Iterator[str]:
+    def _untracked_reports(self) -> list[str]:
         for name in self.reports:
             if self.git("ls-files", "--", name):
                 raise SnapshotError(f"{name}: git tracks that file: name another place")
-            yield f":(top,exclude,literal){name}"
+        return [f":(top,literal){name}" for name in self.reports]
 
     def changed(self, base: str, candidate: str) -> list[Difference]:
         """The files that differ between two trees, sorted by name."""
