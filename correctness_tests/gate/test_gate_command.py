@@ -116,9 +116,7 @@ ACCIDENTS: dict[str, tuple[Edit, int, str]] = {
         "once-sum",
     ),
     "a deleted case": (
-        lambda own: own.edit(
-            "kernels/once.py", "timed=[Case(N=16", "timed=[Case(N=8"
-        ),
+        lambda own: own.edit("kernels/once.py", "timed=[Case(N=16", "timed=[Case(N=8"),
         15,
         "once-eager",
     ),
