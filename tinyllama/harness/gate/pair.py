@@ -127,7 +127,7 @@ class Pair:
         self.device, self.registered, self.preload = device, registered, preload
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
-        self.failed = self.is_open = False
+        self.failed = self.is_open = self.stopping = False
         self.processor: int | None = None
         self.leading = BASE
         self._start()
@@ -211,6 +211,9 @@ class Pair:
         except WorkerError as error:
             self.failed = True
             raise SideError(name, error) from error
+        finally:
+            if self.stopping:
+                self.workers[name].stop()
 
     def each(self, method: str, *args: Any, timeout: float = TURN) -> dict[str, Any]:
         """Ask both sides at the same time; nothing is timed then."""
@@ -285,10 +288,11 @@ class Pair:
         """
         calls, fastest, text = 2, math.inf, ""  # two of them tell how many are long enough
         for _ in range(PACES):
-            self.ask(name, "ready", benchmark.name)
-            start = time.perf_counter()
-            said = self.ask(name, "paced", benchmark.name, calls, timeout=READY)
-            took = time.perf_counter() - start
+            with self._timing():
+                self.ask(name, "ready", benchmark.name)
+                start = time.perf_counter()
+                said = self.ask(name, "paced", benchmark.name, calls, timeout=READY)
+                took = time.perf_counter() - start
             if is_number(said) and said * PACE_RATIO + PACE_SECONDS >= took:
                 fastest = min(fastest, took / calls)
                 if took >= PACED and calls >= PACED_CALLS:
@@ -309,7 +313,10 @@ class Pair:
         asked = tuple(benchmark.layouts if names is None else names)
         if not asked:
             return {}
-        found: dict[str, Ratio] = self.ask(side, "layouts", benchmark.name, asked, timeout=READY)
+        with self._timing():
+            found: dict[str, Ratio] = self.ask(
+                side, "layouts", benchmark.name, asked, timeout=READY
+            )
         return found
 
     def alone(
@@ -348,19 +355,22 @@ class Pair:
         pairs: an even number. paces: by side, what `pace` said. Raises SideError, ValueError where
         a side does not give a time of every metric, and ClockError.
         """
-        with self._alone_on_one_processor():
+        with self._timing():
             return self._turns(benchmark, pairs, paces)
 
     @contextmanager
-    def _alone_on_one_processor(self) -> Iterator[None]:
-        """Pin both sides to one processor for their turns, and stop the one that waits."""
+    def _timing(self) -> Iterator[None]:
+        """Pin both sides to one processor while one of them is timed, and stop each that waits:
+        nothing that its calls have left goes on."""
         if self.processor is not None:
             self.each("pin", self.processor)
         for worker in self.workers.values():
             worker.stop()
+        self.stopping = True
         try:
             yield
         finally:
+            self.stopping = False
             for worker in self.workers.values():
                 worker.resume()
             if self.processor is not None and not self.failed:
@@ -391,10 +401,8 @@ class Pair:
         kept: int | None = None,
         pace: float = 0.0,
     ) -> Turn:
-        """A turn of one side, which waits stopped before and after it. seed: of its values.
-        Raises ValueError for anything that is no turn."""
+        """A turn of one side. seed: of its values. Raises ValueError for anything that is none."""
         turn: Turn = self.ask(name, "turn", benchmark.name, seed, kept)
-        self.workers[name].stop()
         check_turn(turn, name, benchmark.slowdowns, pace)
         return turn
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, evaluate
-from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
+from tinyllama.harness.gate.metric import ALL_WORK, CALL, DEVICE, HOST
 from tinyllama.harness.gate.verification import Proof, digest, prove
 from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import synchronize
@@ -108,7 +108,8 @@ class TimedCall(OpContender):
         choice = -1 if kept is None else kept % (int(self.clocked) + CALLS * bool(self.repeated))
         if self.clocked:
             self.place = CALLS
-            readings[DEVICE] = self.clock.read(self._run, self._prepare_last).device
+            reading = self.clock.read(self._run, self._prepare_last)
+            readings |= {DEVICE: reading.device, CALL: max(reading.device, reading.host)}
             if choice == 0:
                 self.kept = _Call(self.place, self.inputs, self.args, self.outputs, self.gradients)
             self.place = 0
