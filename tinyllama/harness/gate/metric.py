@@ -146,8 +146,8 @@ class Series:
     @property
     def suspect(self) -> bool:
         """Whether more blocks are needed to tell of all work."""
-        found = mean(self.all_work)
-        return found > math.log1p(SUSPECT + self.accepted) and found > ERRORS * self._error
+        slowdown = mean(self.all_work)
+        return slowdown > math.log1p(SUSPECT + self.accepted) and slowdown > ERRORS * self._error
 
     def work_figure(self, metric: str) -> Figure | None:
         """The figure of all work that is slower; None where that is not certain."""
@@ -167,11 +167,13 @@ class Series:
     def figure(self, metric: str, call: Call) -> Figure:
         """The outcome, with the slowdown, the interval that decides, and the number of blocks."""
         look = LOOKS.index(len(self.statistics))
-        found = bounds(np.asarray(self.statistics), look, self.rule, self.history)
-        low = found.slower_low if call is Call.SLOWER else found.green_low
+        interval = bounds(np.asarray(self.statistics), look, self.rule, self.history)
+        low = interval.slower_low if call is Call.SLOWER else interval.green_low
         if call is Call.SLOWER and self._is_far(self.statistics):
             low = np.maximum(low, min(self.statistics))
-        ratio, lowest, highest = (float(np.exp(x)) for x in (found.mean, low, found.green_high))
+        ratio, lowest, highest = (
+            float(np.exp(x)) for x in (interval.mean, low, interval.green_high)
+        )
         text = (
             f"{metric} {_percent(ratio)} [{_percent(lowest)}, {_percent(highest)}] "
             f"in {len(self.statistics)} blocks"
@@ -204,10 +206,10 @@ class Series:
         blocks = self.again_work if of_work else self.again
         first = self.all_work if of_work else self.statistics
         again = _percent(float(np.exp(np.mean(blocks)))) if blocks else "no"
-        known = self.history
-        if of_work or not known.freedom:  # the spread of the blocks that were slower
-            known = Spread(float(np.std(first, ddof=1)), len(first) - 1)
-        if len(blocks) in (LOOKS[0], CONFIRM_BLOCKS) and confirmed(blocks, self.rule, known):
+        history = self.history
+        if of_work or not history.freedom:  # the spread of the blocks that were slower
+            history = Spread(float(np.std(first, ddof=1)), len(first) - 1)
+        if len(blocks) in (LOOKS[0], CONFIRM_BLOCKS) and confirmed(blocks, self.rule, history):
             return replace(figure, text=f"{figure.text}, confirmed by {again} in fresh processes")
         text = f"{figure.text}, not confirmed: {again} in {len(blocks)} fresh blocks"
         return replace(figure, outcome=Outcome.INCONCLUSIVE, text=text)

@@ -151,8 +151,8 @@ class Pair:
         shared = len(os.sched_getaffinity(0)) // (2 * AT_ONCE)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
         if self.registered.own is not None:
-            given = filter(None, [os.environ.get("PYTHONPATH")])
-            env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *given])
+            inherited = filter(None, [os.environ.get("PYTHONPATH")])
+            env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *inherited])
         modules = (FACTORY.partition(":")[0], self.registered.package, *_IMPORTED_LATE)
         return Worker(
             tree.name,
@@ -221,9 +221,9 @@ class Pair:
 
     def _both(self, do: Callable[[str], Any]) -> dict[str, Any]:
         with ThreadPoolExecutor(2) as pool:
-            asked = {name: pool.submit(do, name) for name in self.order}
+            answers_by_side = {name: pool.submit(do, name) for name in self.order}
         answers = {}
-        for name, answer in asked.items():
+        for name, answer in answers_by_side.items():
             try:
                 answers[name] = answer.result()
             except WorkerError as error:
@@ -275,8 +275,8 @@ class Pair:
         seconds = self.begin(benchmark)
 
         def ready(side: str) -> None:
-            known = proofs[side] if benchmark.factory else None
-            self.ask(side, "make_ready", benchmark.name, known, warm_up, timeout=READY)
+            standard = proofs[side] if benchmark.factory else None
+            self.ask(side, "make_ready", benchmark.name, standard, warm_up, timeout=READY)
 
         self._both(ready)
         return seconds
@@ -310,14 +310,14 @@ class Pair:
     ) -> dict[str, Ratio]:
         """How many times as long a side's calls take in the benchmark's layouts, or in some of
         them, as on contiguous inputs. Raises SideError."""
-        asked = tuple(benchmark.layouts if names is None else names)
-        if not asked:
+        layouts = tuple(benchmark.layouts if names is None else names)
+        if not layouts:
             return {}
         with self._timing():
-            found: dict[str, Ratio] = self.ask(
-                side, "layouts", benchmark.name, asked, timeout=READY
+            ratios: dict[str, Ratio] = self.ask(
+                side, "layouts", benchmark.name, layouts, timeout=READY
             )
-        return found
+        return ratios
 
     def alone(
         self, benchmark: Benchmark, effort: Effort
@@ -334,8 +334,8 @@ class Pair:
             ask("end", name)
             return {}, {}, {}
         counted = ask("counted", name)
-        known = proofs if benchmark.factory else None
-        ask("make_ready", name, known, effort.first, timeout=READY)
+        standard = proofs if benchmark.factory else None
+        ask("make_ready", name, standard, effort.first, timeout=READY)
         count = effort.of(benchmark)
         turns = [self._turn(CANDIDATE, benchmark, new_seed(), index) for index in range(count)]
         if not benchmark.factory:

@@ -242,10 +242,10 @@ class TimedCall(OpContender):
         if self.device.type == "cpu":
             return []
         self._prepare(self.passes[-1])
-        with launched() as found:
+        with launched() as launches_seen:
             self._run()
         synchronize(self.device)
-        return found
+        return launches_seen
 
     def counted(self) -> dict[str, int]:
         if self.device.type == "cpu":
@@ -255,8 +255,8 @@ class TimedCall(OpContender):
         peak = self._peak()
         self._prepare(self.passes[-1])
         counted = launches(self._run, self.device).counts
-        found = {"peak_bytes": peak, "kept_bytes": self.kept_bytes, **counted}
-        return {name: value for name, value in found.items() if value is not None}
+        counts = {"peak_bytes": peak, "kept_bytes": self.kept_bytes, **counted}
+        return {name: value for name, value in counts.items() if value is not None}
 
     def profile(self) -> dict[str, tuple[int, float]]:
         """By kernel of one call: how often it ran, and its seconds in all."""
