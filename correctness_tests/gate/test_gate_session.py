@@ -87,7 +87,7 @@ def test_a_slowdown_of_3_percent_is_slower_by_name_with_interval_and_kernels(dra
     assert said, text
     assert 0.5 < float(said[1]) < 3 < float(said[2])
     assert "host_seconds" in text, "what is not slower is said too"
-    assert "a_kernel: 5.0 us in 1 -> 5.2 us in 1" in text.splitlines()[1]
+    assert "a_kernel: a call of 5.0 us -> a call of 5.2 us" in text.splitlines()[1]
     assert "fill" not in text, "it did not move"
 
 

@@ -263,6 +263,9 @@ class Script:
     def _left_out(self, worker: "ScriptedWorker") -> dict[str, int]:
         return {}
 
+    def _declarations(self, worker: "ScriptedWorker") -> dict[str, str]:
+        return {}
+
     def _begin(self, worker: "ScriptedWorker", name: str, metrics: Sequence[str]) -> float:
         return 3.0
 

@@ -1,7 +1,8 @@
 """Which benchmarks a change can reach: by the files that differ, and those that ops import.
 
-    imported by the op, or package data beside such a file     its benchmarks are timed
+    Python that the op imports                                 its benchmarks are timed
     matches `unrelated` of the base's pyproject.toml           nothing is timed
+    data beside what the op imports, or in its package         its benchmarks are timed
     any other file that differs                                everything is timed
 
 The instrument (`protected_files`) is the same in both trees. Python files are compared as syntax
@@ -52,8 +53,9 @@ class Change:
         self.trees = (base, candidate)
         self.unrelated = tuple(unrelated)
         self.benchmarks: list[Benchmark] = []
-        self.differing = [each.name for each in differences if self._differs(each, kernels=True)]
-        self._host = {each.name for each in differences if self._differs(each, kernels=False)}
+        counted = [e for e in differences if e.name.endswith(".py") or not self._unrelated(e.name)]
+        self.differing = [each.name for each in counted if self._differs(each, kernels=True)]
+        self._host = {each.name for each in counted if self._differs(each, kernels=False)}
         self.imported = cache(self._imported)
         self.everything = cache(self._everything)
 
@@ -82,11 +84,10 @@ class Change:
 
     def related(self) -> list[str]:
         """The files that differ and that no pattern calls unrelated."""
-        return [
-            name
-            for name in self.differing
-            if not any(fnmatchcase(name, pattern) for pattern in self.unrelated)
-        ]
+        return [name for name in self.differing if not self._unrelated(name)]
+
+    def _unrelated(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.unrelated)
 
     def _reaches(self, name: str, benchmark: Benchmark) -> bool:
         if name in self.everything():
@@ -107,9 +108,10 @@ class Change:
         )
 
     def _package(self, name: str) -> str:
-        """The nearest folder above a file of data that has Python files."""
-        for folder in Path(name).parents:
-            if any(next((root / folder).glob("*.py"), None) for root in self.trees):
+        """The folder whose code reads a file of data: its own, or the package around it."""
+        own, *above = Path(name).parents
+        for folder, code in [(own, "*.py"), *((each, "__init__.py") for each in above)]:
+            if any(next((root / folder).glob(code), None) for root in self.trees):
                 return str(folder)
         return name
 

@@ -90,7 +90,7 @@ class Session:
             self._check_untouched()
         except Stopped as stop:
             self.others.append(stop.verdict)
-            for state in self.undecided():
+            for state in [*self.undecided(), *filter(unconfirmed, self.found.values())]:
                 text = f"not measured: {stop.verdict.text}"
                 self.settle(state, stop.verdict.outcome, text)
         if any(verdict.outcome is Outcome.MISSING for verdict in self.verdicts()):

@@ -132,7 +132,7 @@ class Repository:
     def unpack(self, tree: str, folder: Path) -> Snapshot:
         """Write a tree into a fresh folder, with the submodules that the checkout has."""
         folder.mkdir(parents=True)
-        index = folder.with_name(f"{folder.name}.index")
+        index = self.scratch / f"{folder.parent.name}-{folder.name}.index"
         self.git("read-tree", tree, index=index)
         self.git("checkout-index", "--all", "--quiet", "-u", index=index, at=folder)
         for name, commit, submodule in self._submodules(tree):
