@@ -257,9 +257,6 @@ class Script:
             found.append(replace(one, factory=factory, further=name in self.further))
         return found
 
-    def _declarations(self, worker: "ScriptedWorker") -> dict[str, str]:
-        return {}
-
     def _left_out(self, worker: "ScriptedWorker") -> dict[str, int]:
         return {}
 
