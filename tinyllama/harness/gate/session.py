@@ -188,9 +188,8 @@ class Session:
         return lambda metric: (accepted.amount(name, metric), accepted.more(name, metric))
 
     @contextmanager
-    def errors_as_verdict(self, state: BenchmarkState, *, settle: bool = True) -> Iterator[None]:
-        """An error with one benchmark is its verdict; the others continue. settle: without it, the
-        error explains only why nothing is attributed."""
+    def errors_as_verdict(self, state: BenchmarkState) -> Iterator[None]:
+        """An error with one benchmark is its verdict; the others continue."""
         states = [*self.found.values(), *self.new.values()]
         settled = sum(each_state.verdict is not None for each_state in states)
         block = f", block {self.launched}" if self.launched else ""
@@ -202,15 +201,9 @@ class Session:
             if all_ended():
                 raise
             outcome = Outcome.WRONG_RESULT if error.wrong else Outcome.NOT_JUDGED
-            if settle:
-                self.settle(state, outcome, _words(error))
-            else:
-                state.moved = [f"not attributed: {_words(error)}"]
+            self.settle(state, outcome, _words(error))
         except ValueError as error:
-            if settle:
-                self.settle(state, Outcome.MISSING, str(error))
-            else:
-                state.moved = [f"not attributed: {error}"]
+            self.settle(state, Outcome.MISSING, str(error))
 
     def report(self) -> dict[str, Any]:
         """All that was measured, for a file. seconds: by stage. blocks: discarded ones too."""
@@ -607,15 +600,19 @@ class Session:
         try:
             with self.pairs() as (pair,):
                 for state in slower:
-                    with self.errors_as_verdict(state, settle=False):
+                    try:
                         pair = self.working(pair)
                         pair.begin(state.benchmark)
-                        base, candidate = (
+                        profiles = [
                             pair.ask(side, "profiles", state.name, PROFILES)
                             for side in (BASE, CANDIDATE)
-                        )
-                        state.moved = moved(base, candidate, timed=_slower_on_the_device(state))
+                        ]
+                        state.moved = moved(*profiles, timed=_slower_on_the_device(state))
                         pair.end(state.benchmark)
+                    except SideError as error:
+                        if all_ended():
+                            raise
+                        state.moved = [f"not attributed: {_words(error)}"]
         except Stopped as stop:  # no pair, so none was attributed; no verdict changes
             for state in slower:
                 state.moved = [f"not attributed: {stop.verdict.text}"]
