@@ -613,6 +613,8 @@ class Session:
                         if all_ended():
                             raise
                         state.moved = [f"not attributed: {_words(error)}"]
+                    except ValueError as error:
+                        state.moved = [f"not attributed: {error}"]
         except Stopped as stop:  # no pair, so none was attributed; no verdict changes
             for state in slower:
                 state.moved = [f"not attributed: {stop.verdict.text}"]
