@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.gate import device_guard
 from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard, device_lock
 from tinyllama.harness.machine import facts as machine
 
@@ -203,13 +202,6 @@ def test_of_processes_that_cannot_be_seen_no_more_are_there_than_of_ours(
     assert one.during([worker, worker + 1]) is None
     gpu.pids = [ELSEWHERE]
     assert looks(one) == [None] * 3, "this very process"
-
-
-def test_a_gpu_without_a_sensor_says_that_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_guard, "sensor", lambda device: "no sensor (pip install it)")
-    one = DeviceGuard(GPU)
-    assert looks(one) == [None] * 3
-    assert one.unreadable == "no sensor (pip install it)"
 
 
 def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(

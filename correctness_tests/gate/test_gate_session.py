@@ -28,7 +28,6 @@ from correctness_tests.support.gate_fakes import (
     proof,
     wrong,
 )
-from tinyllama.harness.gate.attribution import PROFILES
 from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
 from tinyllama.harness.gate.pair import Effort
@@ -470,19 +469,6 @@ def test_all_verdicts_are_reached_where_that_is_asked_for() -> None:
     assert outcomes(found) == {"a": Outcome.SLOWER, "b": Outcome.INCONCLUSIVE}
 
 
-def test_other_times_of_what_is_slower_take_no_more_blocks() -> None:
-    script, random = Script("a"), np.random.default_rng(0)
-
-    def turn(_: str) -> dict[str, float]:
-        host = SECONDS[HOST] * math.exp(random.normal(0.0, 0.3))
-        return {DEVICE: 1.05 * SECONDS[DEVICE], HOST: host}
-
-    script.on(CANDIDATE, "turn", turn)
-    verdict = script.ends(Outcome.SLOWER)
-    assert f"in {LOOKS[1]} blocks, neither certainly" in verdict.text, "of the host"
-    assert script.launches == 1 + LOOKS[1] + CONFIRM_BLOCKS + 1
-
-
 def test_an_op_whose_own_file_differs_decides_a_merge_before_others_are_prepared() -> None:
     script = Script(*"bcade")
     script.names[CANDIDATE].append("new")
@@ -603,19 +589,6 @@ def test_a_process_that_ends_in_a_wave_takes_no_other_benchmark_with_it(method: 
 
 
 # -- the report -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("metric", "said"), [(DEVICE, "a_kernel"), (HOST, "kernels are launched as often as before")]
-)
-def test_what_kernels_take_explains_device_time_alone(metric: str, said: str) -> None:
-    script = Script("a")
-    script.slower("a", **{metric: 1.3})
-    for side, took in ((BASE, 5e-6), (CANDIDATE, 6.5e-6)):
-        profile = {"kernels": {"a_kernel": (1, took)}, "resources": {}}
-        script.on(side, "profiles", [profile] * PROFILES)
-    verdict = script.ends(Outcome.SLOWER)
-    assert verdict.text.splitlines()[1].strip().startswith(said)
 
 
 def test_the_report_holds_all_that_was_measured_and_how_long_it_took() -> None:

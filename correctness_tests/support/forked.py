@@ -81,6 +81,9 @@ class Forked:
     def pid(self) -> int | None:
         return self._process.pid
 
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
     def kill(self) -> None:
         self._process.kill()
 

@@ -237,8 +237,8 @@ def certificates(root: Path, device: str | None = None) -> list[dict[str, Any]]:
     """The certificates of all devices, or of one, in the order of their folders. Raises what `load`
     raises, and OSError for an unreadable file."""
     # The brackets: glob would skip a dangling link of a plain name.
-    every = [load(path) for path in sorted(root.glob("*/gate/certificate.jso[n]"))]
-    return [one for one in every if device in (None, one["device"])]
+    loaded = [load(path) for path in sorted(root.glob("*/gate/certificate.jso[n]"))]
+    return [certificate for certificate in loaded if device in (None, certificate["device"])]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def _simulate(
 ) -> tuple[int, int, Floats]:
     """False alarms, merges that are all green, and by figure and slowdown the share found."""
     slowdowns = [np.log1p(_slowdowns(rule)) for _, rule, _ in judged]
-    found = np.zeros((len(judged), len(slowdowns[0])), dtype=np.int64)
+    counts_found = np.zeros((len(judged), len(slowdowns[0])), dtype=np.int64)
     alarms = green = 0
     for start in range(0, merges, CHUNK):
         shape = (min(CHUNK, merges - start), LOOKS[-1] + CONFIRM_BLOCKS)
@@ -363,9 +363,9 @@ def _simulate(
             found_above = np.maximum(slower_above, confirmed_above)
             alarm |= found_above < 0
             all_green &= (green_below > 0) & (slower_above >= 0)
-            found[number] += np.searchsorted(np.sort(found_above), slowdowns[number])
+            counts_found[number] += np.searchsorted(np.sort(found_above), slowdowns[number])
         alarms, green = alarms + int(alarm.sum()), green + int(all_green.sum())
-    return alarms, green, found / merges
+    return alarms, green, counts_found / merges
 
 
 def critical(statistics: Floats, rule: Rule, history: Spread) -> tuple[Floats, Floats]:

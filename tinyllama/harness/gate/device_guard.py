@@ -91,9 +91,9 @@ class DeviceGuard:
 
     def __init__(self, device: torch.device, gpu: Sensor | None = None) -> None:
         self.device = device
-        found = gpu or sensor(device)
-        self.gpu = None if isinstance(found, str) else found
-        self.unreadable = _why_unreadable(found) if device.type != "cpu" else None
+        reader = gpu or sensor(device)
+        self.gpu = None if isinstance(reader, str) else reader
+        self.unreadable = _why_unreadable(reader) if device.type != "cpu" else None
         self._workers: set[int] = set()
 
     def before(self) -> str | None:

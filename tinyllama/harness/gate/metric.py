@@ -33,6 +33,7 @@ from tinyllama.harness.records.verdict import Figure, Outcome
 
 DEVICE, HOST = "device_seconds", "host_seconds"
 ALL_WORK = "all work of "  # before a metric: its other reading
+CALL = "a call"  # the longer of its times on both clocks, where device time is not the host's
 MARGINS = {DEVICE: 0.005, HOST: 0.02}
 MARGIN_ON_CPU = 0.02
 
@@ -66,7 +67,9 @@ class ClockError(ValueError):
 def check_turn(turn: Turn, side: str, metrics: Collection[str], pace: float) -> None:
     """Raise ValueError for a turn without a time of each metric, and ClockError where a call takes
     much longer by the judge's clock. pace: its seconds by that, at most."""
-    if set(turn) != {reading for metric in metrics for reading in (metric, ALL_WORK + metric)}:
+    if {*turn} - {CALL} != {
+        reading for metric in metrics for reading in (metric, ALL_WORK + metric)
+    }:
         raise ValueError(
             f"a turn of the {side} gave {', '.join(turn) or 'nothing'}, not {', '.join(metrics)}"
         )
@@ -143,8 +146,8 @@ class Series:
     @property
     def suspect(self) -> bool:
         """Whether more blocks are needed to tell of all work."""
-        found = mean(self.all_work)
-        return found > math.log1p(SUSPECT + self.accepted) and found > ERRORS * self._error
+        slowdown = mean(self.all_work)
+        return slowdown > math.log1p(SUSPECT + self.accepted) and slowdown > ERRORS * self._error
 
     def work_figure(self, metric: str) -> Figure | None:
         """The figure of all work that is slower; None where that is not certain."""
@@ -164,11 +167,13 @@ class Series:
     def figure(self, metric: str, call: Call) -> Figure:
         """The outcome, with the slowdown, the interval that decides, and the number of blocks."""
         look = LOOKS.index(len(self.statistics))
-        found = bounds(np.asarray(self.statistics), look, self.rule, self.history)
-        low = found.slower_low if call is Call.SLOWER else found.green_low
+        interval = bounds(np.asarray(self.statistics), look, self.rule, self.history)
+        low = interval.slower_low if call is Call.SLOWER else interval.green_low
         if call is Call.SLOWER and self._is_far(self.statistics):
             low = np.maximum(low, min(self.statistics))
-        ratio, lowest, highest = (float(np.exp(x)) for x in (found.mean, low, found.green_high))
+        ratio, lowest, highest = (
+            float(np.exp(x)) for x in (interval.mean, low, interval.green_high)
+        )
         text = (
             f"{metric} {_percent(ratio)} [{_percent(lowest)}, {_percent(highest)}] "
             f"in {len(self.statistics)} blocks"
@@ -201,10 +206,10 @@ class Series:
         blocks = self.again_work if of_work else self.again
         first = self.all_work if of_work else self.statistics
         again = _percent(float(np.exp(np.mean(blocks)))) if blocks else "no"
-        known = self.history
-        if of_work or not known.freedom:  # the spread of the blocks that were slower
-            known = Spread(float(np.std(first, ddof=1)), len(first) - 1)
-        if len(blocks) in (LOOKS[0], CONFIRM_BLOCKS) and confirmed(blocks, self.rule, known):
+        history = self.history
+        if of_work or not history.freedom:  # the spread of the blocks that were slower
+            history = Spread(float(np.std(first, ddof=1)), len(first) - 1)
+        if len(blocks) in (LOOKS[0], CONFIRM_BLOCKS) and confirmed(blocks, self.rule, history):
             return replace(figure, text=f"{figure.text}, confirmed by {again} in fresh processes")
         text = f"{figure.text}, not confirmed: {again} in {len(blocks)} fresh blocks"
         return replace(figure, outcome=Outcome.INCONCLUSIVE, text=text)

@@ -127,7 +127,7 @@ class Pair:
         self.device, self.registered, self.preload = device, registered, preload
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
-        self.failed = self.is_open = False
+        self.failed = self.is_open = self.stopping = False
         self.processor: int | None = None
         self.leading = BASE
         self._start()
@@ -151,8 +151,8 @@ class Pair:
         shared = len(os.sched_getaffinity(0)) // (2 * AT_ONCE)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
         if self.registered.own is not None:
-            given = filter(None, [os.environ.get("PYTHONPATH")])
-            env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *given])
+            inherited = filter(None, [os.environ.get("PYTHONPATH")])
+            env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *inherited])
         modules = (FACTORY.partition(":")[0], self.registered.package, *_IMPORTED_LATE)
         return Worker(
             tree.name,
@@ -211,6 +211,9 @@ class Pair:
         except WorkerError as error:
             self.failed = True
             raise SideError(name, error) from error
+        finally:
+            if self.stopping:
+                self.workers[name].stop()
 
     def each(self, method: str, *args: Any, timeout: float = TURN) -> dict[str, Any]:
         """Ask both sides at the same time; nothing is timed then."""
@@ -218,9 +221,9 @@ class Pair:
 
     def _both(self, do: Callable[[str], Any]) -> dict[str, Any]:
         with ThreadPoolExecutor(2) as pool:
-            asked = {name: pool.submit(do, name) for name in self.order}
+            answers_by_side = {name: pool.submit(do, name) for name in self.order}
         answers = {}
-        for name, answer in asked.items():
+        for name, answer in answers_by_side.items():
             try:
                 answers[name] = answer.result()
             except WorkerError as error:
@@ -272,8 +275,8 @@ class Pair:
         seconds = self.begin(benchmark)
 
         def ready(side: str) -> None:
-            known = proofs[side] if benchmark.factory else None
-            self.ask(side, "make_ready", benchmark.name, known, warm_up, timeout=READY)
+            standard = proofs[side] if benchmark.factory else None
+            self.ask(side, "make_ready", benchmark.name, standard, warm_up, timeout=READY)
 
         self._both(ready)
         return seconds
@@ -285,10 +288,11 @@ class Pair:
         """
         calls, fastest, text = 2, math.inf, ""  # two of them tell how many are long enough
         for _ in range(PACES):
-            self.ask(name, "ready", benchmark.name)
-            start = time.perf_counter()
-            said = self.ask(name, "paced", benchmark.name, calls, timeout=READY)
-            took = time.perf_counter() - start
+            with self._timing():
+                self.ask(name, "ready", benchmark.name)
+                start = time.perf_counter()
+                said = self.ask(name, "paced", benchmark.name, calls, timeout=READY)
+                took = time.perf_counter() - start
             if is_number(said) and said * PACE_RATIO + PACE_SECONDS >= took:
                 fastest = min(fastest, took / calls)
                 if took >= PACED and calls >= PACED_CALLS:
@@ -306,11 +310,14 @@ class Pair:
     ) -> dict[str, Ratio]:
         """How many times as long a side's calls take in the benchmark's layouts, or in some of
         them, as on contiguous inputs. Raises SideError."""
-        asked = tuple(benchmark.layouts if names is None else names)
-        if not asked:
+        layouts = tuple(benchmark.layouts if names is None else names)
+        if not layouts:
             return {}
-        found: dict[str, Ratio] = self.ask(side, "layouts", benchmark.name, asked, timeout=READY)
-        return found
+        with self._timing():
+            ratios: dict[str, Ratio] = self.ask(
+                side, "layouts", benchmark.name, layouts, timeout=READY
+            )
+        return ratios
 
     def alone(
         self, benchmark: Benchmark, effort: Effort
@@ -327,8 +334,8 @@ class Pair:
             ask("end", name)
             return {}, {}, {}
         counted = ask("counted", name)
-        known = proofs if benchmark.factory else None
-        ask("make_ready", name, known, effort.first, timeout=READY)
+        standard = proofs if benchmark.factory else None
+        ask("make_ready", name, standard, effort.first, timeout=READY)
         count = effort.of(benchmark)
         turns = [self._turn(CANDIDATE, benchmark, new_seed(), index) for index in range(count)]
         if not benchmark.factory:
@@ -348,19 +355,22 @@ class Pair:
         pairs: an even number. paces: by side, what `pace` said. Raises SideError, ValueError where
         a side does not give a time of every metric, and ClockError.
         """
-        with self._alone_on_one_processor():
+        with self._timing():
             return self._turns(benchmark, pairs, paces)
 
     @contextmanager
-    def _alone_on_one_processor(self) -> Iterator[None]:
-        """Pin both sides to one processor for their turns, and stop the one that waits."""
+    def _timing(self) -> Iterator[None]:
+        """Pin both sides to one processor while one of them is timed, and stop each that waits:
+        nothing that its calls have left goes on."""
         if self.processor is not None:
             self.each("pin", self.processor)
         for worker in self.workers.values():
             worker.stop()
+        self.stopping = True
         try:
             yield
         finally:
+            self.stopping = False
             for worker in self.workers.values():
                 worker.resume()
             if self.processor is not None and not self.failed:
@@ -391,10 +401,8 @@ class Pair:
         kept: int | None = None,
         pace: float = 0.0,
     ) -> Turn:
-        """A turn of one side, which waits stopped before and after it. seed: of its values.
-        Raises ValueError for anything that is no turn."""
+        """A turn of one side. seed: of its values. Raises ValueError for anything that is none."""
         turn: Turn = self.ask(name, "turn", benchmark.name, seed, kept)
-        self.workers[name].stop()
         check_turn(turn, name, benchmark.slowdowns, pace)
         return turn
 

@@ -173,12 +173,12 @@ def decide(statistics: Any, rule: Rule, history: Spread = Spread()) -> Call:
 
 
 def _calls(statistics: Floats, look: int, rule: Rule, history: Spread) -> Any:
-    found = bounds(statistics, look, rule, history)
+    interval = bounds(statistics, look, rule, history)
     margin, tolerance = np.log1p(rule.margin), np.log1p(rule.tolerance)
-    calls = np.full(found.mean.shape, Call.MORE.value)
-    calls[found.green_high < tolerance] = Call.SAME.value
-    calls[found.green_high < -margin] = Call.FASTER.value
-    calls[found.slower_low > margin] = Call.SLOWER.value
+    calls = np.full(interval.mean.shape, Call.MORE.value)
+    calls[interval.green_high < tolerance] = Call.SAME.value
+    calls[interval.green_high < -margin] = Call.FASTER.value
+    calls[interval.slower_low > margin] = Call.SLOWER.value
     if look == 0:
         calls[far_above(statistics, rule) < 0] = Call.SLOWER.value
     return calls

@@ -188,13 +188,12 @@ class Session:
         return lambda metric: (accepted.amount(name, metric), accepted.more(name, metric))
 
     @contextmanager
-    def errors_as_verdict(self, state: BenchmarkState, *, settle: bool = True) -> Iterator[None]:
-        """An error with one benchmark is its verdict; the others continue. settle: without it, the
-        error explains only why nothing is attributed."""
-        every = [*self.found.values(), *self.new.values()]
-        settled = sum(each.verdict is not None for each in every)
+    def errors_as_verdict(self, state: BenchmarkState) -> Iterator[None]:
+        """An error with one benchmark is its verdict; the others continue."""
+        states = [*self.found.values(), *self.new.values()]
+        settled = sum(each_state.verdict is not None for each_state in states)
         block = f", block {self.launched}" if self.launched else ""
-        text = f"{self.stage}: {state.name}; {settled} of {len(every)} settled{block}"
+        text = f"{self.stage}: {state.name}; {settled} of {len(states)} settled{block}"
         self.setting.doing(text)
         try:
             yield
@@ -202,15 +201,9 @@ class Session:
             if all_ended():
                 raise
             outcome = Outcome.WRONG_RESULT if error.wrong else Outcome.NOT_JUDGED
-            if settle:
-                self.settle(state, outcome, _words(error))
-            else:
-                state.moved = [f"not attributed: {_words(error)}"]
+            self.settle(state, outcome, _words(error))
         except ValueError as error:
-            if settle:
-                self.settle(state, Outcome.MISSING, str(error))
-            else:
-                state.moved = [f"not attributed: {error}"]
+            self.settle(state, Outcome.MISSING, str(error))
 
     def report(self) -> dict[str, Any]:
         """All that was measured, for a file. seconds: by stage. blocks: discarded ones too."""
@@ -291,7 +284,9 @@ class Session:
             check_identities(self.setting, pair.trees, who)
             self.left_out = pair.ask(CANDIDATE, "left_out")
             has = pair.each("benchmarks")
-            base, candidate = ({one.name: one for one in has[side]} for side in (BASE, CANDIDATE))
+            base, candidate = (
+                {benchmark.name: benchmark for benchmark in has[side]} for side in (BASE, CANDIDATE)
+            )
             listed = matched(self.setting, base, candidate, self.left_out)
         blind = self.setting.measure_all or self.setting.toolchains
         if not blind:
@@ -356,8 +351,8 @@ class Session:
             # A training step takes longest.
             queue = iter(sorted(waiting, key=lambda state: not state.benchmark.factory))
             futures = [
-                pool.submit(self._prepare_some, one, queue, again if more else None, audit)
-                for one in pairs
+                pool.submit(self._prepare_some, preparing, queue, again if more else None, audit)
+                for preparing in pairs
             ]
             with self.setting.ahead():
                 for future in futures:
@@ -403,8 +398,8 @@ class Session:
         counted = pair.each("counted", name)
         compiled = pair.each("compiled", name)
         allowed = self.allowed(state)
-        wanted = COUNTED_ON_GPU if self.setting.device.type != "cpu" else ()
-        state.figures += count_figures(counted[BASE], counted[CANDIDATE], allowed, wanted)
+        metrics = COUNTED_ON_GPU if self.setting.device.type != "cpu" else ()
+        state.figures += count_figures(counted[BASE], counted[CANDIDATE], allowed, metrics)
         state.figures.append(self._compile_figure(state, seconds))
         alike = all(figure.outcome is Outcome.SAME for figure in state.figures)
         affected = self.affected.get(name)
@@ -490,8 +485,8 @@ class Session:
         self.setting.say(f"{len(states)} undecided: blocks up to {look} of {LOOKS[-1]}")
         while behind := [state for state in self._prepared(which) if state.blocks < look]:
             fewest = min(state.blocks for state in behind)
-            those = [state for state in behind if state.blocks == fewest]
-            self._wave(those, sizes(look - fewest, self.setting.at_once)[0])
+            states_behind = [state for state in behind if state.blocks == fewest]
+            self._wave(states_behind, sizes(look - fewest, self.setting.at_once)[0])
         for state in self._prepared(which):
             with self.errors_as_verdict(state):
                 _look(state, last=look == LOOKS[-1])
@@ -542,7 +537,7 @@ class Session:
             amount = self.setting.accepted.amount(state.name, metric)
             margin = margin_of(metric, self.setting.device)
             tolerance = state.benchmark.slowdowns[metric]
-            tests = sum(len(each.benchmark.slowdowns) for each in self.found.values())
+            tests = sum(len(each_state.benchmark.slowdowns) for each_state in self.found.values())
             rule = Rule(tests=tests, margin=margin + amount, tolerance=tolerance + amount)
             history = self.setting.noise.spread(state.name, metric, self.versions)
             state.series[metric] = Series(rule, history, amount)
@@ -553,8 +548,10 @@ class Session:
             state.figures.append(_first_call(state, self.allowed(state)(_COMPILE)[0]))
         outcomes = [figure.outcome for figure in state.figures]
         outcome = worst(outcomes)
-        shown = [f for f in state.figures if f.metric in state.series or f.outcome != Outcome.SAME]
-        self.settle(state, outcome, "; ".join(figure.text for figure in shown))
+        figures = [
+            f for f in state.figures if f.metric in state.series or f.outcome != Outcome.SAME
+        ]
+        self.settle(state, outcome, "; ".join(figure.text for figure in figures))
 
     def _confirm(self) -> list[BenchmarkState]:
         """Measure SLOWER times again in fresh processes; returns what is SLOWER then."""
@@ -564,9 +561,9 @@ class Session:
             self.setting.say(f"{len(suspects)} SLOWER: confirmed in {most}")
         while waiting := [*filter(unconfirmed, suspects)]:
             fewest = min(state.again for state in waiting)
-            those = [state for state in waiting if state.again == fewest]
-            needed = min(_needs_again(state) for state in those)
-            self._wave(those, sizes(needed, self.setting.at_once)[0], again=True)
+            states_behind = [state for state in waiting if state.again == fewest]
+            needed = min(_needs_again(state) for state in states_behind)
+            self._wave(states_behind, sizes(needed, self.setting.at_once)[0], again=True)
         for state in suspects:
             if has_outcome(state, Outcome.SLOWER):  # an error meanwhile is its verdict
                 state.figures = [_confirmed(state, figure) for figure in state.figures]
@@ -603,15 +600,21 @@ class Session:
         try:
             with self.pairs() as (pair,):
                 for state in slower:
-                    with self.errors_as_verdict(state, settle=False):
+                    try:
                         pair = self.working(pair)
                         pair.begin(state.benchmark)
-                        base, candidate = (
+                        profiles = [
                             pair.ask(side, "profiles", state.name, PROFILES)
                             for side in (BASE, CANDIDATE)
-                        )
-                        state.moved = moved(base, candidate, timed=_slower_on_the_device(state))
+                        ]
+                        state.moved = moved(*profiles, timed=_slower_on_the_device(state))
                         pair.end(state.benchmark)
+                    except SideError as error:
+                        if all_ended():
+                            raise
+                        state.moved = [f"not attributed: {_words(error)}"]
+                    except ValueError as error:
+                        state.moved = [f"not attributed: {error}"]
         except Stopped as stop:  # no pair, so none was attributed; no verdict changes
             for state in slower:
                 state.moved = [f"not attributed: {stop.verdict.text}"]
@@ -673,7 +676,9 @@ def _shows_slowdown(state: BenchmarkState) -> bool:
 def _first_call(state: BenchmarkState, accepted: float) -> Figure:
     """Of the seconds of the first calls in the fresh processes of blocks, whose code is compiled:
     SLOWER beyond a ratio plus seconds."""
-    before, after = (median(one[side] for one in state.first_calls) for side in (BASE, CANDIDATE))
+    before, after = (
+        median(seconds[side] for seconds in state.first_calls) for side in (BASE, CANDIDATE)
+    )
     if not (is_number(before) and is_number(after) and before > 0):
         text = f"{_FIRST_CALL} was {before}, is {after}: invalid times"
         return Figure(_FIRST_CALL, Outcome.MISSING, text, before, after)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, evaluate
-from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
+from tinyllama.harness.gate.metric import ALL_WORK, CALL, DEVICE, HOST
 from tinyllama.harness.gate.verification import Proof, digest, prove
 from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import synchronize
@@ -108,7 +108,8 @@ class TimedCall(OpContender):
         choice = -1 if kept is None else kept % (int(self.clocked) + CALLS * bool(self.repeated))
         if self.clocked:
             self.place = CALLS
-            readings[DEVICE] = self.clock.read(self._run, self._prepare_last).device
+            reading = self.clock.read(self._run, self._prepare_last)
+            readings |= {DEVICE: reading.device, CALL: max(reading.device, reading.host)}
             if choice == 0:
                 self.kept = _Call(self.place, self.inputs, self.args, self.outputs, self.gradients)
             self.place = 0
@@ -241,10 +242,10 @@ class TimedCall(OpContender):
         if self.device.type == "cpu":
             return []
         self._prepare(self.passes[-1])
-        with launched() as found:
+        with launched() as launches_seen:
             self._run()
         synchronize(self.device)
-        return found
+        return launches_seen
 
     def counted(self) -> dict[str, int]:
         if self.device.type == "cpu":
@@ -254,8 +255,8 @@ class TimedCall(OpContender):
         peak = self._peak()
         self._prepare(self.passes[-1])
         counted = launches(self._run, self.device).counts
-        found = {"peak_bytes": peak, "kept_bytes": self.kept_bytes, **counted}
-        return {name: value for name, value in found.items() if value is not None}
+        counts = {"peak_bytes": peak, "kept_bytes": self.kept_bytes, **counted}
+        return {name: value for name, value in counts.items() if value is not None}
 
     def profile(self) -> dict[str, tuple[int, float]]:
         """By kernel of one call: how often it ran, and its seconds in all."""

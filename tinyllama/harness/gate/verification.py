@@ -132,10 +132,10 @@ def projections(value: torch.Tensor) -> tuple[float, ...]:
 def digest(tensors: Sequence[torch.Tensor | None], *what: object) -> int:
     """A digest of the bits of tensors, of their shapes and dtypes, and of anything else that has a
     stable representation."""
-    found = hashlib.sha256(repr(what).encode())
+    hasher = hashlib.sha256(repr(what).encode())
     for value in tensors:
         if value is None:
-            found.update(b"none")
+            hasher.update(b"none")
             continue
         words = value.detach().contiguous().view(_INTEGERS[value.element_size()]).flatten()
         total = torch.zeros((), dtype=torch.int64, device=value.device)
@@ -145,5 +145,5 @@ def digest(tensors: Sequence[torch.Tensor | None], *what: object) -> int:
             # Round float64 numbers differ in their upper bits alone.
             mixed = (part ^ (part >> 32)).add_(1)
             total += (mixed * places.mul_(_ODD).bitwise_or_(1)).sum()
-        found.update(f"{tuple(value.shape)} {value.dtype} {int(total)}".encode())
-    return int.from_bytes(found.digest()[:8], "little")
+        hasher.update(f"{tuple(value.shape)} {value.dtype} {int(total)}".encode())
+    return int.from_bytes(hasher.digest()[:8], "little")

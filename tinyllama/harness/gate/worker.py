@@ -85,10 +85,13 @@ class Side:
         return next(iter(strays(root)), str(root))
 
     def benchmarks(self) -> list[Benchmark]:
-        found = declared(self.device, self.package, self.files, self.usual, self.own)
+        benchmarks = declared(self.device, self.package, self.files, self.usual, self.own)
         further = _imported(self.more)(self.device) if self.more else []
         usual = usual_slowdowns(self.device, self.usual)
-        return [*found, *(replace(step, slowdowns=step.slowdowns or usual) for step in further)]
+        return [
+            *benchmarks,
+            *(replace(step, slowdowns=step.slowdowns or usual) for step in further),
+        ]
 
     def declarations(self) -> dict[str, str]:
         """By ``op: part``, digests of what the ops declare that decides on their providers."""
@@ -123,7 +126,7 @@ class Side:
 
         The name is looked up here: the other side may have it at another place of its timed cases.
         """
-        benchmark = next((one for one in self.benchmarks() if one.name == name), None)
+        benchmark = next((listed for listed in self.benchmarks() if listed.name == name), None)
         if benchmark is None:
             raise ValueError(f"there is no benchmark {name!r}")
         start = time.perf_counter()
@@ -168,9 +171,9 @@ class Side:
 
     def proofs(self, name: str) -> dict[str, Proof]:
         """Hold the results that the last turn kept to float64."""
-        found: dict[str, Proof] = self.subjects[name].proofs()
+        proofs: dict[str, Proof] = self.subjects[name].proofs()
         self._give_back()
-        return found
+        return proofs
 
     def ready(self, name: str) -> None:
         self.subjects[name].ready()
@@ -186,8 +189,8 @@ class Side:
 
     def layouts(self, name: str, names: Sequence[str]) -> dict[str, Ratio]:
         """How many times as long a call takes in these layouts as on contiguous inputs."""
-        found: dict[str, Ratio] = self.subjects[name].layouts(names, FEWEST_ROUNDS)
-        return found
+        ratios: dict[str, Ratio] = self.subjects[name].layouts(names, FEWEST_ROUNDS)
+        return ratios
 
     def compiled(self, name: str) -> list[str]:
         """A digest of each launch of a kernel; none on a CPU."""

@@ -139,8 +139,9 @@ class Worker:
             self._stopped = False
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, which its next answer says
-            os.killpg(self.pid, number)
+        if self._process.poll() is None:  # else its number may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
 
     def make(self, key: str, factory: str, *, timeout: float = TIMEOUT, **arguments: Any) -> None:
         """Make an object by ``module:name`` and keep it under a key."""

@@ -217,6 +217,7 @@ class Clock:
     def all_work(self, calls: Callable[[], object], before: Callable[[], object]) -> float:
         """Seconds from the end of a spin, during which all calls are enqueued, until the device
         has nothing left to do: of work on other streams, too, and of what ends with the results.
+        Work on a stream that waits for nothing runs during the spin, and counts beyond its length.
 
         before: runs before each try, and is not measured. A reading whose spin was too short is
         repeated with a longer one, up to the longest; what that cannot outlast contains the host's
