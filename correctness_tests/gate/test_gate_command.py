@@ -191,6 +191,15 @@ def test_an_op_without_timed_cases_is_timed_on_a_larger_one_that_is_named(
     assert "never-sum-N3145728D8-fp32/forward+backward" in gated.outcomes
 
 
+@pytest.mark.long
+def test_a_gate_that_is_ended_early_writes_its_report_and_is_not_green(own: OwnRepository) -> None:
+    own.edit("own_helper.py", "1.0", "1.0 + 0.0")
+    gated = own.gate("--time-limit", "12")
+    assert gated.status == 2, gated.out
+    assert gated.report["ended"] == "the time limit of 12 s"
+    assert own.run("tinyllama", "gate", "--verify", "build/gate.json").status == 2
+
+
 @pytest.mark.slow("it times benchmarks for a minute")
 def test_twice_the_work_is_slower(own: OwnRepository) -> None:
     sized = own.root / "kernels/once.py"

@@ -121,7 +121,7 @@ class Change:
         code = difference.name.endswith(".py") and all(path.is_file() for path in paths)
         if difference.mode or not code:
             return True
-        base, candidate = (_code(path.read_bytes(), kernels) for path in paths)
+        base, candidate = (code_of(path.read_bytes(), kernels=kernels) for path in paths)
         return base != candidate
 
     def _imported(self, root: Path, module: str) -> frozenset[str]:
@@ -197,7 +197,7 @@ def parsed(text: bytes) -> ast.Module:
         return ast.parse(text)
 
 
-def _code(text: bytes, kernels: bool) -> str:
+def code_of(text: bytes, *, kernels: bool) -> str:
     """Code without comments, spaces and docstrings; not ``kernels``: and without their bodies.
 
     Docstrings count in a file that reads them.

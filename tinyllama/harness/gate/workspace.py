@@ -166,7 +166,12 @@ def prepared(request: Request) -> Iterator[Prepared]:
                 pairs=pairs,
             )
         )
-        yield Prepared(session, change, shown(whole, replaced), deleted_tests(whole))
+        protected = [
+            name
+            for name in shown(whole, replaced)
+            if _code(repository, base_tree, name) != _code(repository, request.tree, name)
+        ]
+        yield Prepared(session, change, protected, deleted_tests(whole))
 
 
 def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> list[Benchmark]:
@@ -223,6 +228,14 @@ def _check_dependencies(base: Path, candidate: Path, names: list[str]) -> None:
             f"dependencies differ in {', '.join(changed)}, and both sides would run the versions "
             "that are installed here: add --against-env PYTHON, an interpreter with the base's"
         )
+
+
+def _code(repository: Repository, tree: str, name: str) -> str | None:
+    """What a file of a tree says, comments aside; None where there is none."""
+    text = repository.text(tree, name)
+    if text is None or not name.endswith(".py"):
+        return text
+    return affected.code_of(os.fsencode(text), kernels=True)
 
 
 def _instrumented(repository: Repository, tree: str, paths: Sequence[str]) -> str:
