@@ -49,8 +49,11 @@ class Options:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "Options":
         """The options that `add` has added."""
-        given: dict[str, Any] = {n: getattr(arguments, n) for n in cls.__dataclass_fields__}
-        return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
+        values: dict[str, Any] = {}
+        for name in cls.__dataclass_fields__:
+            value = getattr(arguments, name)
+            values[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
 
     @property
     def comparisons(self) -> Iterator[tuple[str | None, str]]:
