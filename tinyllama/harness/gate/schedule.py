@@ -294,7 +294,9 @@ class Wave:
         return bool(self.disturbed)
 
 
-def _all(pool: ThreadPoolExecutor, do: Callable[[Pair], object], pairs: Sequence[Pair]) -> list[Any]:
+def _all(
+    pool: ThreadPoolExecutor, do: Callable[[Pair], object], pairs: Sequence[Pair]
+) -> list[Any]:
     """What each pair gives, at once. Raises the first error once all have ended."""
     futures = [pool.submit(do, pair) for pair in pairs]
     for future in futures:
