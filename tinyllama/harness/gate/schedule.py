@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -294,7 +294,9 @@ class Wave:
         return bool(self.disturbed)
 
 
-def _all(pool: ThreadPoolExecutor, do: Callable[[Pair], object], pairs: Sequence[Pair]) -> list:
+def _all(
+    pool: ThreadPoolExecutor, do: Callable[[Pair], object], pairs: Sequence[Pair]
+) -> list[Any]:
     """What each pair gives, at once. Raises the first error once all have ended."""
     futures = [pool.submit(do, pair) for pair in pairs]
     for future in futures:
