@@ -42,10 +42,10 @@ from tinyllama.harness.gate.counters import (
 from tinyllama.harness.gate.declarations import changed_declarations
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, Series, margin_of
 from tinyllama.harness.gate.pair import READY, Effort, Pair, SideError, Tree
-from tinyllama.harness.gate.schedule import Wave, sizes
 from tinyllama.harness.gate.sequential_test import CONFIRM_BLOCKS, LOOKS, Call, Rule
 from tinyllama.harness.gate.setting import Affected, BenchmarkState, Setting
 from tinyllama.harness.gate.stages import Stages
+from tinyllama.harness.gate.wave import Wave, sizes
 from tinyllama.harness.machine.worker import all_ended
 from tinyllama.harness.records.results import is_number
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
