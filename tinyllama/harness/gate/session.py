@@ -60,7 +60,7 @@ _RENAMED = "new, while others are MISSING: if it is one of them, renamed, restor
 class Session:
     """One comparison. `run` returns a verdict on each benchmark of either side.
 
-    found: the benchmarks of both sides; new: what the base lacks. launched: blocks; disturbed: waves;
+    found: the benchmarks of both sides; new: what the base lacks. launched: blocks. disturbed: waves.
     discarded: blocks.
     """
 
