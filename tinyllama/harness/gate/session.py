@@ -60,8 +60,8 @@ _RENAMED = "new, while others are MISSING: if it is one of them, renamed, restor
 class Session:
     """One comparison. `run` returns a verdict on each benchmark of either side.
 
-    found: the benchmarks of both sides; new: what the base lacks. launched: blocks. disturbed: waves.
-    discarded: blocks.
+    found: the benchmarks of both sides; new: what the base lacks. launched: blocks. disturbed:
+    waves. discarded: blocks.
     """
 
     def __init__(self, setting: Setting) -> None:
