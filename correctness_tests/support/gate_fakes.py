@@ -29,7 +29,7 @@ from tinyllama.harness.gate.schedule import close_pairs, open_all
 from tinyllama.harness.gate.session import Session, unconfirmed
 from tinyllama.harness.gate.setting import Affected, Setting
 from tinyllama.harness.gate.verification import Proof
-from tinyllama.harness.gate.waivers import Metric, Waiver, Waivers
+from tinyllama.harness.gate.waivers import Waiver, Waivers
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
@@ -141,7 +141,7 @@ class Script:
         counted = {name: n + more.get(name, 0) for name, n in COUNTS.items()}
         self.on(CANDIDATE, "counted", counted, benchmark)
 
-    def accept(self, benchmark: str, metric: Metric, amount: float) -> None:
+    def accept(self, benchmark: str, metric: Any, amount: float) -> None:
         self.accepted.append(Waiver(benchmark, "why", "9.0", metric, amount))
 
     @property
@@ -256,9 +256,6 @@ class Script:
                 one = replace(one, slowdowns={}, untimed=why)
             found.append(replace(one, factory=factory, further=name in self.further))
         return found
-
-    def _left_out(self, worker: "ScriptedWorker") -> dict[str, int]:
-        return {}
 
     def _declarations(self, worker: "ScriptedWorker") -> dict[str, str]:
         return {}

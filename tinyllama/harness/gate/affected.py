@@ -10,8 +10,6 @@ trees without comments and docstrings. This is no proof: an op may open a file t
 import. So a few benchmarks that no file reaches, chosen at random, are timed all the same.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings
@@ -19,12 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tinyllama.harness.gate.snapshots import Difference
-
-if TYPE_CHECKING:
-    from tinyllama.harness.gate.benchmarks import Benchmark
+from tinyllama.harness.gate.benchmarks import Benchmark
+from tinyllama.harness.gate.snapshots import Difference, module_file
 
 AUDITED = 6
 # What is unrelated where a pyproject.toml names nothing.
@@ -141,24 +136,6 @@ class Change:
                 waiting.append(above)  # Python imports it first
             waiting += _imports(path, package)
         return frozenset(files)
-
-
-def module_file(root: Path, module: str) -> Path | None:
-    """The file of a module of a tree, or of a path ending in ``.py``; None if it is elsewhere."""
-    if module.endswith(".py"):
-        return root / module if (root / module).is_file() else None
-    if not module.replace(".", "").isidentifier():
-        return None
-    for place in (above.joinpath(*module.split(".")) for above in roots(root)):
-        for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
-            if path.is_file():
-                return path
-    return None
-
-
-def roots(root: Path) -> list[Path]:
-    """The folders of a tree in which modules are found."""
-    return [root, *(path for path in [root / "src"] if path.is_dir())]
 
 
 @cache

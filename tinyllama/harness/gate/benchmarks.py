@@ -5,11 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,8 +16,9 @@ from tinyllama.harness.check.cases import elements
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry
 from tinyllama.harness.declare.specs import Case
-from tinyllama.harness.gate.affected import module_file
 from tinyllama.harness.gate.metric import DEVICE, HOST
+from tinyllama.harness.gate.snapshots import module_file
+from tinyllama.harness.gate.waivers import Waivers
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import (
     Timed,
@@ -30,10 +30,6 @@ from tinyllama.harness.measure.op_contender import (
 )
 from tinyllama.harness.records.results import is_number
 from tinyllama.harness.records.verdict import Outcome, Verdict
-
-if TYPE_CHECKING:
-    from tinyllama.harness.gate.pair import Tree
-    from tinyllama.harness.gate.setting import Setting
 
 BASE, CANDIDATE = "base", "candidate"  # the names of the sides
 
@@ -165,7 +161,7 @@ def declared(
 
     for op, provider, every in _every(device, package, files, own):
         slowdowns = _slowdowns(op, provider, device, usual or {})
-        covered = [timed for timed in every if _left_out(op, timed, device) is None]
+        covered = [timed for timed in every if _not_timed(op, timed, device) is None]
         for timed, metrics in _gated(covered, device):
             stated = {metric: slowdowns[metric] for metric in metrics}
             found.append(made(op, provider, timed, stated))
@@ -175,7 +171,7 @@ def declared(
             stated = {DEVICE: max(FURTHER, slowdowns[DEVICE])}
             found.append(replace(made(op, provider, timed, stated), further=True))
         if not covered:
-            reason = str(_left_out(op, every[0], device))
+            reason = str(_not_timed(op, every[0], device))
             stands = replace(made(op, provider, every[0], {}), untimed=reason)
             found.append(replace(stands, name=f"{op.name}-{provider.name}/results"))
     return found
@@ -192,18 +188,6 @@ def _laid_out(op: Op, usual: Benchmark) -> Benchmark | None:
     return replace(
         usual, name=_name(op, timed), timed=timed, slowdowns=slowdowns, layouts=dict(layouts)
     )
-
-
-def left_out(
-    device: torch.device, package: str, files: Sequence[str] = (), own: Own | None = None
-) -> Counter[str]:
-    """By reason, how many providers have no benchmark on a device."""
-    why: Counter[str] = Counter()
-    for op, _, every in _every(device, package, files, own):
-        reasons = [_left_out(op, timed, device) for timed in every]
-        if None not in reasons:
-            why[str(reasons[0])] += 1
-    return why
 
 
 def _chosen(
@@ -270,7 +254,7 @@ def _slowdowns(
     return usual_slowdowns(device, {**usual, **op.slowdowns, **provider.slowdowns})
 
 
-def _left_out(op: Op, timed: Timed, device: torch.device) -> str | None:
+def _not_timed(op: Op, timed: Timed, device: torch.device) -> str | None:
     provider = op[timed.provider]
     reason = untimed(provider, device)
     if reason is None and provider.waits and device.type != "cpu":
@@ -305,67 +289,74 @@ class Listed:
 
 
 def check_identities(
-    setting: Setting, trees: Mapping[str, Tree], who: Mapping[str, Mapping[str, Any]]
+    roots: Mapping[str, Path],
+    who: Mapping[str, Mapping[str, Any]],
+    *,
+    toolchains: bool,
+    one_tree: bool,
 ) -> None:
     """Raise Stopped where a side runs another tree, both run one, or their devices or versions
-    differ."""
-    for name, tree in trees.items():
-        if who[name]["root"] != str(tree.root.resolve()):
-            text = f"the {name} ran the code in {who[name]['root']}, not that in {tree.root}"
+    differ. toolchains: two interpreters are compared. one_tree: both may run one tree."""
+    for name, root in roots.items():
+        if who[name]["root"] != str(root.resolve()):
+            text = f"the {name} ran the code in {who[name]['root']}, not that in {root}"
             raise Stopped(Verdict(name, Outcome.NOT_JUDGED, text))
     base, candidate = who[BASE], who[CANDIDATE]
-    meant = setting.toolchains or setting.measure_all
-    if base["root"] == candidate["root"] and not meant:
+    if base["root"] == candidate["root"] and not one_tree:
         text = f"both sides are {base['root']}: nothing is compared"
         raise Stopped(Verdict("trees", Outcome.MISSING, text))
     if base["device"] != candidate["device"]:
         text = f"{base['device']} and {candidate['device']}"
         raise Stopped(Verdict("device", Outcome.OTHER_DEVICE_OR_VERSION, text))
     alike = base["versions"] == candidate["versions"]
-    if not setting.toolchains and not alike:
+    if not toolchains and not alike:
         text = f"{base['versions']} and {candidate['versions']}"
         raise Stopped(Verdict("versions", Outcome.OTHER_DEVICE_OR_VERSION, text))
-    if setting.toolchains and alike and base["python"] == candidate["python"]:
+    if toolchains and alike and base["python"] == candidate["python"]:
         text = f"both sides are {base['python']}: nothing is compared"
         raise Stopped(Verdict("toolchain", Outcome.MISSING, text))
 
 
 def matched(
-    setting: Setting,
     base: Mapping[str, Benchmark],
     candidate: Mapping[str, Benchmark],
-    left_out: Collection[str] = (),
+    accepted: Waivers,
+    *,
+    ops: Collection[str] = (),
+    only: Callable[[str], bool] | None = None,
+    toolchains: bool = False,
 ) -> Listed:
-    """The benchmarks of both sides by name. left_out: why providers of the candidate have none.
+    """The benchmarks of both sides by name. ops: the only ones that are compared; empty: all. only:
+    whether a name is. toolchains: what only one interpreter has is not new.
 
-    Two interpreters run one tree: what only one of them has is not new. Raises Stopped where a base
-    has no benchmark at all, and where an accepted entry names one that neither side has.
+    Raises Stopped where a base has no benchmark at all, and where an accepted entry or ``ops`` name
+    what neither side has.
     """
     if not candidate and not base:
-        text = "; ".join(("neither side has a benchmark", *left_out))
+        text = "neither side has a benchmark"
         raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
     if not base:
         raise Stopped(Verdict(BASE, Outcome.NOT_JUDGED, "it has no benchmark: nothing is compared"))
     try:
-        setting.accepted.check([*base, *candidate])
+        accepted.check([*base, *candidate])
     except ValueError as error:
         raise Stopped(Verdict("accepted", Outcome.MISSING, str(error))) from error
-    listed, only = Listed(), setting.only
+    listed = Listed()
     both = {**base, **candidate}
-    if unknown := [op for op in setting.ops if not any(map(_is_of(op), both.values()))]:
+    if unknown := [op for op in ops if not any(map(_is_of(op), both.values()))]:
         text = f"--op {unknown[0]}: neither side has a benchmark of it"
         raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
-    if setting.ops:
-        both = {n: one for n, one in both.items() if any(_is_of(op)(one) for op in setting.ops)}
+    if ops:
+        both = {n: one for n, one in both.items() if any(_is_of(op)(one) for op in ops)}
     for name in [n for n in both if only is None or only(n)]:
-        if name not in candidate and setting.accepted.is_removed(name):
+        if name not in candidate and accepted.is_removed(name):
             listed.others.append(Verdict(name, Outcome.SAME, "removed, and accepted as such"))
         elif name not in candidate:
             text = "the base has it, the candidate does not"
             listed.others.append(Verdict(name, Outcome.MISSING, text))
         elif name in base:
             listed.found[name] = _stricter(base[name], candidate[name])
-        elif setting.toolchains:
+        elif toolchains:
             text = "the base's interpreter does not have it"
             listed.others.append(Verdict(name, Outcome.NO_BASELINE, text))
         else:

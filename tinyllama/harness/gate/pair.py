@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.gate.affected import roots
 from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
 from tinyllama.harness.gate.metric import HOST, Block, ClockError, Turn, check_turn
+from tinyllama.harness.gate.snapshots import roots
 from tinyllama.harness.gate.verification import hold_to_base
 from tinyllama.harness.machine.worker import (
     KEEPS_FREED_MEMORY,

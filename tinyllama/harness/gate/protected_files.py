@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tinyllama.harness.gate.affected import module_file
-from tinyllama.harness.gate.snapshots import Difference
+from tinyllama.harness.gate.snapshots import Difference, module_file
 
 PACKAGE = "tinyllama"  # a tree without it is another repository's
 GATE = f"{PACKAGE}/harness/gate"

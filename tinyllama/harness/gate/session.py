@@ -60,8 +60,8 @@ _RENAMED = "new, while others are MISSING: if it is one of them, renamed, restor
 class Session:
     """One comparison. `run` returns a verdict on each benchmark of either side.
 
-    found: the benchmarks of both sides; new: what the base lacks. left_out: by reason, how many
-    providers are not timed here. launched: blocks; disturbed: waves; discarded: blocks.
+    found: the benchmarks of both sides; new: what the base lacks. launched: blocks. disturbed:
+    waves. discarded: blocks.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -71,7 +71,6 @@ class Session:
         self.found: dict[str, BenchmarkState] = {}
         self.new: dict[str, BenchmarkState] = {}
         self.affected: Mapping[str, Affected] = {}
-        self.left_out: dict[str, int] = {}
         self.others: list[Verdict] = []
         self.versions: dict[str, str] = {}
         self.launched = self.disturbed = self.discarded = 0
@@ -214,7 +213,6 @@ class Session:
             "seconds": self.seconds,
             "blocks": self.launched,
             "discarded": self.discarded,
-            "left_out": self.left_out,
             "affected": {name: affected.why for name, affected in self.affected.items()},
             "judge_changed": self.changed,
             "benchmarks": {n: state.report() for n, state in {**self.found, **self.new}.items()},
@@ -281,13 +279,24 @@ class Session:
         with self.part("list benchmarks"):
             who = pair.each("identity")
             self.versions = who[CANDIDATE]["versions"]
-            check_identities(self.setting, pair.trees, who)
-            self.left_out = pair.ask(CANDIDATE, "left_out")
+            check_identities(
+                {name: tree.root for name, tree in pair.trees.items()},
+                who,
+                toolchains=self.setting.toolchains,
+                one_tree=self.setting.toolchains or self.setting.measure_all,
+            )
             has = pair.each("benchmarks")
             base, candidate = (
                 {benchmark.name: benchmark for benchmark in has[side]} for side in (BASE, CANDIDATE)
             )
-            listed = matched(self.setting, base, candidate, self.left_out)
+            listed = matched(
+                base,
+                candidate,
+                self.setting.accepted,
+                ops=self.setting.ops,
+                only=self.setting.only,
+                toolchains=self.setting.toolchains,
+            )
         blind = self.setting.measure_all or self.setting.toolchains
         if not blind:
             self.affected = self.setting.affected([*listed.found.values(), *listed.new.values()])

@@ -210,6 +210,24 @@ def opened(folder: Path, reports: Sequence[Path] = ()) -> Iterator[Repository]:
         yield Repository(folder, Path(scratch), reports)
 
 
+def module_file(root: Path, module: str) -> Path | None:
+    """The file of a module of a tree, or of a path ending in ``.py``; None if it is elsewhere."""
+    if module.endswith(".py"):
+        return root / module if (root / module).is_file() else None
+    if not module.replace(".", "").isidentifier():
+        return None
+    for place in (above.joinpath(*module.split(".")) for above in roots(root)):
+        for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            if path.is_file():
+                return path
+    return None
+
+
+def roots(root: Path) -> list[Path]:
+    """The folders of a tree in which modules are found."""
+    return [root, *(path for path in [root / "src"] if path.is_dir())]
+
+
 def _modes(described: str) -> tuple[str, str]:
     before, after = described.removeprefix(":").split()[:2]
     return before, after

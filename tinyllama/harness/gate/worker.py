@@ -21,7 +21,6 @@ from tinyllama.harness.gate.benchmarks import (
     Benchmark,
     Own,
     declared,
-    left_out,
     strays,
     usual_slowdowns,
 )
@@ -98,10 +97,6 @@ class Side:
         registry, named = loaded(self.package, self.files)
         names = self.own.providers(registry, named) if self.own else registry
         return declarations(registry[name] for name in names)
-
-    def left_out(self) -> dict[str, int]:
-        """By reason, how many providers are not timed here."""
-        return dict(left_out(self.device, self.package, self.files, self.own))
 
     def pin(self, processor: int | None) -> None:
         """Pin all threads to one processor, or (None) to those of the start again."""
