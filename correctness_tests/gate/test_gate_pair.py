@@ -17,13 +17,13 @@ from correctness_tests.support.gate_fakes import (
     Script,
     ScriptedPair,
 )
-from tinyllama.bench import gated
+from tinyllama.harness.gate import config, schedule
 from tinyllama.harness.gate import pair as module
-from tinyllama.harness.gate import schedule
 from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Pair, SideError, Tree
 from tinyllama.harness.gate.schedule import PairPool, opened, timing_processor
+from tinyllama.harness.gate.workspace import registered_by
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_the_tree_against_itself_has_equal_proofs_and_about_equal_times(
     """With the sides that are gated, on one op of the tree."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     both = [replace(tree(side, ROOT), caches=tmp_path / side) for side in SIDES]
-    with opened(both, CPU, gated.REGISTERED) as (pair,):
+    with opened(both, CPU, registered_by(config.load(ROOT))) as (pair,):
         listed = pair.each("benchmarks")
         assert listed[BASE] == listed[CANDIDATE]
         one = next(each for each in listed[BASE] if each.name.startswith("silu_mul-torch"))

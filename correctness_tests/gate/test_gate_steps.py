@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tinyllama.bench import gated as module
-from tinyllama.bench.gated import REGISTERED, StepSubject, TimedStep, Verified, benchmarks
+from tinyllama.bench.gated import StepSubject, TimedStep, Verified, benchmarks
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE
 from tinyllama.harness.gate.worker import Side
 from tinyllama.harness.measure.op_contender import WrongResultError
@@ -54,7 +54,7 @@ def started() -> StepSubject:
 def test_a_cpu_times_one_step_beside_the_ops() -> None:
     (one,) = benchmarks(CPU)
     assert (one.name, one.timed, one.slowdowns) == (NAME, TIMED, {}), "the usual ones"
-    side = Side("cpu", REGISTERED.package, more=REGISTERED.factory)
+    side = Side("cpu", "tinyllama.ops", more=f"{benchmarks.__module__}:benchmarks")
     assert NAME in [each.name for each in side.benchmarks()]
 
 

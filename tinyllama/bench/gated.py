@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tinyllama import ops
-from tinyllama.bench import steps, workloads
 from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group, not_here
-from tinyllama.harness.gate.benchmarks import Benchmark, Registered
+from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
 from tinyllama.harness.gate.timed_call import keep_busy
 from tinyllama.harness.gate.verification import digest
@@ -61,13 +59,6 @@ def benchmarks(device: torch.device) -> list[Benchmark]:
             step = TimedStep(tier, group)
             found.append(Benchmark(name, step, __name__, factory=FACTORY))
     return found
-
-
-REGISTERED = Registered(
-    ops.__name__,
-    f"{__name__}:{benchmarks.__name__}",
-    (__name__, steps.__name__, workloads.__name__),
-)
 
 
 @dataclass(frozen=True)

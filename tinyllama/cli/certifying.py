@@ -16,9 +16,8 @@ import torch
 from rich.table import Table
 
 import tinyllama
-from tinyllama.bench.gated import REGISTERED
 from tinyllama.harness.gate import config
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Stopped
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered, Stopped
 from tinyllama.harness.gate.calibrate import METRICS, Block, Certificate, Noise, certify, noise_path
 from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard, device_lock
 from tinyllama.harness.gate.metric import ALL_WORK, margin_of
@@ -27,7 +26,7 @@ from tinyllama.harness.gate.schedule import launcher, pairs_at_once, timing_proc
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.waivers import Waivers
-from tinyllama.harness.gate.workspace import benchmarks_of
+from tinyllama.harness.gate.workspace import benchmarks_of, registered_by
 from tinyllama.harness.machine.device import device_name, usable_device
 from tinyllama.harness.machine.files import check_results_dir, replace_text
 from tinyllama.harness.machine.progress import of_stream
@@ -146,7 +145,7 @@ class Certifying:
 
     def _chosen(self) -> list[Benchmark]:
         """The benchmarks of this tree whose names match. Further cases have no A/A blocks."""
-        every = [one for one in benchmarks_of(ROOT, self.device, REGISTERED) if not one.further]
+        every = [one for one in benchmarks_of(ROOT, self.device, _registered()) if not one.further]
         found = [one for one in every if fnmatchcase(one.name, self.only)]
         if not found:
             raise ConfigError(
@@ -181,7 +180,7 @@ class Certifying:
                     base=tree(BASE, {}),
                     candidate=tree(CANDIDATE, slowed),
                     device=self.device,
-                    registered=REGISTERED,
+                    registered=_registered(),
                     noise=self.noise,
                     accepted=Waivers(ROOT),
                     watch=watch,
@@ -261,3 +260,8 @@ def _table(found: Certificate) -> Table:
         smallest = "none" if one.smallest is None else f"{one.smallest:.1%}"
         table.add_row(one.benchmark, one.metric, f"{one.spread:.2%}", *shares, smallest)
     return table
+
+
+def _registered() -> Registered:
+    """What is gated here."""
+    return registered_by(config.load(ROOT))

@@ -10,11 +10,10 @@ import torch
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from correctness_tests.support.gate_samples import run, told
-from tinyllama.bench.gated import REGISTERED
 from tinyllama.harness.gate import config, snapshots
 from tinyllama.harness.gate.affected import Change
 from tinyllama.harness.gate.benchmarks import Benchmark
-from tinyllama.harness.gate.workspace import benchmarks_of
+from tinyllama.harness.gate.workspace import benchmarks_of, registered_by
 from tools import try_gate
 from tools.try_gate import BRANCHES, Edit, EditError, branched, copied
 
@@ -45,7 +44,7 @@ def checked_out(base: Path, root: Path, name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def declared() -> list[Benchmark]:
-    return benchmarks_of(ROOT, CPU, REGISTERED)
+    return benchmarks_of(ROOT, CPU, registered_by(config.load(ROOT)))
 
 
 @pytest.mark.parametrize("name", BRANCHES)

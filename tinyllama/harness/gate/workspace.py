@@ -92,8 +92,6 @@ def prepared(request: Request) -> Iterator[Prepared]:
             rules = config.load(HARNESS) if ours else Config()
             timing = [rules.benchmarks.partition(":")[0], *rules.timing] if rules.benchmarks else []
             replaced = instrument(HARNESS, timing) if ours else []
-            if timing:
-                importlib.import_module(timing[0])  # its classes are in what workers answer
             snapshots = [
                 repository.unpack(_instrumented(repository, tree, replaced), folder / side)
                 for side, tree in ((BASE, base_tree), (CANDIDATE, request.tree))
@@ -183,9 +181,11 @@ def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> l
 
 
 def registered_by(rules: Config) -> Registered:
-    """What the harness's own pyproject.toml, or that of a package of ops, says is gated."""
+    """What the pyproject.toml of this process's harness, or of a package of ops, says is gated."""
     factory = rules.benchmarks
     modules = (factory.partition(":")[0], *rules.timing) if factory else ()
+    for name in modules[:1]:
+        importlib.import_module(name)  # its classes are in what workers answer
     return Registered(rules.package or OPS, factory, modules)
 
 
