@@ -362,6 +362,5 @@ def main(descriptor: str, parent: str, *preload: str) -> None:
 
 
 if __name__ == "__main__":
-    from tinyllama.harness.machine import worker  # this file, by the name that others import
-
-    worker.main(*sys.argv[1:])
+    # This file, by the name that others import.
+    importlib.import_module("tinyllama.harness.machine.worker").main(*sys.argv[1:])
