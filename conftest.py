@@ -3,5 +3,4 @@ pytest_plugins = [
     "tinyllama.harness.plugins.suite",
     "tinyllama.harness.plugins.benchmarks",
     "tinyllama.harness.plugins.gpu_benchmark",
-    "tinyllama.harness.plugins.gate",
 ]

@@ -12,17 +12,9 @@ import torch
 from correctness_tests.support.commands import ROOT
 from correctness_tests.support.forked import flush_little, forked  # noqa: F401 (a fixture)
 from correctness_tests.support.gate_subjects import subject  # noqa: F401 (a fixture)
-from correctness_tests.support.gated_suite import gated, scipy_loaded  # noqa: F401 (fixtures)
-from correctness_tests.support.judged import repository  # noqa: F401 (a fixture)
 from correctness_tests.support.overflows import checked  # noqa: F401 (a fixture)
 from correctness_tests.support.posed import posed  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, recorded, suite  # noqa: F401 (fixtures)
-from correctness_tests.support.two_trees import (  # noqa: F401 (fixtures)
-    each_file_is_read_once,
-    observed_before,
-    observer,
-    seen,
-)
 from tinyllama.harness.declare.op import Provider
 from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
 from tinyllama.ops import OPS

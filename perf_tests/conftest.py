@@ -5,11 +5,9 @@ import torch
 
 from tinyllama.bench import curves, longest, measure_ops, scaling, sweeps
 from tinyllama.bench.ceilings import Ceilings
-from tinyllama.bench.gated import REGISTERED
 from tinyllama.bench.peers import SEARCHED
 from tinyllama.bench.table import readings_clock, table
 from tinyllama.bench.workloads import ALL, SHORT_STEPS, not_here
-from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.plugins.suite import worker_device
 
 __all__ = ["readings_clock", "table"]  # fixtures
@@ -41,11 +39,6 @@ def pytest_tinyllama_short_groups(config: pytest.Config) -> list[str]:
     if device.type == "cpu":
         return pytest_tinyllama_groups(config)
     return [*SHORT_STEPS, *measure_ops.short_groups(device)]
-
-
-@pytest.hookimpl
-def pytest_tinyllama_benchmarks(config: pytest.Config) -> Registered:
-    return REGISTERED
 
 
 @pytest.fixture(scope="session")

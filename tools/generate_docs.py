@@ -17,7 +17,6 @@ import field.run
 from tinyllama.profiling import course
 from tools import (
     claims_table,
-    gate_tables,
     guide_table,
     model_tables,
     plan_tables,
@@ -49,9 +48,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "step-bars": result_tables.step_bars,
     "op-bars": result_tables.op_bars,
     "curves": result_figures.curves,
-    "certificate": gate_tables.certificate,
-    "tried": gate_tables.tried,
-    "validation": gate_tables.validation,
     "claims-of-v4": claims_table.table,
     "field": field.run.tables,
     "course": course.table,

@@ -1,6 +1,6 @@
 """Gates branches whose verdicts are known, and checks the verdicts.
 
-    python -m tools.try_gate [--only slower-kernel] [--times 10] [--seconds 180] [--record]
+    python -m tools.try_gate [--only slower-kernel] [--times 10] [--seconds 180]
 
 Each branch changes a few lines of this tree, in a copy with a history of its own, and is gated
 against the unchanged tree. Exit status: 0 every branch got its verdict in its time, 1 one did not,
@@ -21,15 +21,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.gate.noise import noise_path
-from tinyllama.harness.machine.device import cannot, default_device, device_name
-from tinyllama.harness.machine.files import check_results_dir, only_writer, replace_text
+from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.harness.machine.parsed import tomllib
-from tinyllama.harness.records.results import current_commit, now, versions
 from tools.copies import BASE, commit, copied, git
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = "tried.json"  # beside noise.json
 SECONDS = 1200.0  # of one gate at most
 REPORTS = 60.0  # for the report of a gate that is ended
 DECLARED = ROOT / "tools/try_gate.toml"
@@ -101,7 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, help="after which a gate is ended (%(default)g)"
     )
-    parser.add_argument("--record", action="store_true", help="store the runs")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
     args = parser.parse_args(argv)
     names = args.only.split(",")
@@ -114,10 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(reason)
     results = args.results_dir.resolve()
     try:
-        if args.record:
-            check_results_dir(results)
-        path = noise_path(results, device_name(device)).with_name(FILE)
-        load(path)
         with tempfile.TemporaryDirectory(prefix="tried-") as folder:
             copy = Path(folder) / "tree"
             copied(ROOT, copy)
@@ -127,14 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for _ in range(args.times):
                     runs.append(gated(copy, name, results, args.seconds))
                     print(line(runs[-1]), flush=True)
-                    if args.record:
-                        add(path, runs[-1])
     except subprocess.CalledProcessError as error:
         return _say(f"{' '.join(error.cmd)}: status {error.returncode}: this needs a git checkout")
     except (EditError, ValueError, OSError) as error:
         return _say(str(error))
-    if args.record:
-        print(f"recorded {path}")
     return 1 if any(map(wrong, runs)) else 0
 
 
@@ -175,7 +162,7 @@ def gated(copy: Path, name: str, results: Path, limit: float = SECONDS) -> dict[
     so many seconds."""
     report = copy.with_name("report.json")
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "tinyllama", "gate", "perf_tests", "--against", BASE]
+    command = [sys.executable, "-m", "tinyllama", "gate", "--against", BASE]
     command += ["--gate-json", str(report), "--results-dir", str(results)]
     command += ["--time-limit", f"{limit:g}"]
     path = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH", "")]))
@@ -194,10 +181,6 @@ def gated(copy: Path, name: str, results: Path, limit: float = SECONDS) -> dict[
     data = json.loads(report.read_text())
     return {
         "branch": name,
-        "commit": current_commit(),
-        "date": now(),
-        "device": device_name(default_device()),
-        "versions": versions(),
         "status": done.returncode,
         "seconds": round(seconds, 1),
         "stages": stages(data),
@@ -211,7 +194,7 @@ def _last(text: str) -> str:
 
 
 def stages(data: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each stage of the gate; the rest is pytest's, and the base's to be checked out."""
+    """Seconds of each stage of the gate."""
     found = {}
     for comparison in data["comparisons"]:  # none where the base could not be checked out
         found.update({name: round(took, 1) for name, took in comparison["seconds"].items()})
@@ -229,25 +212,6 @@ def slower(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                 moved = one["moved"]
                 found.append({"benchmark": name, "metrics": metrics, "text": text, "moved": moved})
     return found
-
-
-def add(path: Path, run: Mapping[str, Any]) -> None:
-    """Store a run behind those that are there by now: others may try on another GPU meanwhile."""
-    with only_writer(path):
-        replace_text(path, json.dumps([*load(path), run], indent=1) + "\n")
-
-
-def load(path: Path) -> list[dict[str, Any]]:
-    """The runs of a file; none where it is not there. Raises ValueError for what holds none."""
-    try:
-        runs = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise ValueError(f"{path} holds no runs: {error}") from error
-    if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
-        raise ValueError(f"{path} holds no runs: it is no list of objects")
-    return runs
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@ and a certificate is written where there are enough."""
 
 import contextlib
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +12,10 @@ import pytest
 
 from correctness_tests.support.gate_fakes import CPU, Script, died, wrong
 from tinyllama.cli import certifying, main
-from tinyllama.cli.certifying import ROOT
-from tinyllama.harness.gate import pool
-from tinyllama.harness.gate.certificates import load
-from tinyllama.harness.gate.noise import Noise, noise_path
-from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.gate.subject import DEVICE
-from tinyllama.harness.gate.watch import Watch, device_lock
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE
+from tinyllama.harness.gate.calibrate import Noise, load, noise_path
+from tinyllama.harness.gate.device_guard import DeviceGuard, device_lock
+from tinyllama.harness.gate.metric import DEVICE
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.records.results import versions
 
@@ -38,11 +33,15 @@ class Certify:
     def run(self, *args: str) -> int:
         return main(["certify", "--device=cpu", f"--results-dir={self.folder}", *args])
 
-    def blocks(self) -> list[dict[str, dict[str, float]]]:
-        return [each.statistics for each in Noise.load(self.folder, device_name(CPU)).blocks]
+    @property
+    def noise(self) -> Noise:
+        return Noise.load(self.folder, device_name(CPU))
+
+    def blocks(self) -> list[set[str]]:
+        return [set(block.statistics) for block in self.noise.blocks]
 
     def file(self, name: str) -> Path:
-        return noise_path(self.folder, device_name(CPU)).parent / name
+        return noise_path(self.folder, device_name(CPU)).with_name(name)
 
 
 @pytest.fixture
@@ -62,29 +61,21 @@ def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
     monkeypatch.setattr(certifying, "benchmarks_of", listed)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked
     monkeypatch.setattr(certifying, "WAIT", 0.0)
-    monkeypatch.setattr(Watch, "before", lambda self: None)
+    monkeypatch.setattr(DeviceGuard, "before", lambda self: None)
     return made
 
 
-def test_blocks_add_up_from_run_to_run(certify: Certify) -> None:
-    assert certify.run("--blocks=2") == USAGE, "too few for a certificate"
-    assert certify.run("--blocks=3") == USAGE
-    assert [set(block) for block in certify.blocks()] == [{"a", "b"}] * 5
-    assert len({block["a"][DEVICE] for block in certify.blocks()}) == 5
-    waves = [one.wave for one in Noise.load(certify.folder, device_name(CPU)).blocks]
-    assert all(waves)
-    assert len(set(waves)) == 5, "one at a time"
-    settled = {args for *_, method, args in certify.script.asked if method == "pin"}
-    assert settled == {(pool.timing_processor(CPU),), (None,)}
-
-
-def test_blocks_that_are_prepared_at_once_are_one_wave(
-    certify: Certify, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_blocks_add_up_from_run_to_run_with_the_name_of_their_wave(
+    certify: Certify, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(certifying, "pairs_at_once", lambda device: 3)
-    assert certify.run("--blocks=6") == USAGE
-    waves = [one.wave for one in Noise.load(certify.folder, device_name(CPU)).blocks]
-    assert [waves.count(one) for one in waves] == [3] * 6
+    monkeypatch.setattr(certifying, "pairs_at_once", lambda device: at_once)
+    for _ in range(2):
+        assert certify.run("--blocks=3") == USAGE, "too few for a certificate"
+    assert certify.blocks() == [{"a", "b"}] * 6
+    assert len({block.statistics["a"][DEVICE] for block in certify.noise.blocks}) == 6
+    waves = [block.wave for block in certify.noise.blocks]
+    assert [waves.count(wave) for wave in waves] == [at_once] * 6
 
 
 @pytest.mark.long
@@ -95,181 +86,103 @@ def test_twenty_blocks_of_a_quiet_device_are_a_certificate(
     said = capsys.readouterr().out
     assert "block 20 of 20" in said
     assert "MISSED false alarms in under 0.1% of merges" in said
-    content = load(certify.file("certificate.json"))
+    path = certify.file("certificate.json")
+    content = load(path)
     assert {one["benchmark"] for one in content["found"]} == {"a", "b"}
     assert all(bar["held"] for bar in content["bars"][1:])
     assert certify.run("--blocks=0", "--merges=10000") == 0
-    assert len(certify.blocks()) == 20
-
-
-def test_a_block_is_kept_when_the_next_one_cannot_be_taken(certify: Certify) -> None:
-    certify.script.on(BASE, "make", died(), launch=4)  # after the preparation and two blocks
-    assert certify.run("--blocks=5") == USAGE
-    assert len(certify.blocks()) == 2
-
-
-def test_a_disturbed_block_is_not_kept(
-    certify: Certify, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reasons = iter([None, "another process", None])
-    monkeypatch.setattr(Watch, "during", lambda self, pids: next(reasons))
-    certify.run("--blocks=2")
-    assert len(certify.blocks()) == 2
-    assert "blocks are discarded (1): another process" in capsys.readouterr().out
-
-
-def test_what_fails_is_said_not_to_be_certified_and_the_others_are(
-    certify: Certify, capsys: pytest.CaptureFixture[str]
-) -> None:
-    certify.script.on(CANDIDATE, "turn", died(), "a", launch=3)
-    certify.run("--blocks=3")
-    assert [set(block) for block in certify.blocks()] == [{"a", "b"}, {"b"}, {"b"}]
-    assert "not certified: WORKER DIED a" in capsys.readouterr().out
-
-
-def test_what_all_fail_is_said_and_no_empty_block_is_kept(
-    certify: Certify, capsys: pytest.CaptureFixture[str]
-) -> None:
-    certify.script.on(CANDIDATE, "turn", died())
-    assert certify.run("--blocks=3") == 1
-    assert certify.blocks() == []
-    assert "not certified: WORKER DIED b" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_further_cases_are_not_certified(certify: Certify) -> None:
-    certify.script.further = {"b"}
-    assert certify.run("--blocks=20", "--merges=1000") == 1, "1000 merges bound no 0.1%"
-    assert [set(block) for block in certify.blocks()] == [{"a"}] * 20
-    content = load(certify.file("certificate.json"))
-    assert {one["benchmark"] for one in content["found"]} == {"a"}
-
-
-@pytest.mark.long
-def test_what_is_wrong_now_is_not_certified_by_what_it_gave_before(certify: Certify) -> None:
-    assert certify.run("--blocks=20", "--merges=1000") in (0, 1)
-    path = certify.file("certificate.json")
     before = path.read_bytes()
     certify.script.on(CANDIDATE, "verify", wrong())
     assert certify.run("--blocks=1", "--merges=1000") == 1
-    assert path.read_bytes() == before
-
-
-def test_only_what_is_named_is_timed(certify: Certify) -> None:
-    certify.run("--blocks=1", "--only=b*")
-    assert [set(block) for block in certify.blocks()] == [{"b"}]
-
-
-@pytest.mark.parametrize("args", [["--blocks=0"], ["--validate"]], ids=str)
-def test_a_name_of_nothing_is_an_error(
-    certify: Certify, capsys: pytest.CaptureFixture[str], args: list[str]
-) -> None:
-    assert certify.run("--only=nothing*", *args) == USAGE
-    assert "--only 'nothing*': no benchmark of cpu has such a name" in capsys.readouterr().err
+    assert path.read_bytes() == before, "what is wrong now is not certified by earlier blocks"
 
 
 @pytest.mark.parametrize(
-    "bad",
-    ["--blocks=-1", "--merges=10", "--seconds=-5", "--seconds=nan", "--results-dir=/proc/nope"],
+    ("script", "kept", "said"),
+    [
+        ((BASE, "make", died(), None, 4), [{"a", "b"}] * 2, ""),
+        ((CANDIDATE, "turn", died(), "a", 3), [{"a", "b"}, {"b"}, {"b"}], "NOT JUDGED a"),
+        ((CANDIDATE, "turn", died(), None, None), [], "NOT JUDGED b"),
+    ],
+    ids=["no process", "one benchmark", "all"],
+)
+def test_blocks_are_kept_when_something_fails_and_what_failed_is_not_certified(
+    certify: Certify, capsys: pytest.CaptureFixture[str], script: Any, kept: Any, said: str
+) -> None:
+    side, method, answer, benchmark, launch = script
+    certify.script.on(side, method, answer, benchmark, launch=launch)
+    assert certify.run("--blocks=3") != 0
+    assert certify.blocks() == kept
+    assert said in capsys.readouterr().out
+
+
+def test_further_and_unnamed_benchmarks_are_not_certified(certify: Certify) -> None:
+    certify.script.further = {"b"}
+    certify.run("--blocks=1")
+    certify.script.further = set()
+    certify.run("--blocks=1", "--only=b*")
+    assert certify.blocks() == [{"a"}, {"b"}]
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("--blocks=-1", "--blocks is -1"),
+        ("--merges=10", "--merges is 10"),
+        ("--seconds=nan", "--seconds is nan"),
+        ("--results-dir=/proc/nope", "/proc/nope"),
+        ("--device=cuda:77", "cuda:77"),
+        ("--only=nothing*", "--only 'nothing*': no benchmark of cpu has such a name"),
+    ],
 )
 def test_what_cannot_be_asked_for_is_an_error_that_names_it(
-    certify: Certify, capsys: pytest.CaptureFixture[str], bad: str
+    certify: Certify, capsys: pytest.CaptureFixture[str], bad: str, said: str
 ) -> None:
-    assert certify.run("--blocks=1", bad) == USAGE
-    option, _, value = bad.partition("=")
-    said = capsys.readouterr().err
-    assert option in said
-    assert value in said
-    assert certify.blocks() == [], "nothing was measured"
+    assert certify.run("--blocks=0", bad) == USAGE
+    assert said in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there_is_an_error(certify: Certify) -> None:
-    assert certify.run("--device=cuda:77") == USAGE
-
-
+@pytest.mark.parametrize("look", ["lock", "during", "before"])
 def test_a_device_that_is_held_or_disturbed_is_14(
-    certify: Certify, monkeypatch: pytest.MonkeyPatch
+    certify: Certify, monkeypatch: pytest.MonkeyPatch, look: str
 ) -> None:
-    with device_lock(CPU, 0):
-        assert certify.run("--blocks=1") == 14
-    for look in ("during", "before"):
-        monkeypatch.setattr(Watch, look, lambda self, *pids: "other work runs here")
+    if look == "lock":
+        with device_lock(CPU, 0):
+            assert certify.run("--blocks=1") == 14
+    else:
+        monkeypatch.setattr(DeviceGuard, look, lambda self, *pids: "other work runs here")
         assert certify.run("--blocks=1") == 14
     assert certify.blocks() == []
 
 
-@pytest.mark.long
-def test_blocks_of_other_versions_stay_and_do_not_count(certify: Certify) -> None:
-    for identity in certify.script.identity.values():
-        identity["versions"] = {"torch": "1.0"}
-    certify.run("--blocks=20")
-    assert len(certify.blocks()) == 20
-    assert certify.run("--blocks=0") == USAGE
-    assert not certify.file("certificate.json").exists()
-
-
-@pytest.mark.long
-@pytest.mark.slow("it starts a process, and a side of the gate")
-def test_it_may_be_asked_from_any_folder(tmp_path: Path) -> None:
-    """As the installed script asks, whose path holds this tree's package and not its folder."""
-    asked = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tinyllama.cli import main; "
-        f"sys.path.remove({str(ROOT)!r}); "
-        "sys.exit(main(['certify', '--validate', '--device=cpu', '--only=nobody']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert "--only 'nobody': no benchmark of cpu has such a name" in done.stderr
-    assert done.returncode == USAGE
-
-
-@pytest.mark.long
-def test_a_validation_adds_work_to_some_and_writes_what_was_found(certify: Certify) -> None:
-    certify.script.names = {BASE: list("abcdef"), CANDIDATE: list("abcdef")}
-    seen: dict[str, Any] = {}
-    pairs = certify.script.pairs
-
-    @contextlib.contextmanager
-    def watched(trees: Any, *rest: Any) -> Iterator[Any]:
-        seen.update({tree.name: dict(tree.slowed) for tree in trees})
-        with pairs(trees, *rest) as one:
-            yield one
-
-    certify.script.pairs = watched  # type: ignore[assignment]
-    certify.script.slower("f", device_seconds=1.2)
-    assert certify.run("--validate") == 0
-    content = json.loads(certify.file("validation.json").read_text())
-    assert content["slowed"] == dict(zip("abcdef", (0, 0.01, 0.02, 0.03, 0.05, 0.1), strict=True))
-    assert seen == {BASE: {}, CANDIDATE: {n: s for n, s in content["slowed"].items() if s}}
-    assert (content["device"], content["wrong"]) == (device_name(CPU), [])
-    assert content["benchmarks"]["f"]["outcome"] == "SLOWER"
-    assert content["benchmarks"]["a"]["outcome"] == "SAME"
-    assert certify.blocks() == [], "they are no equal sides"
+# -- work that is added ---------------------------------------------------------------------------
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("times", "answer", "wrong"),
+    ("times", "answer", "unexpected"),
     [
-        pytest.param({}, None, "f", id="missed"),
-        pytest.param({"a": 1.2, "f": 1.2}, None, "a", id="a false alarm"),
-        pytest.param({"a": 0.8, "f": 1.2}, None, "a", id="equal sides of which one is FASTER"),
-        pytest.param({"d": 0.8, "f": 1.2}, None, "d", id="FASTER by what was added"),
-        pytest.param({}, ("begin", 60.0, "f"), "f", id="SLOWER to compile, and its time missed"),
-        pytest.param({"f": 1.2}, ("counted", {"peak_bytes": 500}, "d"), "d", id="fewer bytes"),
+        pytest.param({"f": 1.2}, None, [], id="as expected"),
+        pytest.param({}, None, ["f"], id="missed"),
+        pytest.param({"a": 1.2, "f": 1.2}, None, ["a"], id="a false alarm"),
+        pytest.param({"a": 0.8, "f": 1.2}, None, ["a"], id="equal sides of which one is FASTER"),
+        pytest.param({"d": 0.8, "f": 1.2}, None, ["d"], id="FASTER by what was added"),
+        pytest.param({"f": 1.2}, ("counted", {"peak_bytes": 500}, "d"), ["d"], id="fewer bytes"),
     ],
 )
-def test_a_validation_whose_verdicts_are_not_what_was_added_fails(
-    certify: Certify, times: dict[str, float], answer: tuple[str, Any, str] | None, wrong: str
+def test_a_validation_adds_work_and_checks_that_it_is_found(
+    certify: Certify, times: dict[str, float], answer: Any, unexpected: list[str]
 ) -> None:
-    certify.script.names = {BASE: list("abcdef"), CANDIDATE: list("abcdef")}
-    certify.script.on(BASE, "counted", {"peak_bytes": 1000}, "d")
-    certify.script.on(CANDIDATE, "counted", {"peak_bytes": 1000}, "d")
+    script = certify.script
+    script.names = {BASE: list("abcdef"), CANDIDATE: list("abcdef")}
+    for side in (BASE, CANDIDATE):
+        script.on(side, "counted", {"peak_bytes": 1000}, "d")
     if answer is not None:
-        certify.script.on(CANDIDATE, *answer)
+        script.on(CANDIDATE, *answer)
     for name, ratio in times.items():
-        certify.script.slower(name, device_seconds=ratio)
-    assert certify.run("--validate") == 1
+        script.slower(name, device_seconds=ratio)
+    assert certify.run("--validate") == (1 if unexpected else 0)
     content = json.loads(certify.file("validation.json").read_text())
-    assert content["wrong"] == [wrong]
+    assert content["wrong"] == unexpected
+    assert content["slowed"] == dict(zip("abcdef", (0, 0.01, 0.02, 0.03, 0.05, 0.1), strict=True))
+    assert certify.blocks() == [], "they are no equal sides"

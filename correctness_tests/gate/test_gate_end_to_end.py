@@ -1,9 +1,7 @@
 """A copy of this tree in a repository of its own, gated by the command that a user types.
 
-Each of these lists and observes every benchmark on two sides, so all are in the slow lane. What
-`make test` has of them: a whole gate of a small tree, by the same command, with a conftest that
-ends the judge (test_gate_own.py); whose harness judges, and which files do (test_gate_judge.py);
-that all benchmarks of the tree are listed (test_gate_side.py).
+Each of these lists every benchmark on two sides and times some, so all are in the slow lane. What
+`make test` has of the command: gates of a small repository (test_gate_command.py).
 """
 
 import json
@@ -11,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +16,13 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
-from tinyllama.harness.gate.noise import Block, Noise
-from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.calibrate import Block, Noise
+from tinyllama.harness.gate.metric import DEVICE
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.records.results import versions
 
 # A machine that nobody else uses, whoever does: the load of one that runs tests is no reason.
-# GATE_ONLY names the benchmarks that are compared, where there is no time for all of them.
-QUIET = """
-import os
-from dataclasses import replace
-
-os.getloadavg = lambda: (0.0, 0.0, 0.0)
-
-from tinyllama.harness.gate import comparison
-from tinyllama.harness.gate.pair import Effort
-from tinyllama.harness.gate.pool import timing_processor
-from tinyllama.harness.gate.session import Session
-
-names = tuple(filter(None, os.environ.get("GATE_ONLY", "").split(",")))
-
-
-def session(setting):
-    only = (lambda name: name.startswith(names)) if names else None
-    effort = replace(Effort.on(setting.device), pairs=10, repeated=10)
-    assert setting.processor == timing_processor(setting.device)
-    return Session(replace(setting, only=only, effort=effort))
-
-
-comparison.Session = session
-"""
+QUIET = "import os\nos.getloadavg = lambda: (0.0, 0.0, 0.0)\n"
 TWICE = """
     wide = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
     found = 0
@@ -57,9 +31,6 @@ TWICE = """
         found = found + wide * rstd * weight_D / 4
     return found.to(x_BTD.dtype)
 """
-
-
-PYTEST = ("-m", "pytest", "perf_tests", "--benchmark-compare")
 
 
 class Repository:
@@ -75,7 +46,7 @@ class Repository:
         for name in ("conftest.py", "pytest.ini", "pyproject.toml"):
             shutil.copy(ROOT / name, self.root / name)
         (self.root / "tinyllama/ops/first.py").write_text(FIRST)
-        (folder / "quiet_machine.py").write_text(QUIET)
+        (folder / "sitecustomize.py").write_text(QUIET)
         for args in (["init", "-q", "-b", "main"], ["add", "--all"], ["commit", "-q", "-m", "all"]):
             who = {f"GIT_{who}_{what}": "a@b" for who in GIT_ROLES for what in ("NAME", "EMAIL")}
             subprocess.run(["git", *args], cwd=self.root, env={**os.environ, **who}, check=True)
@@ -95,25 +66,15 @@ class Repository:
             noise.add(Block(date, "c0ffee", versions(), 10, {name: {DEVICE: value}}))
         noise.save(self.root / "results")
 
-    def gate(
-        self, *only: str, command: Sequence[str] = PYTEST
-    ) -> tuple[int, dict[str, dict[str, Any]], str]:
+    def gate(self, *options: str) -> tuple[int, dict[str, dict[str, Any]], str]:
         """Exit status, the verdicts by name, and what was printed."""
         report = self.temporary / "gate.json"
-        own = {
-            "PYTHONPATH": str(self.root.parent),  # and the tree by pytest.ini
-            "PYTEST_PLUGINS": "quiet_machine",  # of the judge's process
-            "TMPDIR": str(self.temporary),  # where devices are locked
-            "GATE_ONLY": ",".join(only),
-        }
-        kept = {name: value for name, value in ENVIRONMENT.items() if "PYTEST" not in name}
+        own = {"PYTHONPATH": str(self.root.parent), "TMPDIR": str(self.temporary)}
+        usual = ("--device=cpu", "--against=main", f"--gate-json={report}")
         done = subprocess.run(
-            [
-                *(sys.executable, *command, "--device=cpu", "--against=main"),
-                *(f"--gate-json={report}", f"--results-dir={self.root / 'results'}"),
-            ],
+            [sys.executable, "-m", "tinyllama", "gate", *usual, *options],
             cwd=self.root,
-            env={**kept, **own},
+            env={**ENVIRONMENT, **own},
             capture_output=True,
             text=True,
             check=False,
@@ -175,52 +136,38 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def test_neither_a_comment_nor_an_edited_rule_changes_a_verdict(repository: Repository) -> None:
-    """All are IDENTICAL, and nothing is timed. The base's harness judges, with its conftest and its
-    configuration: what the candidate's would decide of itself is not asked."""
+    """All are IDENTICAL, and nothing is timed. The base's harness judges: what the candidate's
+    would decide of itself is shown, and not asked."""
     for name in ("tinyllama/ops/rms_norm/__init__.py", "tinyllama/harness/check/evaluate.py"):
         repository.edit(name, "\nimport torch\n", "\n# A comment.\n\nimport torch\n")
-    rule = "tinyllama/harness/gate/decision.py"
+    rule = "tinyllama/harness/gate/sequential_test.py"
     for name in (rule, "conftest.py", "perf_tests/conftest.py"):
         path = repository.root / name
         path.write_text(f"import os\n\nos._exit(0)\n{path.read_text()}")
-    (repository.root / "conftest.py").write_text("pytest_plugins = []\n")  # that a user starts it
-    command = ["-m", "tinyllama", "gate", "perf_tests", "--device=cpu", "--against=main"]
-    status, verdicts, text = repository.gate(command=command)
-    judge = verdicts.pop("judge")["text"]
+    status, verdicts, text = repository.gate()
     assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}, text
     assert {name.partition("-")[0] for name in verdicts} > {"rms_norm", "attention", "step"}
     assert "undecided" not in text, "no block is announced"
-    assert status == 19, text
-    assert f"{rule} (" in judge
-    assert "perf_tests/conftest.py (" in judge
-    assert "rms_norm" not in judge
-    assert "evaluate.py" not in judge, "a comment alone"
-
-
-def test_a_comment_alone_is_green(repository: Repository) -> None:
-    name = "tinyllama/ops/rms_norm/__init__.py"
-    repository.edit(name, "\nimport torch\n", "\n# A comment.\n\nimport torch\n")
-    status, verdicts, text = repository.gate()
-    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}, text
-    assert status == 0
+    assert status == 0, text
+    assert rule in text
+    assert "evaluate.py" not in text, "a comment alone"
 
 
 def test_an_op_that_the_base_lacks_is_new_and_other_ops_are_identical(
     repository: Repository,
 ) -> None:
     shutil.copy(ROOT / "docs/examples/softmax.py", repository.root / "tinyllama/ops/softmax.py")
-    status, verdicts, text = repository.gate("softmax", "rms_norm", "attention")
+    status, verdicts, text = repository.gate("--op=softmax", "--op=rms_norm")
     assert status == 0, text
     new = {name for name, one in verdicts.items() if one["outcome"] == "NEW"}
-    assert new
     assert {name.partition("-")[0] for name in new} == {"softmax"}, text
     assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL", "NEW"}, text
-    assert "device_seconds" in verdicts[min(new)]["text"]
 
 
 def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
     repository: Repository,
 ) -> None:
+    """Four times the work: the first look and four blocks more are enough, without a history."""
     source = (ROOT / "tinyllama/ops/rms_norm/__init__.py").read_text()
     begin = source.index("    wide = x_BTD", source.index("def eager"))
     end = source.index("@rms_norm.provider", begin)
@@ -228,16 +175,15 @@ def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
         "tinyllama/ops/rms_norm/__init__.py", source[begin:end], TWICE.lstrip("\n") + "\n\n"
     )
     name = "rms_norm-eager-B4T64D128-fp32/forward+backward"
-    repository.history(name, spread=0.05)
-    status, verdicts, text = repository.gate("rms_norm-eager", "rope", "adamw", "transpose")
+    status, verdicts, text = repository.gate("--op=rms_norm", "--op=rope")
     slower = [name for name, one in verdicts.items() if one["outcome"] == "SLOWER"]
     assert slower == [name], text
-    assert status == 19, "the reference is not the base's"
-    assert "rms_norm: reference (" in verdicts.pop("judge")["text"]
-    said = verdicts.pop(name)["text"]
-    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}
-    assert "confirmed by +" in said
+    assert status == 10, text
+    said = verdicts[name]["text"]
+    assert "in 4 blocks, confirmed by +" in said
     assert "aten::" in said, "the operators that moved"
+    others = {one["outcome"] for other, one in verdicts.items() if other.startswith("rope")}
+    assert others == {"IDENTICAL"}
 
 
 def test_a_copy_of_strided_inputs_alone_is_slower_on_these_alone(repository: Repository) -> None:
@@ -247,9 +193,9 @@ def test_a_copy_of_strided_inputs_alone_is_slower_on_these_alone(repository: Rep
     for name in (plain, strided):
         repository.history(name, spread=0.05)
     repository.edit("tinyllama/ops/first.py", COLUMN, "        return 3 * x.contiguous()[:, 0]\n")
-    status, verdicts, text = repository.gate("first-manual")
+    results = f"--results-dir={repository.root / 'results'}"
+    status, verdicts, text = repository.gate("--op=first", results)
     assert verdicts[strided]["outcome"] == "SLOWER", text
     assert verdicts[plain]["outcome"] in ("SAME", "NOT DECIDED"), text
-    assert set(verdicts) == {plain, strided}
     assert status == 10
     assert "aten::copy_" in verdicts[strided]["text"]

@@ -1,4 +1,4 @@
-"""What a side says that it has, and what it does when it is asked."""
+"""Which benchmarks a side says that it has."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,11 +10,9 @@ import torch
 from correctness_tests.support.contenders import FILES, PACKAGE
 from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Case, Op
-from tinyllama.harness.gate import side as module
-from tinyllama.harness.gate.pair import FACTORY, READY
-from tinyllama.harness.gate.side import FURTHER, ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
-from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
-from tinyllama.harness.machine.worker import Worker
+from tinyllama.harness.gate import benchmarks as module
+from tinyllama.harness.gate.benchmarks import FURTHER, ON_CPU, ON_GPU, declared
+from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.measure.op_contender import ops_of
 from tinyllama.ops import OPS
 
@@ -32,11 +30,6 @@ def weigh() -> Iterator[Op]:
 
 
 @pytest.fixture
-def side() -> Side:
-    return Side("cpu", PACKAGE, FILES)
-
-
-@pytest.fixture
 def as_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "cannot", lambda need, device: None)
     monkeypatch.setattr(module, "untimed", lambda *args: None)
@@ -49,14 +42,15 @@ def names() -> list[str]:
 # -- what there is ----------------------------------------------------------------------------
 
 
-def test_on_a_cpu_every_provider_that_it_runs_is_listed_on_the_smallest_case() -> None:
-    found = {(one.timed.op, one.timed.provider): one for one in declared(CPU, PACKAGE, FILES)}
+def test_on_a_cpu_kernels_are_listed_to_be_verified_and_all_others_to_be_timed() -> None:
+    listed = {(b.timed.op, b.timed.provider): b for b in declared(CPU, PACKAGE, FILES)}
     for op in tree_ops():
-        for provider in op.providers.values():
-            listed = (op.name, provider.name) in found
-            assert listed == bool(op.timed and "triton" not in provider.requires), provider
-    assert {one.timed.case for one in found.values()} == {0}
-    assert {one.timed.dtype for one in found.values()} == {"fp32"}
+        for provider in op.providers.values() if op.timed else ():
+            benchmark = listed[op.name, provider.name]
+            assert bool(benchmark.untimed) == ("triton" in provider.requires), provider
+            assert bool(benchmark.slowdowns) != bool(benchmark.untimed)
+    timed = [benchmark for benchmark in listed.values() if not benchmark.untimed]
+    assert {(b.timed.case, b.timed.dtype) for b in timed} == {(0, "fp32")}
 
 
 @pytest.mark.usefixtures("as_with_a_gpu")
@@ -65,7 +59,7 @@ def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smalle
     assert {one.timed.provider for one in found} >= {"eager", "triton"}
     assert {one.timed.op for one in found} >= {"adamw", "rms_norm"}
     cases: dict[tuple[str, str], dict[str, int]] = {}
-    for one in (one for one in found if not one.further):
+    for one in (one for one in found if not (one.further or one.untimed)):
         assert one.timed.dtype == ("fp32" if one.timed.op == "adamw" else "bf16")
         op = OPS[one.timed.op]
         stated = {**ON_GPU, **op.slowdowns, **op[one.timed.provider].slowdowns}
@@ -110,13 +104,10 @@ def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> Non
 
 
 @pytest.mark.usefixtures("as_with_a_gpu")
-def test_what_cannot_be_queued_has_no_benchmark_on_a_gpu(weigh: Op) -> None:
-    before = left_out(GPU, PACKAGE, FILES)
+def test_what_cannot_be_queued_is_verified_on_a_gpu_and_not_timed(weigh: Op) -> None:
     weigh.providers["eager"] = replace(weigh.providers["eager"], waits=True)
-    (more,) = (left_out(GPU, PACKAGE, FILES) - before).items()
-    said = "its calls wait for the device, or fill its queue: its time cannot be isolated"
-    assert more == (said, 1)
-    assert before[said] == 1, "the eager stack"
+    untimed = {b.name: b.untimed for b in declared(GPU, PACKAGE, FILES) if b.untimed}
+    assert "fill its queue" in untimed["weigh_rows-eager/results"]
     assert WEIGHED in names(), "on a CPU there is no queue"
 
 
@@ -131,13 +122,15 @@ def test_a_provider_says_which_file_registered_it(weigh: Op) -> None:
     ]
 
 
-def test_what_does_not_cover_the_case_is_left_out(weigh: Op) -> None:
+def test_what_does_not_cover_the_timed_case_is_verified_on_others(weigh: Op) -> None:
     eager = weigh.providers["eager"]
     weigh.providers["half"] = replace(eager, name="half", dtypes=(torch.bfloat16,))
     weigh.providers["small"] = replace(eager, name="small", supports=lambda dims: "too large")
     assert [name for name in names() if name.startswith("weigh")] == [
         WEIGHED,
         WEIGHED.replace("eager", "float32_only"),
+        "weigh_rows-half/results",
+        "weigh_rows-small/results",
     ]
 
 
@@ -190,62 +183,3 @@ def test_a_tolerance_of_nothing_known_or_that_is_none_is_an_error(
     weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
     with pytest.raises(ValueError, match="weigh_rows-eager: slowdowns of '"):
         declared(CPU, PACKAGE, FILES)
-
-
-# -- what it is asked -------------------------------------------------------------------------
-
-
-def test_a_benchmark_is_made_ready_verified_expected_and_timed(side: Side) -> None:
-    assert 0 < side.begin(WEIGHED) < 60
-    assert isinstance(side.inputs(WEIGHED), int)
-    side.expect(WEIGHED, side.verify(WEIGHED), warm_up=0.0)
-    assert side.turn(WEIGHED, 5)[DEVICE] > 0
-    assert len(side.notes(WEIGHED, [5])[0]) == 1 + CALLS
-    side.hold(WEIGHED, 5, 0, True)
-    assert side.counted(WEIGHED) == {}, "a CPU counts nothing"
-    assert side.compiled(WEIGHED) == [], "and its kernels are not compiled"
-    profiles = side.profiles(WEIGHED, 3)
-    assert [profile["resources"] for profile in profiles] == [{}] * 3
-    assert all(any("mul" in name for name in profile["kernels"]) for profile in profiles)
-    side.end(WEIGHED)
-    with pytest.raises(KeyError):
-        side.turn(WEIGHED, 6)
-
-
-@pytest.mark.gpu
-def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> None:
-    name, worker = "linear-torch-N256D128F256-bf16/forward+backward", Worker("a side")
-    try:
-        worker.make("side", FACTORY, device=str(gpu), package="tinyllama.ops", timeout=READY)
-        for asked in (("warm_up_blas",), ("begin", name)):
-            worker.call("side", *asked, timeout=READY)
-        assert worker.call("side", "counted", name, timeout=READY)["kept_bytes"] == 0
-    finally:
-        worker.close()
-
-
-def test_more_benchmarks_come_from_a_function_where_there_is_one(side: Side) -> None:
-    side.more = f"{__name__}:more"
-    assert side.benchmarks()[-1] == MORE
-    assert side.begin("more") > 0
-    assert isinstance(side.subjects["more"], Counter)
-    side.more = "correctness_tests.no_such_module:more"
-    with pytest.raises(ModuleNotFoundError):
-        side.benchmarks()
-
-
-class Counter:
-    """A subject that is no op's."""
-
-    def __init__(self, timed: str, device: str) -> None:
-        assert (timed, device) == ("anything", "cpu")
-
-    def run_once(self) -> None:
-        pass
-
-
-MORE = Benchmark("more", "anything", __name__, ON_CPU, f"{__name__}:Counter")
-
-
-def more(device: torch.device) -> list[Benchmark]:
-    return [MORE]

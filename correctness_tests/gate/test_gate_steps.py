@@ -2,6 +2,7 @@
 that of the verified run."""
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
@@ -11,10 +12,9 @@ import pytest
 import torch
 
 from tinyllama.bench import gated as module
-from tinyllama.bench.gated import REGISTERED, StepSubject, TimedStep, Verified, benchmarks
-from tinyllama.harness.gate.side import Side
-from tinyllama.harness.gate.subject import DEVICE
-from tinyllama.harness.gate.turns import MEAN
+from tinyllama.bench.gated import StepSubject, TimedStep, Verified, benchmarks
+from tinyllama.harness.gate.metric import ALL_WORK, DEVICE
+from tinyllama.harness.gate.worker import Side
 from tinyllama.harness.measure.op_contender import WrongResultError
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def proven_once() -> Verified:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "VERIFIED", 32)
-        found = StepSubject(TIMED, "cpu").verify()
+        found = StepSubject(TIMED, "cpu").verify(0)
     torch.set_num_threads(threads)
     return found
 
@@ -54,7 +54,7 @@ def started() -> StepSubject:
 def test_a_cpu_times_one_step_beside_the_ops() -> None:
     (one,) = benchmarks(CPU)
     assert (one.name, one.timed, one.slowdowns) == (NAME, TIMED, {}), "the usual ones"
-    side = Side("cpu", REGISTERED.package, more=REGISTERED.factory)
+    side = Side("cpu", "tinyllama.ops", more=f"{benchmarks.__module__}:benchmarks")
     assert NAME in [each.name for each in side.benchmarks()]
 
 
@@ -64,7 +64,7 @@ def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(proven:
     made = started()
     made.expect(proven)
     for _ in range(2):
-        assert 0 < made.gated_turn()[DEVICE] < 60
+        assert 0 < made.gated_turn(0)[DEVICE] < 60
     assert made.step.loss_series() == pytest.approx(
         proven.losses[: len(made.step.losses)], rel=1e-6
     )
@@ -115,7 +115,7 @@ def test_a_step_whose_update_is_not_adamw_is_no_proof(
     else:
         monkeypatch.setattr(type(optimizer), "step", wrongly)
     with pytest.raises(WrongResultError, match=r"is not AdamW's|steps are counted"):
-        made.verify()
+        made.verify(0)
 
 
 @pytest.mark.long
@@ -142,16 +142,20 @@ def test_every_step_of_a_turn_is_held_to_the_verified_run(
     losses[len(made.step.losses) + place] *= wrong
     made.losses = losses
     with pytest.raises(WrongResultError, match=r"the loss is .*, verified was"):
-        made.gated_turn()
+        made.gated_turn(0)
 
 
 @pytest.mark.long
-def test_a_turn_says_the_mean_of_its_steps_too(
-    proven: Verified, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that a step that is slow now and then is found."""
+def test_all_work_of_a_turn_is_of_all_its_steps(proven: Verified) -> None:
     made = started()
     made.expect(proven)
-    took = iter([1.0, 1.0, 1.8, 1.0])
-    monkeypatch.setattr(made, "_seconds", lambda: next(took))
-    assert made.gated_turn() == {DEVICE: 1.0, MEAN + DEVICE: pytest.approx(1.2)}
+    usual, slow = made._call, iter([0.5, 0.0])
+
+    def call() -> None:
+        time.sleep(next(slow, 0.0))
+        usual()
+
+    made._call = call  # type: ignore[method-assign]
+    turn = made.gated_turn(0)
+    assert turn[ALL_WORK + DEVICE] >= 0.5 / (1 + module.CALLS)
+    assert turn[DEVICE] < 0.5

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tinyllama.harness.gate.watch import BusyError, device_lock
+from tinyllama.harness.gate.device_guard import BusyError, device_lock
 from tinyllama.harness.plugins.card import Card, gpus
 
 ONE, OTHER = (torch.device("cuda", index) for index in range(2))

@@ -172,12 +172,27 @@ def test_a_call_that_does_not_end_is_ended(shared: Worker) -> None:
     assert isinstance(shared.call("thing", "pid"), int)
 
 
-def test_the_system_says_how_long_a_process_worked_in_all_its_threads(shared: Worker) -> None:
-    before, began = shared.worked(), time.monotonic()
-    shared.call("thing", "works", 0.05)
-    while shared.worked() < before + 0.05 and time.monotonic() < began + 30:
-        time.sleep(0.001)
-    assert before + 0.05 <= shared.worked() < before + 1
+def state(pid: int) -> str:
+    """Linux's letter for it: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_stopped_worker_does_nothing_until_it_is_asked_again() -> None:
+    """Nor do its threads; and the time in which it is stopped is in no time limit."""
+    with worker("waits", stoppable=True) as waits:
+        pid = waits.call("thing", "pid")
+        waits.call("thing", "works", 2.0)  # in a thread, which goes on after the answer
+        waits.stop()
+        end = time.monotonic() + 20
+        while state(pid) != "T" and time.monotonic() < end:
+            time.sleep(0.01)
+        before = Path(f"/proc/{pid}/stat").read_text().split()[13:15]
+        time.sleep(0.5)
+        assert Path(f"/proc/{pid}/stat").read_text().split()[13:15] == before
+        assert waits.call("thing", "pid", timeout=20) == pid
+        assert state(pid) != "T"
+        waits.stop()
+    assert ends(pid), "and it ends where it is closed"
 
 
 def test_workers_share_nothing_and_leave_nothing(shared: Worker) -> None:
@@ -204,23 +219,23 @@ def test_workers_share_nothing_and_leave_nothing(shared: Worker) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """Even when that one is killed, and closes nothing; and a worker in the middle of a call."""
+@pytest.mark.parametrize("how", ["idle", "in a call", "stopped"])
+def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path, how: str) -> None:
+    """Even when that one is killed, and closes nothing."""
+    then = {
+        "idle": "",
+        "in a call": "threading.Thread(target=one.call, args=('thing', 'sleeps', 600.0)).start()",
+        "stopped": "one.stop()",
+    }[how]
     code = (
-        f"from {__name__} import worker\n"
-        "one, two = worker('one'), worker('two')\n"
-        "print(one.call('thing', 'pid'), two.call('thing', 'pid'), flush=True)\n"
-        "import os, threading, time\n"
-        "given = dict(target=two.call, args=('thing', 'sleeps', 600.0), daemon=True)\n"
-        "threading.Thread(**given).start()\n"
-        "time.sleep(0.3)\n"
-        "os.kill(os.getpid(), 9)\n"
+        f"import os, threading, time\nfrom {__name__} import worker\n"
+        f"one = worker('one', stoppable={how == 'stopped'})\n"
+        f"print(one.call('thing', 'pid'), flush=True)\n{then}\n"
+        "time.sleep(0.3)\nos.kill(os.getpid(), 9)\n"
     )
     parent = python("-c", code, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)})
     assert parent.returncode == -9, parent.stderr
-    pids = [int(pid) for pid in parent.stdout.split()]
-    assert len(pids) == 2
-    assert all(ends(pid) for pid in pids)
+    assert ends(int(parent.stdout))
 
 
 @pytest.mark.long

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT
-from correctness_tests.support.gated_suite import git, plain_git
-from correctness_tests.support.own_repository import OP
+from correctness_tests.support.own_repository import OP, git, plain_git
 from correctness_tests.support.timed_suite import SUITE, Suite
 from tinyllama.bench import ceilings, measure_ops
 from tinyllama.harness import Registry, load_file

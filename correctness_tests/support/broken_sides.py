@@ -27,7 +27,7 @@ class Broken:
         return hash("a text"), os.environ["OMP_NUM_THREADS"]
 
     def pin(self, processor: int | None) -> None:
-        from tinyllama.harness.gate.side import Side
+        from tinyllama.harness.gate.worker import Side
 
         Side.pin(self, processor)  # type: ignore[arg-type]
 
@@ -40,22 +40,21 @@ class Broken:
         self.processors_of[what] = [os.sched_getaffinity(0), older]
         _break(what, name)
 
-    def begin(self, name: str) -> float:
+    def begin(self, name: str, metrics: list[str]) -> float:
         self._see("begin", name)
         return 1.0
 
-    def expect(self, name: str, proofs: Any, warm_up: float) -> None:
-        self._see("expect", name)
+    def make_ready(self, name: str, proofs: Any, warm_up: float) -> None:
+        self._see("make_ready", name)
 
-    def turn(self, name: str, seed: int) -> dict[str, float]:
+    def turn(self, name: str, seed: int, kept: int | None) -> dict[str, float]:
         self._see("turn", name)
-        return {"device_seconds": 1.0 if Path.cwd().name == "base" else 1.1}
+        took = 1.0 if Path.cwd().name == "base" else 1.1
+        return {"device_seconds": took, "all work of device_seconds": took}
 
-    def notes(self, name: str, seeds: list[int]) -> list[list[int]]:
-        return [[] for _ in seeds]
-
-    def hold(self, name: str, *call: Any) -> None:
-        self._see("hold", name)
+    def proofs(self, name: str) -> dict[str, Any]:
+        self._see("proofs", name)
+        return {}
 
     def end(self, name: str) -> None:
         self._see("end", name)

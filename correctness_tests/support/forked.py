@@ -68,6 +68,8 @@ class Forked:
         assert argv[0] == sys.executable
         connections = [Connection(os.dup(descriptor)) for descriptor in pass_fds]
         words = list(argv[at : at + 1]) + list(argv[at + 1 + len(connections) :])
+        if words[0] == "tinyllama.harness.machine.worker":
+            words[1] = "0"  # it is the server's child, and ends with its connection
         self._process = forkserver().Process(
             target=_run, args=(words, connections, str(stdout.name), dict(env), cwd)
         )
@@ -78,6 +80,9 @@ class Forked:
     @property
     def pid(self) -> int | None:
         return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
 
     def kill(self) -> None:
         self._process.kill()

@@ -15,24 +15,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
 
-from tinyllama.harness.gate.accepted import Accepted, Entry
-from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
-from tinyllama.harness.gate.noise import Block, Noise
+from tinyllama.harness.gate.benchmarks import ON_CPU, ON_GPU, Benchmark, Registered
+from tinyllama.harness.gate.calibrate import Block, Noise
+from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, Tree
-from tinyllama.harness.gate.pool import close_pairs, open_all
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.session import Session
-from tinyllama.harness.gate.setting import Setting
-from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST
-from tinyllama.harness.gate.verified import Proof
+from tinyllama.harness.gate.schedule import close_pairs, open_all
+from tinyllama.harness.gate.session import Session, unconfirmed
+from tinyllama.harness.gate.setting import Affected, Setting
+from tinyllama.harness.gate.verification import Proof
+from tinyllama.harness.gate.waivers import Waiver, Waivers
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
@@ -41,12 +38,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SIDES = (BASE, CANDIDATE)
 
 
-def none(device: torch.device) -> list[Benchmark]:
-    """The benchmarks beside those of ops."""
-    return []
-
-
-REGISTERED = Registered(ModuleType("ops"), none)
+REGISTERED = Registered("ops")
 VERSIONS = {"torch": "3.1", "triton": "4.2"}
 COUNTS = {"peak_bytes": 1000, "kernels": 3, "copies": 1, "host_syncs": 2}
 QUIET = 0.002  # between blocks: 3% is found, and equal sides are told in a few
@@ -66,11 +58,14 @@ class Rule:
 
 
 class Watching:
-    """Tells one after the other of some reasons, then none."""
+    """Tells one after the other of some reasons, then none. load: why the machine is busy."""
 
-    def __init__(self, *reasons: str | None) -> None:
-        self.reasons = list(reasons)
+    def __init__(self, *reasons: str | None, load: str | None = None) -> None:
+        self.reasons, self.load = list(reasons), load
         self.pids: list[Sequence[int]] = []
+
+    def loaded(self) -> str | None:
+        return self.load
 
     def during(self, pids: Sequence[int]) -> str | None:
         self.pids.append(pids)
@@ -91,16 +86,18 @@ class Script:
         self.slowdowns = {side: dict(usual) for side in SIDES}
         self.identity: dict[str, dict[str, Any]] = {side: {} for side in SIDES}
         self.ratios: dict[tuple[str, str], float] = {}
+        self.works: dict[tuple[str, str], float] = {}  # of all work beside the figure
+        self.own: set[str] = set()  # benchmarks of which an own file differs
+        self.untimed: dict[str, str] = {}  # why a benchmark has no time here
         self.rules: list[Rule] = []
         self.sources: dict[str, dict[str, tuple[str, str]]] = {side: {} for side in SIDES}
         self.states: dict[tuple[str, str], dict[str, float]] = {}  # of one benchmark
         self.bars: dict[tuple[str, str], dict[str, float]] = {}  # on layouts, of one benchmark
         self.factories: set[str] = set()  # benchmarks of something else than an op
         self.further: set[str] = set()  # benchmarks of cases between the smallest and the largest
-        self.accepted: list[Entry] = []
-        self.accepted_by_base: list[Entry] = []
+        self.accepted: list[Waiver] = []
+        self.accepted_by_base: list[Waiver] = []
         self.watch = Watching()
-        self.at_work: set[str] = set()  # sides that work while the other one is timed
         self.launches = 0
         self.asked: list[tuple[int, str, str, tuple[Any, ...]]] = []  # launch, side, method, args
         self.said: list[str] = []
@@ -126,6 +123,10 @@ class Script:
         """How many times longer the candidate takes, by metric."""
         self.ratios |= {(benchmark, metric): ratio for metric, ratio in ratios.items()}
 
+    def hidden(self, benchmark: str, **ratios: float) -> None:
+        """How many times as much all work the candidate's calls are as what their figure says."""
+        self.works |= {(benchmark, metric): ratio for metric, ratio in ratios.items()}
+
     def alike(self, benchmark: str, *, host_only: bool = False) -> None:
         """The same source on both sides; host_only: but for the bodies of kernels, and those are
         compiled to the same."""
@@ -140,8 +141,8 @@ class Script:
         counted = {name: n + more.get(name, 0) for name, n in COUNTS.items()}
         self.on(CANDIDATE, "counted", counted, benchmark)
 
-    def accept(self, benchmark: str, metric: str, amount: float) -> None:
-        self.accepted.append(Entry(benchmark, "why", "9.0", metric, amount))
+    def accept(self, benchmark: str, metric: Any, amount: float) -> None:
+        self.accepted.append(Waiver(benchmark, "why", "9.0", metric, amount))
 
     @property
     def confirming(self) -> bool:
@@ -149,7 +150,8 @@ class Script:
 
     @property
     def confirmed(self) -> bool:
-        return any(one.again >= CONFIRM_BLOCKS for one in self.session.found.values())
+        states = self.session.found.values()
+        return any(state.again and not unconfirmed(state) for state in states)
 
     # -- the comparison ---------------------------------------------------------------------
 
@@ -184,11 +186,11 @@ class Script:
             "device": self.device,
             "registered": REGISTERED,
             "noise": Noise("a device"),
-            "accepted": Accepted(
+            "accepted": Waivers(
                 Path("accepted.toml"), tuple(self.accepted), tuple(self.accepted_by_base)
             ),
             "watch": self.watch,
-            "sources": self.digests,
+            "affected": self.affected,
             "effort": self.effort,
             "say": self.said.append,
             "pairs": self.pairs,
@@ -211,11 +213,14 @@ class Script:
     def effort(self) -> Effort:
         return replace(Effort.on(self.device), pairs=2, repeated=2)
 
-    def digests(
-        self, tree: Tree, benchmark: Benchmark
-    ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        whole, host = self.sources[tree.name].get(benchmark.name, (tree.name, tree.name))
-        return {"f.py": whole}, {"f.py": host}
+    def affected(self, benchmarks: Sequence[Benchmark]) -> dict[str, Affected]:
+        """What differs by the sources of both sides."""
+        found = {}
+        for name in (benchmark.name for benchmark in benchmarks):
+            base, candidate = (self.sources[s].get(name, (s, s)) for s in SIDES)
+            if base[0] != candidate[0]:
+                found[name] = Affected("f.py differs", base[1] != candidate[1], name in self.own)
+        return found
 
     # -- what a side answers ----------------------------------------------------------------
 
@@ -231,7 +236,8 @@ class Script:
             ):
                 if isinstance(rule.answer, BaseException):
                     raise rule.answer
-                return rule.answer(benchmark) if callable(rule.answer) else rule.answer
+                found = rule.answer(benchmark) if callable(rule.answer) else rule.answer
+                return times(found) if method == "turn" else found
         return getattr(self, f"_{method}", lambda *_: None)(worker, *args)
 
     def _identity(self, worker: "ScriptedWorker") -> dict[str, Any]:
@@ -246,13 +252,15 @@ class Script:
             timed, bars = Timed(name, "eager", 0, "bf16"), self.bars.get((side, name), {})
             one = Benchmark(name, timed, f"ops.{name}", stated, layouts=bars)
             factory = "a:step" if name in self.factories else ""
+            if why := self.untimed.get(name, ""):
+                one = replace(one, slowdowns={}, untimed=why)
             found.append(replace(one, factory=factory, further=name in self.further))
         return found
 
-    def _left_out(self, worker: "ScriptedWorker") -> dict[str, int]:
+    def _declarations(self, worker: "ScriptedWorker") -> dict[str, str]:
         return {}
 
-    def _begin(self, worker: "ScriptedWorker", *args: Any) -> float:
+    def _begin(self, worker: "ScriptedWorker", name: str, metrics: Sequence[str]) -> float:
         return 3.0
 
     def _inputs(self, worker: "ScriptedWorker", name: str) -> int:
@@ -264,17 +272,23 @@ class Script:
     def _compiled(self, worker: "ScriptedWorker", name: str) -> list[str]:
         return [] if self.device.type == "cpu" else [f"code of the {worker.tree.name}"]
 
-    def _verify(self, worker: "ScriptedWorker", name: str) -> list[dict[str, Proof]]:
-        return [{"y": Proof(len(worker.tree.name), (1.0,) * 8, 0.1, (1.0,) * 8)}]
+    def _verify(self, worker: "ScriptedWorker", name: str, seed: int = 0) -> dict[str, Proof]:
+        return {"y": proof()}
+
+    _proofs = _verify
 
     def _paced(self, worker: "ScriptedWorker", name: str, calls: int) -> float:
         return 0.0
 
-    def _turn(self, worker: "ScriptedWorker", name: str, seed: int = 0) -> dict[str, float]:
-        return {m: SECONDS[m] * self._factor(worker, name, m) for m in self.slowdowns[CANDIDATE]}
-
-    def _notes(self, worker: "ScriptedWorker", name: str, seeds: Sequence[int]) -> list[list[int]]:
-        return [[seed] for seed in seeds]
+    def _turn(
+        self, worker: "ScriptedWorker", name: str, seed: int, kept: int | None
+    ) -> dict[str, float]:
+        found = {}
+        for metric in self.slowdowns[CANDIDATE]:
+            found[metric] = SECONDS[metric] * self._factor(worker, name, metric)
+            more = 1.0 if worker.tree.name == BASE else self.works.get((name, metric), 1.0)
+            found[ALL_WORK + metric] = more * found[metric]
+        return found
 
     def _factor(self, worker: "ScriptedWorker", name: str, metric: str) -> float:
         if worker.tree.name == BASE:
@@ -299,7 +313,6 @@ class ScriptedWorker:
         self.script, self.tree, self.launch = script, tree, launch
         self.pid = 1000 + 2 * launch + SIDES.index(tree.name)
         self.shifts: dict[tuple[str, str], float] = {}
-        self.seconds = 0.0
 
     def make(self, key: str, factory: str, *, timeout: float, **arguments: Any) -> None:
         assert arguments["usual"] == self.tree.usual
@@ -308,9 +321,11 @@ class ScriptedWorker:
     def call(self, key: str, method: str, *args: Any, timeout: float) -> Any:
         return self.script.answer(self, method, args)
 
-    def worked(self) -> float:
-        self.seconds += 0.01 * (self.tree.name in self.script.at_work)
-        return self.seconds
+    def stop(self) -> None:
+        self.script.asked.append((self.launch, self.tree.name, "stop", ()))
+
+    def resume(self) -> None:
+        self.script.asked.append((self.launch, self.tree.name, "resume", ()))
 
     def hang_up(self) -> None:
         pass
@@ -335,6 +350,20 @@ class ScriptedPair(Pair):
             worker := ScriptedWorker(self.script, tree, self.script.launches), "start", ()
         )
         return worker
+
+
+def times(seconds: Mapping[str, float]) -> dict[str, float]:
+    """A turn in which all work is what the figures say, unless it says otherwise itself."""
+    return {
+        **{ALL_WORK + metric: seconds[metric] for metric in (DEVICE, HOST) if metric in seconds},
+        **seconds,
+    }
+
+
+def proof(**changes: Any) -> Proof:
+    """Of a result that is right."""
+    usual = Proof((4, 1), (4, 1), True, (1.0,) * 8, (1.0,) * 8, 0.1)
+    return replace(usual, **changes)
 
 
 def outcomes(verdicts: Mapping[str, Verdict]) -> dict[str, Outcome]:

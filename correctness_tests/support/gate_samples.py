@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from correctness_tests.support.sample_records import FIRST
-from tinyllama.harness.gate.noise import SCHEMA, Block
+from tinyllama.harness.gate.calibrate import SCHEMA, Block
 from tools import try_gate
 
 DEVICE, HOST = "device_seconds", "host_seconds"

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from correctness_tests.support.contenders import FILES, PACKAGE, Call, weighed
-from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
+from tinyllama.harness.gate.metric import DEVICE, HOST
+from tinyllama.harness.gate.timed_call import TimedCall
 from tinyllama.harness.measure.op_contender import Timed, ops_of
 
 NUMBER = itertools.count(1)
-Make = Callable[..., Subject]
+Make = Callable[..., TimedCall]
 Test = TypeVar("Test", bound=Callable[..., None])
 
 
@@ -53,11 +54,11 @@ def subject(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Ma
         metrics: Sequence[str] = (HOST,),
         layout: str = "contiguous",
         **traits: Any,
-    ) -> Subject:
+    ) -> TimedCall:
         assert DEVICE not in metrics or "own_gpu" in request.fixturenames, "mark the test"
         op.providers["tried"] = replace(op["eager"], name="tried", call=call, **traits)
         timed = Timed("weigh_rows", "tried", case, dtype, layout)
-        made = Subject(timed, str(device), PACKAGE, FILES, metrics)
+        made = TimedCall(timed, str(device), PACKAGE, FILES, metrics)
         made.run_once()
         return made
 
@@ -65,24 +66,15 @@ def subject(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Ma
     op.providers.pop("tried", None)
 
 
-def ready(made: Subject) -> Subject:
-    """With what it gave verified and expected."""
-    made.expect(made.verify())
-    return made
-
-
-def turn(made: Subject) -> dict[str, float]:
+def turn(made: TimedCall) -> dict[str, float]:
     """What a turn on new values takes."""
     return made.gated_turn(next(NUMBER))
 
 
-def held(made: Subject) -> dict[str, float]:
-    """The same; each of its calls is held to eager's results, and to float64's."""
-    seed = next(NUMBER)
-    seconds = made.gated_turn(seed)
-    for call in range(len(made._calls_of(seed))):
-        made.hold(seed, call, exact=False)
-        made.hold(seed, call, exact=True)
+def verified(made: TimedCall, kept: int = 0) -> dict[str, float]:
+    """The same; the call of that number is held to float64."""
+    seconds = made.gated_turn(next(NUMBER), kept)
+    made.proofs()
     return seconds
 
 

@@ -1,4 +1,9 @@
-"""A file of ops, as a repository of one's own has it."""
+"""A file of ops, as a repository of one's own has it, and git there."""
+
+import os
+import subprocess
+
+import pytest
 
 OP = """
 import torch
@@ -26,3 +31,18 @@ def eager(x):
 def added(x):
     return {body}
 """
+
+
+def plain_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """git as it is where nobody set anything but an author."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "a")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "a@b")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
+
+def git(*args: str) -> str:
+    run = subprocess.run(["git", *args], capture_output=True, check=True, text=True)
+    return run.stdout.strip()

@@ -15,15 +15,12 @@ from dataclasses import dataclass
 
 import torch
 
-from tinyllama import ops
-from tinyllama.bench import steps, workloads
 from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group, not_here
-from tinyllama.harness.gate.digests import digest
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST, keep_busy
-from tinyllama.harness.gate.turns import MEAN, mean_call
+from tinyllama.harness.gate.benchmarks import Benchmark
+from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
+from tinyllama.harness.gate.timed_call import keep_busy
+from tinyllama.harness.gate.verification import digest
 from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.clock import Clock
@@ -64,9 +61,6 @@ def benchmarks(device: torch.device) -> list[Benchmark]:
     return found
 
 
-REGISTERED = Registered(ops, benchmarks, instrument=(steps, workloads))
-
-
 @dataclass(frozen=True)
 class Verified:
     """allowed: the error of each parameter's gradient. losses: one for each step."""
@@ -76,7 +70,7 @@ class Verified:
 
 
 class StepSubject:
-    """A training step as `tinyllama.harness.gate.side.Side` times it."""
+    """A training step as `tinyllama.harness.gate.worker.Side` times it."""
 
     def __init__(self, timed: TimedStep, device: str) -> None:
         self.device = current(device)
@@ -100,8 +94,9 @@ class StepSubject:
             read = [self._turn()[DEVICE] for _ in range(readings)]
             self.extra = self.share * statistics.median(read)
 
-    def verify(self) -> Verified:
-        """A run whose gradients and updates are right. Raises WrongResultError."""
+    def verify(self, seed: int) -> Verified:
+        """A run whose gradients and updates are right. Its values are those of the first batches,
+        whatever the seed. Raises WrongResultError."""
         allowed = self._check_gradients(None)
         self._check_update()
         while len(self.step.losses) < VERIFIED:
@@ -172,7 +167,12 @@ class StepSubject:
             self.step.next()
             synchronize(self.device)
 
-    def gated_turn(self) -> dict[str, float]:
+    def rehearse(self) -> None:
+        """Nothing: every step is of the verified run."""
+
+    def gated_turn(self, seed: int, kept: int | None = None) -> dict[str, float]:
+        """Seconds of a step, by reading, on the next batches. Each loss is held to the verified
+        run's. Raises WrongResultError."""
         self._calibrate()
         before = len(self.step.losses)
         found = self._turn()
@@ -181,12 +181,18 @@ class StepSubject:
         return found
 
     def _turn(self) -> dict[str, float]:
-        self.step.next()  # untimed: the other side has filled the caches
-        took = [self._seconds() for _ in range(CALLS)]
+        synchronize(self.device)
+        began = time.perf_counter()
+        took = [self._seconds() for _ in range(1 + CALLS)]
+        enqueued = time.perf_counter() - began
+        synchronize(self.device)
+        work = (time.perf_counter() - began) / len(took)
+        fastest = min(took[1:])  # the other side has filled the caches before the first
         if self.device.type == "cpu":
-            return {DEVICE: min(took), MEAN + DEVICE: mean_call(took)}
+            return {DEVICE: fastest, ALL_WORK + DEVICE: work}
         device = self.clock.read(self._call).device
-        return {DEVICE: device, HOST: min(took), MEAN + HOST: mean_call(took)}
+        host = {HOST: fastest, ALL_WORK + HOST: enqueued / len(took)}
+        return {DEVICE: device, ALL_WORK + DEVICE: work, **host}
 
     def _seconds(self) -> float:
         """Seconds of the host in one step."""
@@ -223,4 +229,4 @@ class StepSubject:
         shape, config = self.step.shape, self.step.config
         heads = (shape.num_heads, shape.num_kv_heads, config.precision, config.accumulate)
         what = hashlib.sha256(repr((sorted(shapes.items()), heads)).encode()).digest()
-        return digest(self.step.batches) ^ int.from_bytes(what[:8], "little")
+        return digest([self.step.batches]) ^ int.from_bytes(what[:8], "little")

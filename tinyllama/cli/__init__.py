@@ -5,7 +5,7 @@ parser and sets ``run``, a function of the parsed arguments that returns the exi
 
 Exit status: 0 success; 1 the run failed, a parameter received no gradient, or a file could not be
 written; 2 a value cannot be used, which one line reports before anything runs; 10 to 15 the
-verdict of ``compare``; 130 Ctrl-C or SIGTERM. README.md has the statuses of ``gate``.
+verdict of ``compare``; 130 Ctrl-C or SIGTERM. docs/gate.md has the statuses of ``gate``.
 
 Commands import torch when they run, so that ``--help`` is quick.
 """

@@ -5,14 +5,11 @@ torch is imported by the command, not here, so that ``--help`` is quick.
 
 import argparse
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 from tinyllama.cli.argument_types import file_path, number, whole
 from tinyllama.model.config import ConfigError
-
-BUSY = 14
 
 
 def add(subparsers: Any) -> None:
@@ -44,13 +41,7 @@ def add(subparsers: Any) -> None:
 
 
 def _certify(args: argparse.Namespace) -> int:
-    from tinyllama.cli.certifying import Certifying
-    from tinyllama.harness.gate.listing import Stopped
-    from tinyllama.harness.gate.noise import Noise
-    from tinyllama.harness.gate.watch import BusyError
-    from tinyllama.harness.machine.device import device_name, usable_device
-    from tinyllama.harness.machine.files import check_results_dir
-    from tinyllama.harness.records.verdict import Outcome
+    from tinyllama.cli.certifying import run
 
     limits = (("blocks", args.blocks, 0, 10**6), ("merges", args.merges, 1000, 10**7))
     for name, value, least, most in limits:
@@ -58,26 +49,4 @@ def _certify(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} is {value!r:.80}: use {least} or more, up to {most}")
     if args.seconds is not None and not 0 < args.seconds < math.inf:
         raise ConfigError(f"--seconds is {args.seconds:g}: use a finite number above 0")
-    device = usable_device(args.device)
-    try:
-        check_results_dir(args.results_dir)
-        noise = Noise.load(args.results_dir, device_name(device))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    except OSError as error:
-        raise ConfigError(f"{error}: repair or remove that file") from error
-    run = Certifying(args.results_dir, args.only, device, noise)
-    try:
-        if args.validate:
-            return run.validate()
-        if args.blocks and not run.record(args.blocks, args.seconds):
-            return 1
-    except BusyError as error:
-        print(f"tinyllama: {error}", file=sys.stderr)
-        return BUSY
-    except Stopped as stop:
-        if stop.verdict.outcome is Outcome.BUSY:
-            print(f"tinyllama: {stop}", file=sys.stderr)
-            return BUSY
-        raise ConfigError(str(stop)) from stop
-    return run.show(args.merges)
+    return run(args)

@@ -1,5 +1,6 @@
 """This tree gated against itself: A/A blocks of a device, and error rates from them."""
 
+import argparse
 import json
 import sys
 import tempfile
@@ -15,28 +16,52 @@ import torch
 from rich.table import Table
 
 import tinyllama
-from tinyllama.bench.gated import REGISTERED
-from tinyllama.harness.gate import team
-from tinyllama.harness.gate.accepted import Accepted
-from tinyllama.harness.gate.certify import Certificate, bars, certify, common_share
-from tinyllama.harness.gate.comparison import benchmarks_of, sources
-from tinyllama.harness.gate.noise import METRICS, SCHEMA, Block, Noise, noise_path
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
-from tinyllama.harness.gate.pool import launcher, pairs_at_once, timing_processor
+from tinyllama.harness.gate import config
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered, Stopped
+from tinyllama.harness.gate.calibrate import METRICS, Block, Certificate, Noise, certify, noise_path
+from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard, device_lock
+from tinyllama.harness.gate.metric import ALL_WORK, margin_of
+from tinyllama.harness.gate.pair import Tree
+from tinyllama.harness.gate.schedule import launcher, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
-from tinyllama.harness.gate.setting import Setting, margin_of
-from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
-from tinyllama.harness.machine.files import replace_text
+from tinyllama.harness.gate.setting import Setting
+from tinyllama.harness.gate.waivers import Waivers
+from tinyllama.harness.gate.workspace import benchmarks_of, registered_by
+from tinyllama.harness.machine.device import device_name, usable_device
+from tinyllama.harness.machine.files import check_results_dir, replace_text
 from tinyllama.harness.machine.progress import of_stream
 from tinyllama.harness.records.results import current_commit, now, versions
-from tinyllama.harness.records.verdict import Outcome, Verdict
+from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 from tinyllama.harness.report.tables import console
 from tinyllama.model.config import ConfigError
 
 ROOT = Path(tinyllama.__file__).resolve().parent.parent
 SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)  # in turn, over the benchmarks
 WAIT = 180.0  # seconds for the device to become idle
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command; its exit status. Raises ConfigError."""
+    device = usable_device(args.device)
+    try:
+        check_results_dir(args.results_dir)
+        noise = Noise.load(args.results_dir, device_name(device))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"{error}: repair or remove that file") from error
+    certifying = Certifying(args.results_dir, args.only, device, noise)
+    try:
+        if args.validate:
+            return certifying.validate()
+        if args.blocks and not certifying.record(args.blocks, args.seconds):
+            return 1
+    except (BusyError, Stopped) as stop:
+        if isinstance(stop, Stopped) and stop.verdict.outcome is not Outcome.BUSY:
+            raise ConfigError(str(stop)) from stop
+        print(f"tinyllama: {stop}", file=sys.stderr)
+        return Outcome.BUSY.status
+    return certifying.show(args.merges)
 
 
 @dataclass
@@ -104,26 +129,15 @@ class Certifying:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         console().print(_table(found))
-        judged = bars(found)
-        for bar in judged:
+        for bar in found.bars:
             print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
-        blocks = self.noise.of(versions())
-        if (common := common_share(blocks)) is not None:
-            print(f"blocks of one wave have {common:.0%} of their variance in common")
-        content = {
-            "schema": SCHEMA,
-            "date": max(block.date for block in blocks),
-            "commits": sorted({block.commit for block in blocks}),
-            **found.as_dict(),
-            "bars": [bar._asdict() for bar in judged],
-        }
         if self.only == "*":
             path = self._folder / "certificate.json"
-            replace_text(path, json.dumps(content, indent=1) + "\n")
+            found.save(path)
             print(f"wrote {path}")
         else:
             print("not written: a certificate covers every benchmark")
-        return 0 if all(bar.held for bar in judged) else 1
+        return 0 if all(bar.held for bar in found.bars) else 1
 
     @property
     def _folder(self) -> Path:
@@ -131,7 +145,7 @@ class Certifying:
 
     def _chosen(self) -> list[Benchmark]:
         """The benchmarks of this tree whose names match. Further cases have no A/A blocks."""
-        every = [one for one in benchmarks_of(ROOT, self.device, REGISTERED) if not one.further]
+        every = [one for one in benchmarks_of(ROOT, self.device, _registered()) if not one.further]
         found = [one for one in every if fnmatchcase(one.name, self.only)]
         if not found:
             raise ConfigError(
@@ -144,9 +158,9 @@ class Certifying:
         """A session of this tree against itself. Raises BusyError for a disturbed device."""
 
         def tree(name: str, slowed: Mapping[str, float]) -> Tree:
-            usual = team.load(ROOT).slowdowns
-            caches, kernels = Path(folder) / name, Path(folder) / f"{name}-kernels"
-            return Tree(name, ROOT, sys.executable, "itself", caches, slowed, usual, kernels)
+            usual = config.load(ROOT).slowdowns
+            caches = Path(folder) / name
+            return Tree(name, ROOT, sys.executable, "itself", caches, slowed, usual)
 
         def wait(reason: str) -> None:
             progress(f"waiting up to {WAIT:.0f} s: {reason}")
@@ -158,7 +172,7 @@ class Certifying:
             tempfile.TemporaryDirectory() as folder,
             launcher(processor) as pairs,
         ):
-            watch = Watch(self.device)
+            watch = DeviceGuard(self.device)
             if disturbed := watch.wait_until_idle(WAIT, wait):
                 raise BusyError(disturbed)
             yield Session(
@@ -166,11 +180,11 @@ class Certifying:
                     base=tree(BASE, {}),
                     candidate=tree(CANDIDATE, slowed),
                     device=self.device,
-                    registered=REGISTERED,
+                    registered=_registered(),
                     noise=self.noise,
-                    accepted=Accepted(ROOT),
+                    accepted=Waivers(ROOT),
                     watch=watch,
-                    sources=sources,
+                    affected=lambda benchmarks: {},
                     measure_all=True,
                     all_verdicts=True,
                     only=lambda name: fnmatchcase(name, self.only),
@@ -210,9 +224,14 @@ def _as_expected(verdict: Verdict, share: float | None, session: Session) -> boo
         return False
     benchmark = session.found[verdict.name].benchmark
     metric = _slowed_metric(benchmark)
-    timed = next((f.outcome for f in verdict.figures if f.metric == metric), None)
+    readings = {metric, ALL_WORK + metric}
+    timed = worst([f.outcome for f in verdict.figures if f.metric in readings])
+    if not any(figure.metric == metric for figure in verdict.figures):
+        return False
+    if any(f.metric in readings and f.outcome is Outcome.SLOWER for f in verdict.figures):
+        timed = Outcome.SLOWER
     if not share:
-        return timed is not None and verdict.outcome is Outcome.SAME
+        return verdict.outcome is Outcome.SAME
     if any(figure.outcome is Outcome.FASTER for figure in verdict.figures):
         return False
     if share >= benchmark.slowdowns[metric]:
@@ -233,7 +252,7 @@ def _block(session: Session, wave: str, statistics: dict[str, dict[str, float]])
 
 def _table(found: Certificate) -> Table:
     table = Table(title=f"{found.device}: {found.blocks} A/A blocks, {found.merges:,} merges")
-    names = ("benchmark", "metric", "spread", *(f"{s:.0%}" for s in found.found[0].detected))
+    names = ("benchmark", "metric", "spread", *(f"{float(s):.0%}" for s in found.found[0].detected))
     for name in (*names, "finds"):
         table.add_column(name, justify="left" if name in names[:2] else "right")
     for one in found.found:
@@ -241,3 +260,8 @@ def _table(found: Certificate) -> Table:
         smallest = "none" if one.smallest is None else f"{one.smallest:.1%}"
         table.add_row(one.benchmark, one.metric, f"{one.spread:.2%}", *shares, smallest)
     return table
+
+
+def _registered() -> Registered:
+    """What is gated here."""
+    return registered_by(config.load(ROOT))

@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         replace_text(args.junit, _as_junit(findings) + "\n")
     if args.verbose and findings:
         text = f"undefended, since the candidate ran in the same process: all but {APART!r}"
-        _print(f"{text} (docs/TRUST.md)", style="dim")
+        _print(f"{text} (docs/gate.md)", style="dim")
     return status
 
 

@@ -20,12 +20,13 @@ SUITE = "tinyllama.harness.plugins.suite"
 PLUGINS = (
     SUITE,
     "tinyllama.harness.plugins.benchmarks",
-    "tinyllama.harness.plugins.gate",
     "tinyllama.suites.selection",
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    config: Any = pluginmanager.get_plugin("pytestconfig")
+    hand_over([str(argument) for argument in config.invocation_params.args])
     group = parser.getgroup("tinyllama")
     group.addoption(
         "--ops",
@@ -39,6 +40,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--op", action="append", default=[], metavar="NAME", help="test this op only (repeatable)"
     )
+
+
+def hand_over(arguments: list[str]) -> None:
+    """End this process with the gate's status if ``--against`` or ``--against-env`` is among the
+    arguments: before a conftest could import an op, which may end the process as it likes."""
+    if not any(argument.startswith("--against") for argument in arguments):
+        return
+    from tinyllama.harness.gate import command, options
+    from tinyllama.harness.machine.errors import UsageError
+
+    try:
+        asked = options.of_pytest(arguments)
+        if asked is not None:
+            sys.exit(command.run(asked))
+    except UsageError as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        sys.exit(int(pytest.ExitCode.USAGE_ERROR))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,7 +96,7 @@ def project(folder: Path) -> dict[str, Any]:
 
 
 def declared_files(declared: dict[str, Any]) -> Any:
-    """``[tool.tinyllama] ops``; `tinyllama.harness.gate.team` says what it must be."""
+    """``[tool.tinyllama] ops``; `tinyllama.harness.gate.config` says what it must be."""
     table = declared.get("tool", {}).get("tinyllama", {})
     return table.get("ops") if isinstance(table, dict) else None
 
@@ -98,8 +116,8 @@ def pytest_collection_modifyitems(
     Raises pytest.UsageError for a file or an op that no test is about. A worker of xdist, whose
     errors its controller does not show, has one test instead, which fails with that text.
     """
-    if config.pluginmanager.has_plugin(PLUGINS[-1]) or _gated(config.option):
-        return  # its tests are of the ops that are meant; or no test runs
+    if config.pluginmanager.has_plugin(PLUGINS[-1]):
+        return  # its tests are of the ops that are meant
     names, about = config.option.op, [_about(item) for item in items]
     for option, values in (("--ops", config.option.ops), ("--op", names)):
         if unused := [value for value in values if not any(value in words for words in about)]:
@@ -155,17 +173,8 @@ def _params(item: pytest.Item) -> dict[str, Any]:
 def pytest_configure(config: pytest.Config) -> None:
     option = config.option
     option.ops = expanded("--ops", option.ops, config.invocation_params.dir)
-    gated = _gated(option)
-    if gated and option.ops and not config.pluginmanager.has_plugin(PLUGINS[-1]):
-        raise pytest.UsageError(
-            "--ops: the gate times the benchmarks of this repository's conftest; remove it"
-        )
-    if option.op and not gated and getattr(option, "record", False):
+    if option.op and getattr(option, "record", False):
         raise pytest.UsageError("--op: a record is of every op; remove it, or --record")
-
-
-def _gated(option: Any) -> bool:
-    return bool(getattr(option, "against", None) or getattr(option, "against_env", None))
 
 
 def expanded(where: str, patterns: Iterable[str], folder: Path) -> list[str]:

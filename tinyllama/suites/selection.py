@@ -20,12 +20,8 @@ import tinyllama.ops
 from tinyllama.bench import measure_ops
 from tinyllama.harness import DeclarationError, Registry, load_file
 from tinyllama.harness.declare.op import Op, Provider
-from tinyllama.harness.gate.own import Own
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.revision import tree_of
 from tinyllama.harness.measure.op_contender import declared_by, loaded
 from tinyllama.harness.plugins.benchmarks import RECORDING, team_of
-from tinyllama.harness.plugins.gate import GATING
 from tinyllama.harness.plugins.suite import OWN, worker_device
 from tinyllama.suites.entry import declared_modules, expanded, project
 
@@ -61,10 +57,7 @@ def selected(config: pytest.Config) -> Selection:
 
     Raises pytest.UsageError where that is nothing.
     """
-    option, tree = config.option, config.option.tree
-    team = team_of(config, tree)
-    if tree is not None:  # a judge imports nothing of a candidate
-        return Selection(tuple(option.ops), tuple(declared_modules(project(Path(tree)))), {})
+    option, team = config.option, team_of(config)
     where = "[tool.tinyllama] ops of pyproject.toml:"
     if str(config.rootpath) not in sys.path:
         sys.path.insert(0, str(config.rootpath))  # a file of ops may import its neighbours
@@ -141,8 +134,6 @@ def pytest_make_collect_report(
     if not isinstance(collector, pytest.Session):
         return report
     config, paths = collector.config, collector.config.stash[PATHS]
-    if config.stash[GATING] is not None:
-        return report  # the gate runs no test, and imports nothing of the candidate here
     by_option = bool(config.option.ops or config.option.op)
     if by_option or not paths:
         name = "timings.py" if config.stash[RECORDING].active else "accuracy.py"
@@ -151,21 +142,6 @@ def pytest_make_collect_report(
         theirs = [] if by_option and not paths else report.result
         report.result = [*theirs, suite]
     return report
-
-
-def pytest_tinyllama_benchmarks(config: pytest.Config) -> Registered:
-    """The gate's side knows files by their place in a tree; patterns of pyproject.toml stay such,
-    since each side has its own files of these. Raises pytest.UsageError for a file elsewhere."""
-    root, selection = Path(tree_of(Path(config.option.tree))), config.stash[SELECTION]
-    outside = [file for file in selection.files if not Path(file).is_relative_to(root)]
-    if outside:
-        raise pytest.UsageError(f"--ops {outside[0]}: the gate compares files of {root}: name one")
-    files = (str(Path(file).relative_to(root)) for file in selection.files)
-    patterns = tuple(files) if config.option.ops else team_of(config, str(root)).ops
-    version = project(root).get("project", {}).get("version", "0")
-    return Registered(
-        tinyllama.ops, own=Own(patterns, selection.modules, tuple(config.option.op), version)
-    )
 
 
 def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:

@@ -10,14 +10,13 @@ import torch
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from correctness_tests.support.gate_samples import run, told
-from tinyllama.bench.gated import REGISTERED
-from tinyllama.harness.gate.comparison import benchmarks_of, sources
-from tinyllama.harness.gate.pair import Tree
-from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate import config, snapshots
+from tinyllama.harness.gate.affected import Change
+from tinyllama.harness.gate.benchmarks import Benchmark
+from tinyllama.harness.gate.workspace import benchmarks_of, registered_by
 from tools import try_gate
 from tools.try_gate import BRANCHES, Edit, EditError, branched, copied
 
-pytestmark = pytest.mark.usefixtures("each_file_is_read_once")
 CPU = torch.device("cpu")
 CHANGED = {  # by branch, an op of which benchmarks change
     "same-kernel": "cross_entropy",
@@ -45,11 +44,7 @@ def checked_out(base: Path, root: Path, name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def declared() -> list[Benchmark]:
-    return benchmarks_of(ROOT, CPU, REGISTERED)
-
-
-def tree(root: Path) -> Tree:
-    return Tree(root.name, root, sys.executable, root.name, root / "caches")
+    return benchmarks_of(ROOT, CPU, registered_by(config.load(ROOT)))
 
 
 @pytest.mark.parametrize("name", BRANCHES)
@@ -57,7 +52,12 @@ def test_a_branch_changes_what_it_says_and_nothing_else(
     name: str, base: Path, declared: list[Benchmark]
 ) -> None:
     root = checked_out(base, base.with_name(name), name)
-    changed = {one.name for one in declared if sources(tree(base), one) != sources(tree(root), one)}
+    with snapshots.opened(root) as repository:
+        both = (repository.of_commit(repository.resolve(each)) for each in (f"{name}~1", name))
+        differences = repository.changed(*both)
+    change = Change(base, root, differences, config.load(ROOT).unrelated or ())
+    change.benchmarks = declared
+    changed = {one.name for one in declared if change.why(one)}
     every = {one.name for one in declared}
     if name in CHANGED:
         ops = {one.timed.op for one in declared if one.name in changed and not one.factory}
@@ -117,7 +117,7 @@ def test_an_edit_fits_once_or_says_so(tmp_path: Path) -> None:
 
 def test_a_slower_kernel_is_to_be_named() -> None:
     kernel, host = BRANCHES["slower-kernel"], BRANCHES["slower-host"]
-    right = told(moved="rms_norm_forward: 9.0 us in 1 -> 9.7 us in 1")
+    right = told(moved="rms_norm_forward: a call of 9.0 us -> a call of 9.7 us")
     assert not kernel.wrong(run(10, right))
     assert "rms_norm_forward" in kernel.wrong(run(10, told(moved="fill: 1 us")))[0]
     assert (

@@ -69,7 +69,7 @@ class Op(Signature):
     tolerances: metric -> ratio to a stored baseline that a comparison allows, if not the default
         (`tinyllama.harness.records.verdict`).
     slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, if not the
-        default (`tinyllama.harness.gate.subject`).
+        default (`tinyllama.harness.gate.benchmarks`).
     asks: by provider, a function that asks the chip's table what a training step asks before it
         calls that provider; ``tune --show`` prints it. Arguments: the first input, on the meta
         device, and the dtype of products.

@@ -1,27 +1,16 @@
 """The gate: it measures blocks of a base and a candidate alternately, and decides which is slower.
 
-The pytest plugin is `tinyllama.harness.plugins.gate`.
-
-registered.py   the ops and benchmarks that a layer above registers
-own.py          the ops of a repository of one's own
-judge.py        which harness judges; judged.py: what of a candidate would
-comparison.py   prepares both sides, from a revision or an interpreter
-session.py      the whole comparison; setting.py: its input and its state
-listing.py      which benchmarks both sides have
-revision.py     a revision's tree; sources.py: what of a tree a benchmark runs
-identity.py     whether equal source is the same code; opened.py: what an op opens, seen in a fork
-process_state.py  what an import may change for every op
-turns.py        a share of slow turns; turns on values that no process has seen
-pair.py         two workers, one of each side, take turns: a block
-side.py         one side, inside its worker; subject.py: an op's provider there
-digests.py      how a verified result is recognised
-compiled.py     the code of a launch without debug lines
-decision.py     the rule: block statistics -> SLOWER, SAME, FASTER, or more blocks
-figures.py      a metric over its blocks; exact.py: what has no noise
-attribution.py  which kernels of a slower benchmark moved
-accepted.py     slowdowns that a committed file allows; team.py: what pyproject.toml sets
-proof.py        the file that says a gate was green, held to the tree
-watch.py        the device's lock; others on it, and throttled clocks
-noise.py        the device's own A/A blocks; certify.py: the error rates that follow from them
-certificates.py certificates as they are stored
+command, options, judge_process, cancel     the command, and the process that judges
+config, waivers                             what a repository sets, and accepts
+snapshots, workspace, protected_files       both trees, with the judge's harness in them
+affected, declarations                      what a change can reach, and what of it would judge
+benchmarks                                  what a side declares, and what both have
+session, setting                            the whole comparison, its input and state
+schedule, pair                              which processes work when; two sides take turns
+worker, timed_call, unproven, verification  a side in its process; its times and results
+metric, sequential_test                     figures over blocks, and the rule that decides
+counters, kernel_fingerprint, attribution   what has no noise; which kernels moved
+device_guard                                the device's lock; others on it, throttled clocks
+calibrate                                   a device's noise, and the error rates that follow
+report, stages                              what is written, and how long it took
 """

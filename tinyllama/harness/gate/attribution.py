@@ -23,9 +23,14 @@ def moved(
     """
     before, after = _kernels(base), _kernels(candidate)
     changes = {
-        name: after.get(name, NONE).median - before.get(name, NONE).median
+        name: change
         for name in {**before, **after}
         if _apart(before.get(name, NONE), after.get(name, NONE), timed)
+        # What became faster explains no slowdown.
+        and (
+            (change := after.get(name, NONE).median - before.get(name, NONE).median) > 0
+            or not timed
+        )
     }
     whole = sum(abs(change) for change in changes.values())
     lines = []
@@ -51,8 +56,9 @@ class _Kernel:
 
     def __str__(self) -> str:
         if not self.launches:
-            return "not launched"
-        return f"{self.median * 1e6:.1f} us in {self.launches}"
+            return "not called"
+        calls = f"{self.launches} calls of" if self.launches > 1 else "a call of"
+        return f"{calls} {self.median / self.launches * 1e6:.1f} us"
 
 
 NONE = _Kernel(0, (0.0,))

@@ -1,7 +1,8 @@
 """Two workers, one of each side, on one device: a block is one fresh launch of both.
 
 Within a block the sides alternate A B B A: each comes first as often as second, and a drift slows
-both alike. Compiled code is kept for each side from block to block; processes are not.
+both alike. The side that waits is stopped. Compiled code is kept for each side from block to block;
+processes are not.
 
 Both sides are pinned to one processor, since they never work at the same time. With a processor
 each, host time differs between them by the other work of those processors (docs/design.md).
@@ -10,12 +11,12 @@ each, host time differs between them by the other work of those processors (docs
 import math
 import os
 import random
-import shutil
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,13 +24,10 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.gate import turns
-from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.sources import roots
-from tinyllama.harness.gate.stages import Stages
-from tinyllama.harness.gate.subject import HOST
-from tinyllama.harness.gate.turns import Block
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
+from tinyllama.harness.gate.metric import HOST, Block, ClockError, Turn, check_turn
+from tinyllama.harness.gate.snapshots import roots
+from tinyllama.harness.gate.verification import hold_to_base
 from tinyllama.harness.machine.worker import (
     KEEPS_FREED_MEMORY,
     Worker,
@@ -41,26 +39,25 @@ from tinyllama.harness.measure.op_contender import WrongResultError
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number
 
-FACTORY = "tinyllama.harness.gate.side:Side"
-BASE, CANDIDATE = "base", "candidate"
+FACTORY = "tinyllama.harness.gate.worker:Side"
 WARM_UP = 0.02  # seconds of repeating before a benchmark is timed, on a device that is warm
-MOST = 4  # pairs that work at once
+AT_ONCE = 4  # pairs that work at once, at most
 FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these are enough
 READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
 # A side's clock and that of this process: calls in a row, and how much a turn may be below these.
 PACES, PACED, PACED_CALLS = 6, 0.2, 8  # readings at most; seconds, and calls, that are enough
 PACE_MORE = 1.25
-CLOCK_RATIO, CLOCK_SECONDS = 1.25, 0.05  # of what it says; for asking it
+PACE_RATIO, PACE_SECONDS = 1.25, 0.05  # of what a side says; for asking it
+_IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first backward pass: a second
 
 
 @dataclass(frozen=True)
 class Tree:
     """A side before it runs.
 
-    label: the user's name for it. caches: the folder of its compiled code. kernels: that of
-    Triton's, which all its processes share (`gate.once`); None: that of ``caches``. slowed, usual:
-    see `Side`.
+    label: the user's name for it. caches: the folder of its compiled code, which all its processes
+    share. slowed, usual: see `worker.Side`.
     """
 
     name: str
@@ -70,7 +67,6 @@ class Tree:
     caches: Path
     slowed: Mapping[str, float] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
-    kernels: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -96,25 +92,20 @@ class Effort:
         return self.repeated if HOST in benchmark.slowdowns else self.pairs
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Turns of both sides. seeds: of the values of each pair of turns, drawn when it began. took:
-    by side, the seconds of its turns."""
-
-    seeds: Sequence[int]
-    took: Mapping[str, Sequence[Mapping[str, float]]]
-
-
 class SideError(RuntimeError):
     """What went wrong on one side with one benchmark. memory: the device's was full, which may be
     due to other pairs."""
 
     def __init__(self, side: str, error: WorkerError) -> None:
         super().__init__(f"{side}: {error}")
+        self.side, self.details = side, error.details
         self.memory = error.raised(torch.OutOfMemoryError)
-        self.side = side
         self.wrong = error.raised(WrongResultError)
-        self.details = error.details
+
+
+def new_seed() -> int:
+    """A seed of values that no process has seen."""
+    return secrets.randbelow(2**40)
 
 
 class Pair:
@@ -122,7 +113,7 @@ class Pair:
 
     processor: both are pinned to it in their turns, unless it is None. leading: the side that is
     asked first, which the session alternates. preload: further modules that the workers import
-    before they are asked. seconds: of parts of blocks.
+    before they are asked.
     """
 
     def __init__(
@@ -136,11 +127,12 @@ class Pair:
         self.device, self.registered, self.preload = device, registered, preload
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
-        self.failed = self.is_open = False
+        self.failed = self.is_open = self.stopping = False
         self.processor: int | None = None
         self.leading = BASE
-        self.seconds = Stages()
         self._start()
+
+    # -- processes --------------------------------------------------------------------------
 
     def _start(self) -> None:
         self.hash_seed = random.randrange(2**32)  # one for both, so that sets are ordered alike
@@ -156,28 +148,20 @@ class Pair:
         env = caches_in(tree.caches) | KEEPS_FREED_MEMORY
         env |= {"PYTHONHASHSEED": str(self.hash_seed), "PYTHONDONTWRITEBYTECODE": "1"}
         # Idle threads spin, which slows the other side, and other pairs that work at once.
-        shared = len(os.sched_getaffinity(0)) // (2 * MOST)
+        shared = len(os.sched_getaffinity(0)) // (2 * AT_ONCE)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
         if self.registered.own is not None:
-            given = filter(None, [os.environ.get("PYTHONPATH")])
-            env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *given])
-        modules = (_MODULE, self.registered.package, *_IMPORTED_LATE, *self.preload)
-        return Worker(tree.name, python=tree.python, cwd=tree.root, preload=modules, env=env)
-
-    def compile_apart(self, suffix: str) -> None:
-        """Compile into folders of its own from now on. Raises SideError."""
-        self.trees = {
-            name: replace(tree, caches=tree.caches.with_name(f"{tree.caches.name}-{suffix}"))
-            for name, tree in self.trees.items()
-        }
-        self._both(lambda name: self.ask(name, "use_caches", str(self.trees[name].caches)))
-
-    def merge_caches(self, trees: Sequence[Tree]) -> None:
-        """Copy what was compiled apart into the folders of these trees. The copies may name files
-        of the originals, which stay."""
-        for tree in trees:
-            if (apart := self.trees[tree.name].caches).is_dir():
-                shutil.copytree(apart, tree.caches, dirs_exist_ok=True)
+            inherited = filter(None, [os.environ.get("PYTHONPATH")])
+            env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *inherited])
+        modules = (FACTORY.partition(":")[0], self.registered.package, *_IMPORTED_LATE)
+        return Worker(
+            tree.name,
+            python=tree.python,
+            cwd=tree.root,
+            preload=(*modules, *self.preload),
+            env=env,
+            stoppable=True,
+        )
 
     def restart(self) -> None:
         """Replace the processes of both sides after one failed."""
@@ -195,199 +179,12 @@ class Pair:
             raise self.unstarted
 
         def make(name: str) -> None:
-            tree, base = self.trees[name], self.trees[BASE]
-            shared = name == CANDIDATE and base.kernels and base.python == tree.python
-            make_side(
-                self.workers[name],
-                self.device,
-                self.registered,
-                slowed=dict(tree.slowed),
-                usual=dict(tree.usual),
-                kernels=str(tree.kernels or ""),
-                base_kernels=str(base.kernels if shared else ""),
-            )
+            tree = self.trees[name]
+            more = {"slowed": dict(tree.slowed), "usual": dict(tree.usual)}
+            make_side(self.workers[name], self.device, self.registered, **more)
 
         self._both(make)
         self.is_open = True
-
-    def ask(self, name: str, method: str, *args: Any, timeout: float = TURN) -> Any:
-        try:
-            return self.workers[name].call("side", method, *args, timeout=timeout)
-        except WorkerError as error:
-            self.failed = True
-            raise SideError(name, error) from error
-
-    def each(self, method: str, *args: Any, timeout: float = TURN) -> dict[str, Any]:
-        """Ask both sides at the same time; nothing is timed then."""
-        return self._both(lambda name: self.ask(name, method, *args, timeout=timeout))
-
-    def _both(self, do: Callable[[str], Any]) -> dict[str, Any]:
-        with ThreadPoolExecutor(2) as pool:
-            asked = {name: pool.submit(do, name) for name in self.order}
-        found = {}
-        for name, answer in asked.items():
-            try:
-                found[name] = answer.result()
-            except WorkerError as error:
-                self.failed = True
-                raise SideError(name, error) from error
-        return found
-
-    def begin(self, benchmark: Benchmark) -> dict[str, float]:
-        """Prepare a benchmark on both sides; returns the seconds of their first calls."""
-        return self.each("begin", benchmark.name, timeout=READY)
-
-    def end(self, benchmark: Benchmark) -> None:
-        self.each("end", benchmark.name)
-
-    def make_ready(self, benchmark: Benchmark, proofs: Mapping[str, Any], warm_up: float) -> None:
-        """Prepare a benchmark on both sides for its turns, and warm up. Raises SideError."""
-        self.begin(benchmark)
-
-        def expect(side: str) -> None:
-            self.ask(side, "expect", benchmark.name, proofs[side], warm_up, timeout=READY)
-
-        self._both(expect)
-
-    def take(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:
-        """The turns of a benchmark on both sides, which must be ready.
-
-        pairs: an even number. paces: by side, what `pace` said. Raises SideError, or ValueError
-        where a side does not give a time of every metric.
-        """
-        with self.seconds.of("turns"), self._held():
-            return self._turns(benchmark, pairs, paces)
-
-    def compared(self, benchmark: Benchmark, taken: Taken, *, alike: bool) -> Block:
-        """The block of these turns, once some of their results are compared with eager's and
-        float64's. Other pairs may work meanwhile.
-
-        alike: both sides gave the same bits when they were verified. Raises SideError.
-        """
-        if not benchmark.factory:
-            with self.seconds.of("compare"):
-                self._compare(benchmark, taken.seeds, alike)
-        self.end(benchmark)
-        return turns.block(taken.took[BASE], taken.took[CANDIDATE], benchmark.slowdowns)
-
-    def _compare(self, benchmark: Benchmark, seeds: Sequence[int], alike: bool) -> None:
-        """Choose calls of these turns, and compare their results with eager's and float64's."""
-        notes = self.each("notes", benchmark.name, list(seeds))
-        for side, place, call, exact in turns.held(notes[BASE], notes[CANDIDATE], alike):
-            asked = (benchmark.name, seeds[place], call, exact)
-            self.ask((BASE, CANDIDATE)[side], "hold", *asked, timeout=READY)
-
-    def pace(self, name: str, benchmark: Benchmark) -> float:
-        """Seconds of a call of a side, by the clock of this process: at most that.
-
-        Raises ValueError for a side whose own clock says much less.
-        """
-        calls, fastest = 2, math.inf  # two of them tell how many are long enough
-        for _ in range(PACES):
-            self.ask(name, "ready", benchmark.name)
-            start = time.perf_counter()
-            said = self.ask(name, "paced", benchmark.name, calls, timeout=READY)
-            took = time.perf_counter() - start
-            fastest = min(fastest, took / calls)
-            if not (is_number(said) and said * CLOCK_RATIO + CLOCK_SECONDS >= took):
-                raise ValueError(
-                    f"the {name} says that {calls} calls took {said!r} s, and {took:.3g} s passed: "
-                    "its clock is wrong"
-                )
-            if took >= PACED and calls >= PACED_CALLS:
-                break
-            # A reading has all of the asking in it, so the next one has more calls than this says.
-            calls = max(PACED_CALLS, math.ceil(PACE_MORE * PACED * calls / took))
-        return fastest
-
-    def layouts(
-        self, benchmark: Benchmark, side: str = CANDIDATE, names: Sequence[str] | None = None
-    ) -> dict[str, Ratio]:
-        """How many times as long a side's calls take in the benchmark's layouts, or in some of
-        them, as on contiguous inputs; their results must be expected. Raises SideError."""
-        asked = tuple(benchmark.layouts if names is None else names)
-        if not asked:
-            return {}
-        found: dict[str, Ratio] = self.ask(side, "layouts", benchmark.name, asked, timeout=READY)
-        return found
-
-    def alone(
-        self, benchmark: Benchmark, effort: Effort
-    ) -> tuple[dict[str, float], dict[str, int], dict[str, Ratio]]:
-        """Of a benchmark that only the candidate has: the median seconds of some turns, by metric,
-        each of which was held to float64; what is counted; and times on other layouts.
-
-        Raises SideError, or ValueError where a turn does not give a time of every metric.
-        """
-        ask = partial(self.ask, CANDIDATE)
-        ask("begin", benchmark.name, timeout=READY)
-        counted = ask("counted", benchmark.name)
-        proofs = ask("verify", benchmark.name, timeout=READY)
-        ask("expect", benchmark.name, proofs, effort.first, timeout=READY)
-        each = [turns.new_seed() for _ in range(1 + effort.of(benchmark))]
-        taken = [self._turn(CANDIDATE, benchmark, seed) for seed in each][1:]
-        if not benchmark.factory:
-            ask("hold", benchmark.name, each[-1], 0, True, timeout=READY)
-        layouts = self.layouts(benchmark)
-        ask("end", benchmark.name)
-        metrics = benchmark.slowdowns
-        return {m: median(seconds[m] for seconds in taken) for m in metrics}, counted, layouts
-
-    @contextmanager
-    def _held(self) -> Iterator[None]:
-        """Pin both sides to one processor for their turns."""
-        if self.processor is None:
-            yield
-            return
-        self.each("pin", self.processor)
-        try:
-            yield
-        finally:
-            if not self.failed:
-                self.each("pin", None)
-
-    def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:
-        found: dict[str, list[dict[str, float]]] = {BASE: [], CANDIDATE: []}
-        worked, passed = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0.0)  # while one waits
-
-        def seconds_of(side: str) -> float:
-            try:
-                return self.workers[side].worked()
-            except WorkerError as error:
-                self.failed = True
-                raise SideError(side, error) from error
-
-        first, seeds = turns.new_seed(), list[int]()
-        for name in reversed(self.order):  # a process's first turn is colder and does not count
-            self._turn(name, benchmark, first)
-        began = time.monotonic()
-        for index in range(pairs):
-            if index >= FEWEST and index % 2 == 0 and time.monotonic() - began > LONGEST:
-                break
-            seeds.append(turns.new_seed())
-            order = self.order[:: 1 if index % 2 == 0 else -1]
-            for name, idle in zip(order, reversed(order), strict=True):
-                start, before = time.monotonic(), seconds_of(idle)
-                took = self._turn(name, benchmark, seeds[-1], paces.get(name, 0.0))
-                found[name].append(took)
-                worked[idle] += seconds_of(idle) - before
-                passed[idle] += time.monotonic() - start
-        turns.check_idle(worked, passed)
-        return Taken(seeds, found)
-
-    def _turn(
-        self, name: str, benchmark: Benchmark, seed: int, pace: float = 0.0
-    ) -> dict[str, float]:
-        """The seconds of a turn of one side, and perhaps the means of its calls. seed: of its
-        values. Raises ValueError for anything else."""
-        seconds: dict[str, float] = self.ask(name, "turn", benchmark.name, seed)
-        turns.check_times(seconds, name, benchmark.slowdowns, pace)
-        return seconds
-
-    @property
-    def order(self) -> list[str]:
-        """The sides, the leading one first."""
-        return sorted(self.workers, key=lambda name: name != self.leading)
 
     def pids(self) -> list[int]:
         return [worker.pid for worker in self.workers.values()]
@@ -401,9 +198,217 @@ class Pair:
     def close(self) -> None:
         close_all(self.workers.values())
 
+    # -- asking -----------------------------------------------------------------------------
+
+    @property
+    def order(self) -> list[str]:
+        """The sides, the leading one first."""
+        return sorted(self.workers, key=lambda name: name != self.leading)
+
+    def ask(self, name: str, method: str, *args: Any, timeout: float = TURN) -> Any:
+        try:
+            return self.workers[name].call("side", method, *args, timeout=timeout)
+        except WorkerError as error:
+            self.failed = True
+            raise SideError(name, error) from error
+        finally:
+            if self.stopping:
+                self.workers[name].stop()
+
+    def each(self, method: str, *args: Any, timeout: float = TURN) -> dict[str, Any]:
+        """Ask both sides at the same time; nothing is timed then."""
+        return self._both(lambda name: self.ask(name, method, *args, timeout=timeout))
+
+    def _both(self, do: Callable[[str], Any]) -> dict[str, Any]:
+        with ThreadPoolExecutor(2) as pool:
+            answers_by_side = {name: pool.submit(do, name) for name in self.order}
+        answers = {}
+        for name, answer in answers_by_side.items():
+            try:
+                answers[name] = answer.result()
+            except WorkerError as error:
+                self.failed = True
+                raise SideError(name, error) from error
+        return answers
+
+    # -- a benchmark ------------------------------------------------------------------------
+
+    def begin(self, benchmark: Benchmark) -> dict[str, float]:
+        """Prepare a benchmark on both sides; returns the seconds of their first calls."""
+        metrics = tuple(benchmark.slowdowns)
+        return self.each("begin", benchmark.name, metrics, timeout=READY)
+
+    def end(self, benchmark: Benchmark) -> None:
+        self.each("end", benchmark.name)
+
+    def verify(self, benchmark: Benchmark) -> dict[str, Any]:
+        """Hold the results of both sides to float64 on values that neither has seen, and the
+        candidate's to the base's reference; returns what each side proves. Raises SideError."""
+        # One after the other: in float64 a large case takes much of the device's memory.
+        seed = new_seed()
+        proofs = {
+            side: self.ask(side, "verify", benchmark.name, seed, timeout=READY)
+            for side in self.order
+        }
+        if not benchmark.factory:
+            self._hold_to_base(proofs)
+        return proofs
+
+    def hold_results(self, benchmark: Benchmark) -> None:
+        """The same, of the call that the last turn kept. Other pairs may work meanwhile."""
+        if not benchmark.factory:
+            self._hold_to_base(self.each("proofs", benchmark.name, timeout=READY))
+
+    @staticmethod
+    def _hold_to_base(proofs: Mapping[str, Any]) -> None:
+        try:
+            hold_to_base(proofs[BASE], proofs[CANDIDATE])
+        except WrongResultError as error:
+            types = [f"{WrongResultError.__module__}.{WrongResultError.__qualname__}"]
+            raise SideError(CANDIDATE, WorkerError(str(error), types=types)) from error
+
+    def make_ready(
+        self, benchmark: Benchmark, proofs: Mapping[str, Any], warm_up: float
+    ) -> dict[str, float]:
+        """Prepare a benchmark on both sides for its turns, and warm up; returns the seconds of
+        their first calls. Raises SideError."""
+        seconds = self.begin(benchmark)
+
+        def ready(side: str) -> None:
+            standard = proofs[side] if benchmark.factory else None
+            self.ask(side, "make_ready", benchmark.name, standard, warm_up, timeout=READY)
+
+        self._both(ready)
+        return seconds
+
+    def pace(self, name: str, benchmark: Benchmark) -> float:
+        """Seconds of a call of a side, by the clock of this process: at most that.
+
+        Raises ClockError for a side whose own clock says much less in every reading.
+        """
+        calls, fastest, text = 2, math.inf, ""  # two of them tell how many are long enough
+        for _ in range(PACES):
+            with self._timing():
+                self.ask(name, "ready", benchmark.name)
+                start = time.perf_counter()
+                said = self.ask(name, "paced", benchmark.name, calls, timeout=READY)
+                took = time.perf_counter() - start
+            if is_number(said) and said * PACE_RATIO + PACE_SECONDS >= took:
+                fastest = min(fastest, took / calls)
+                if took >= PACED and calls >= PACED_CALLS:
+                    break
+            else:
+                text = f"the {name} says that {calls} calls took {said!r} s; {took:.3g} s passed"
+            # A reading has all of the asking in it, so the next one has more calls than this says.
+            calls = max(PACED_CALLS, math.ceil(PACE_MORE * PACED * calls / took))
+        if fastest == math.inf:
+            raise ClockError(name, text)
+        return fastest
+
+    def layouts(
+        self, benchmark: Benchmark, side: str = CANDIDATE, names: Sequence[str] | None = None
+    ) -> dict[str, Ratio]:
+        """How many times as long a side's calls take in the benchmark's layouts, or in some of
+        them, as on contiguous inputs. Raises SideError."""
+        layouts = tuple(benchmark.layouts if names is None else names)
+        if not layouts:
+            return {}
+        with self._timing():
+            ratios: dict[str, Ratio] = self.ask(
+                side, "layouts", benchmark.name, layouts, timeout=READY
+            )
+        return ratios
+
+    def alone(
+        self, benchmark: Benchmark, effort: Effort
+    ) -> tuple[dict[str, float], dict[str, int], dict[str, Ratio]]:
+        """Of a benchmark that only the candidate has: the median seconds of some turns, by metric,
+        what is counted, and times on other layouts. Its results are verified.
+
+        Raises SideError, or ValueError where a turn does not give a time of every metric.
+        """
+        ask, name = partial(self.ask, CANDIDATE), benchmark.name
+        ask("begin", name, tuple(benchmark.slowdowns), timeout=READY)
+        proofs = ask("verify", name, new_seed(), timeout=READY)
+        if benchmark.untimed:
+            ask("end", name)
+            return {}, {}, {}
+        counted = ask("counted", name)
+        standard = proofs if benchmark.factory else None
+        ask("make_ready", name, standard, effort.first, timeout=READY)
+        count = effort.of(benchmark)
+        turns = [self._turn(CANDIDATE, benchmark, new_seed(), index) for index in range(count)]
+        if not benchmark.factory:
+            ask("proofs", name, timeout=READY)
+        if benchmark.layouts:
+            ask("compile_layouts", name, tuple(benchmark.layouts), timeout=READY)
+        layouts = self.layouts(benchmark)
+        ask("end", name)
+        seconds = {m: median(turn[m] for turn in turns) for m in benchmark.slowdowns}
+        return seconds, counted, layouts
+
+    # -- a block ----------------------------------------------------------------------------
+
+    def take(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Block:
+        """The turns of a benchmark on both sides, which must be ready.
+
+        pairs: an even number. paces: by side, what `pace` said. Raises SideError, ValueError where
+        a side does not give a time of every metric, and ClockError.
+        """
+        with self._timing():
+            return self._turns(benchmark, pairs, paces)
+
+    @contextmanager
+    def _timing(self) -> Iterator[None]:
+        """Pin both sides to one processor while one of them is timed, and stop each that waits:
+        nothing that its calls have left goes on."""
+        if self.processor is not None:
+            self.each("pin", self.processor)
+        for worker in self.workers.values():
+            worker.stop()
+        self.stopping = True
+        try:
+            yield
+        finally:
+            self.stopping = False
+            for worker in self.workers.values():
+                worker.resume()
+            if self.processor is not None and not self.failed:
+                self.each("pin", None)
+
+    def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Block:
+        turns: dict[str, list[Turn]] = {BASE: [], CANDIDATE: []}
+        first, kept = new_seed(), secrets.randbelow(2**20)
+        for name in reversed(self.order):  # a process's first turn is colder and does not count
+            self._turn(name, benchmark, first)
+        began = time.monotonic()
+        for index in range(pairs):
+            enough = index % 2 == 1 and index + 1 >= FEWEST and time.monotonic() - began > LONGEST
+            last, seed = enough or index == pairs - 1, new_seed()
+            for name in self.order[:: 1 if index % 2 == 0 else -1]:
+                pace = paces.get(name, 0.0)
+                turn = self._turn(name, benchmark, seed, kept if last else None, pace)
+                turns[name].append(turn)
+            if last:
+                break
+        return Block.of(turns[BASE], turns[CANDIDATE], benchmark.slowdowns)
+
+    def _turn(
+        self,
+        name: str,
+        benchmark: Benchmark,
+        seed: int,
+        kept: int | None = None,
+        pace: float = 0.0,
+    ) -> Turn:
+        """A turn of one side. seed: of its values. Raises ValueError for anything that is none."""
+        turn: Turn = self.ask(name, "turn", benchmark.name, seed, kept)
+        check_turn(turn, name, benchmark.slowdowns, pace)
+        return turn
+
 
 def make_side(
-    worker: Worker, device: torch.device, registered: Registered, **more: Mapping[str, float] | str
+    worker: Worker, device: torch.device, registered: Registered, **more: Mapping[str, float]
 ) -> None:
     """Make a worker's `Side`, under the key ``side``; more: its further arguments."""
     worker.make(
@@ -416,7 +421,3 @@ def make_side(
         own=registered.own,
         **more,
     )
-
-
-_MODULE = FACTORY.partition(":")[0]
-_IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first backward pass: a second

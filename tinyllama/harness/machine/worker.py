@@ -15,11 +15,13 @@ Compiler caches of a worker start empty, so that the time to compile is a measur
 """
 
 import contextlib
+import ctypes
 import importlib
 import os
 import secrets
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +30,8 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -71,7 +74,8 @@ class Worker:
     """A Python process that makes objects and calls their methods on request.
 
     name: for messages. python: the interpreter; cwd: where its modules are found. preload:
-    modules it imports while nobody waits.
+    modules it imports while nobody waits. stoppable: it has a process group of its own, which
+    `stop` stops until it is asked again, and which ends with this process whatever ends that.
     A worker whose process ended raises WorkerError from then on.
     """
 
@@ -83,32 +87,32 @@ class Worker:
         cwd: Path | None = None,
         preload: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        stoppable: bool = False,
     ) -> None:
         if _ENDED.is_set():
             raise WorkerError(f"{name} is not started: all processes are to end")
-        self.name = name
+        self.name, self._stoppable, self._stopped = name, stoppable, False
         self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
         ours, theirs = socket.socketpair()
         caches = caches_in(self._folder)
         path = os.pathsep.join(filter(None, ["." if cwd is None else str(cwd), *_python_path()]))
+        command = [python, *_SPEAKING, "-m", "tinyllama.harness.machine.worker"]
+        command += [str(theirs.fileno()), str(os.getpid() if stoppable else 0), *preload]
+        variables = {**os.environ, **_CHECKED, **caches, "PYTHONPATH": path, **(env or {})}
         try:
             with theirs, open(self._folder / "output", "wb") as output:
-                self._process = subprocess.Popen(
-                    [
-                        python,
-                        *_SPEAKING,
-                        "-m",
-                        "tinyllama.harness.machine.worker",
-                        str(theirs.fileno()),
-                        *preload,
-                    ],
+                self._process = _STARTER.submit(
+                    _popen,
+                    os.sched_getaffinity(0),
+                    command,
                     pass_fds=[theirs.fileno()],
                     cwd=cwd,
-                    env={**os.environ, **_CHECKED, **caches, "PYTHONPATH": path, **(env or {})},
+                    env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                )
+                    start_new_session=stoppable,
+                ).result()
         except OSError as error:
             ours.close()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -122,13 +126,22 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def worked(self) -> float:
-        """The seconds that processors have spent on the threads of this process, by the system's
-        account. Raises WorkerError for a process that ended."""
-        try:
-            return time.clock_gettime(~self.pid << 3 | 2)  # the clock of a process, Linux's
-        except OSError as error:
-            raise WorkerError(f"the clock of {self.name} cannot be read: {error}") from error
+    def stop(self) -> None:
+        """Stop all threads and children of the process until it is asked again."""
+        assert self._stoppable, "start it as stoppable"
+        self._signal(signal.SIGSTOP)
+        self._stopped = True
+
+    def resume(self) -> None:
+        """Let a stopped process go on."""
+        if self._stopped:
+            self._signal(signal.SIGCONT)
+            self._stopped = False
+
+    def _signal(self, number: int) -> None:
+        if self._process.poll() is None:  # else its number may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
 
     def make(self, key: str, factory: str, *, timeout: float = TIMEOUT, **arguments: Any) -> None:
         """Make an object by ``module:name`` and keep it under a key."""
@@ -144,6 +157,7 @@ class Worker:
 
     def hang_up(self) -> None:
         """Let the process end, without waiting for it; only `close` may follow."""
+        self.resume()  # a stopped process would not notice
         with contextlib.suppress(OSError):
             self._connection.close()
 
@@ -165,6 +179,7 @@ class Worker:
 
     def _request(self, *request: Any, timeout: float = TIMEOUT) -> Any:
         token = secrets.token_bytes(TOKEN)  # else code in the process could answer ahead
+        self.resume()
         try:
             self._connection.send_bytes(token + encode(request))
             if not self._connection.poll(timeout):
@@ -205,6 +220,22 @@ def caches_in(folder: Path) -> dict[str, str]:
     return {cache: str(folder / cache.lower()) for cache in _CACHES}
 
 
+def _popen(processors: Collection[int], *args: Any, **options: Any) -> subprocess.Popen[bytes]:
+    """A process that may run where the thread that asks for it may, not the one that starts it."""
+    os.sched_setaffinity(0, processors)
+    return subprocess.Popen(*args, **options)
+
+
+def _starter() -> None:
+    """Make the thread that starts all processes. Linux ends a process that asked to end with its
+    parent (`_end_with`) when the *thread* that started it ends."""
+    global _STARTER
+    _STARTER = ThreadPoolExecutor(1, "starts workers")
+
+
+_STARTER: ThreadPoolExecutor
+_starter()
+os.register_at_fork(after_in_child=_starter)  # threads are not forked
 _RUNNING: "weakref.WeakSet[Worker]" = weakref.WeakSet()
 _ENDED = threading.Event()
 
@@ -250,6 +281,9 @@ def _qualified(kind: type) -> str:
 
 def _python_path() -> list[str]:
     return [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+
+
+PRELOADED: dict[str, float] = {}  # in a worker: the seconds that each of these imports took
 
 
 def serve(connection: Connection) -> None:
@@ -305,15 +339,28 @@ def _end_when_left(descriptor: int) -> None:
     os._exit(1)
 
 
-def main(descriptor: str, *preload: str) -> None:
-    """Serve the connection of that descriptor; a module that fails to load fails when used."""
+def _end_with(parent: int) -> None:
+    """Have Linux kill this process when the one that started it ends, even where it is stopped."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it has ended meanwhile
+        os._exit(1)
+
+
+def main(descriptor: str, parent: str, *preload: str) -> None:
+    """Serve the connection of that descriptor; a module that fails to load fails when used.
+    parent: the process with which this one ends; 0: it ends when the connection does."""
+    if int(parent):
+        _end_with(int(parent))
     connection = Connection(int(descriptor))
     threading.Thread(target=_end_when_left, args=[int(descriptor)], daemon=True).start()
     for module in preload:
+        began = time.perf_counter()
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+        PRELOADED[module] = time.perf_counter() - began
     serve(connection)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # This file, by the name that others import.
+    importlib.import_module("tinyllama.harness.machine.worker").main(*sys.argv[1:])

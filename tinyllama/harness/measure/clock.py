@@ -214,6 +214,34 @@ class Clock:
                 )
             self.spin_seconds = min(LONGEST_SPIN, max(2 * self.spin_seconds, 2 * reading.host))
 
+    def all_work(self, calls: Callable[[], object], before: Callable[[], object]) -> float:
+        """Seconds from the end of a spin, during which all calls are enqueued, until the device
+        has nothing left to do: of work on other streams, too, and of what ends with the results.
+        Work on a stream that waits for nothing runs during the spin, and counts beyond its length.
+
+        before: runs before each try, and is not measured. A reading whose spin was too short is
+        repeated with a longer one, up to the longest; what that cannot outlast contains the host's
+        time.
+        """
+        while True:
+            before()
+            self.queue.synchronize()
+            started, mark = self.queue.now(), self.queue.mark()
+            self.queue.spin(self.spin_seconds)
+            spun = self.queue.mark()
+            calls()
+            enqueued = self.queue.now()
+            self.queue.synchronize()
+            ended = self.queue.now()
+            released = started + self.queue.elapsed(mark, spun)
+            enough = isinstance(self.queue, HostQueue) or enqueued <= released
+            if enough or self.spin_seconds >= LONGEST_SPIN:
+                needed = max(self._shortest, self.longer * (enqueued - started))
+                self.spin_seconds = min(LONGEST_SPIN, max(needed, SHORTENED * self.spin_seconds))
+                return ended - released
+            longer = max(2 * self.spin_seconds, self.longer * (enqueued - started))
+            self.spin_seconds = min(LONGEST_SPIN, longer)
+
 
 class NotQueuedError(RuntimeError):
     """A call that cannot be enqueued ahead of the device, and so has no device time."""

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from tinyllama.harness.gate import team
-from tinyllama.harness.gate.watch import BusyError
+from tinyllama.harness.gate import config as settings
+from tinyllama.harness.gate.device_guard import BusyError
 from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording
@@ -33,7 +33,7 @@ from tinyllama.harness.records import results
 from tinyllama.harness.report.tables import terminal
 
 RECORDING = pytest.StashKey[Recording]()
-SAVED = pytest.StashKey["SavedRuns | None"]()  # None: the gate compares revisions
+SAVED = pytest.StashKey["SavedRuns"]()
 # Options under which nothing is timed, or that end the session before its verdict is shown.
 REFUSED = {
     "benchmark_disable": "--benchmark-disable measures nothing: remove it",
@@ -80,13 +80,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    option = config.option
-    saved = None
-    if not (getattr(option, "against", None) or getattr(option, "against_env", None)):
-        saved = SavedRuns(config)
-        config.pluginmanager.register(saved, "tinyllama-saved-runs")  # it is told what was loaded
+    saved = SavedRuns(config)
+    config.pluginmanager.register(saved, "tinyllama-saved-runs")  # it is told what was loaded
     config.stash[SAVED] = saved
-    compare = bool(saved and saved.option)
+    compare = bool(saved.option)
     recording = Recording(config, _root(config), compare=compare, team=team_of(config))
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
@@ -118,11 +115,11 @@ def _hold(config: pytest.Config, card: Card) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
-def team_of(config: pytest.Config, folder: str | None = None) -> team.Team:
-    """What the pyproject.toml of a folder sets, by default that of the session. Raises
-    pytest.UsageError for a table that is wrong."""
+def team_of(config: pytest.Config) -> settings.Config:
+    """What the pyproject.toml of the session sets. Raises pytest.UsageError for a table that is
+    wrong."""
     try:
-        return team.load(Path(folder) if folder else config.rootpath)
+        return settings.load(config.rootpath)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -189,8 +186,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in tables:
         terminalreporter.line(line)
     lines = [*map(str, (verdict for _, verdict in recording.verdicts)), *recording.lines]
-    saved = config.stash[SAVED]
-    lines += saved.lines() if saved else []
+    lines += config.stash[SAVED].lines()
     if lines:
         terminalreporter.section("comparison" if recording.compare else "records")
     for line in lines:

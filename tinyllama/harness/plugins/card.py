@@ -5,7 +5,7 @@ from contextlib import ExitStack, suppress
 
 import torch
 
-from tinyllama.harness.gate.watch import BusyError, device_lock
+from tinyllama.harness.gate.device_guard import BusyError, device_lock
 
 WAIT = 180.0  # seconds for another session or gate to end
 

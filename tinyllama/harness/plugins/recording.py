@@ -16,7 +16,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from tinyllama.harness.gate.team import Team
+from tinyllama.harness.gate.config import Config
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.plugins.card import WAIT, Card
 from tinyllama.harness.plugins.showing import beside_tests
@@ -121,7 +121,7 @@ class Group:
 class Recording:
     """The groups of this session, and the verdicts on them."""
 
-    def __init__(self, config: pytest.Config, root: Path, *, compare: bool, team: Team) -> None:
+    def __init__(self, config: pytest.Config, root: Path, *, compare: bool, team: Config) -> None:
         self.config = config
         self.team = team
         self.compare = compare

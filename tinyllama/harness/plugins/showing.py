@@ -4,23 +4,7 @@ import os
 import sys
 import weakref
 
-import pytest
-
 from tinyllama.harness.machine.progress import Progress, of_stream
-
-
-def of_session(config: pytest.Config) -> Progress:
-    """For a session that runs no test: shown by pytest's own terminal."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None:
-        return Progress(lambda line: None)
-    redraw = (lambda text: reporter.rewrite(text, erase=True)) if reporter.isatty else None
-
-    def write(line: str) -> None:
-        reporter.write_line(line)
-        reporter.flush()
-
-    return Progress(write, redraw)
 
 
 def beside_tests() -> Progress:

@@ -7,24 +7,22 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What a comparison found, the worst last: its title, and the exit status of a run."""
+    """What a comparison found: its title, and the exit status of a run. The one that decides a run
+    comes last: what is proved before what is only unknown."""
 
     IDENTICAL = "IDENTICAL", 0
     SAME = "SAME", 0
     FASTER = "FASTER", 0
     NEW = "NEW", 0
     NOT_DECIDED = "NOT DECIDED", 9  # since another is SLOWER, whose status a run has
-    SLOWER = "SLOWER", 10
     INCONCLUSIVE = "INCONCLUSIVE", 11
     NO_BASELINE = "NO BASELINE", 12
     OTHER_DEVICE_OR_VERSION = "OTHER DEVICE OR VERSION", 13
     BUSY = "BUSY", 14
     MISSING = "MISSING", 15
+    NOT_JUDGED = "NOT JUDGED", 17
+    SLOWER = "SLOWER", 10
     WRONG_RESULT = "WRONG RESULT", 16
-    WORKER_DIED = "WORKER DIED", 17
-    NO_BASE = "NO BASE", 18
-    JUDGE_CHANGED = "JUDGE CHANGED", 19
-    TAMPERED = "TAMPERED", 20
 
     def __init__(self, title: str, status: int) -> None:
         self.title = title
@@ -40,7 +38,7 @@ class Outcome(Enum):
         return self.green or self in (Outcome.NO_BASELINE, Outcome.OTHER_DEVICE_OR_VERSION)
 
 
-# Of the gate, in one line: docs/CI.md says more.
+# Of the gate, in one line; docs/gate.md says more.
 TO_DO = {
     Outcome.NOT_DECIDED: "fix what is SLOWER first",
     Outcome.SLOWER: "fix it, or accept it in accepted_slowdowns.toml; another run will not help",
@@ -52,13 +50,10 @@ TO_DO = {
     Outcome.MISSING: "do what the text of each MISSING verdict says; restore a benchmark that the "
     "candidate lacks, or accept its removal in accepted_slowdowns.toml",
     Outcome.WRONG_RESULT: "fix the result (tinyllama check FILE); a time counts only with it",
-    Outcome.WORKER_DIED: "read the log: the candidate crashed, ran out of memory or timed out",
-    Outcome.NO_BASE: "name a revision that can be imported and measured",
-    Outcome.JUDGE_CHANGED: "read what changed, and accept each by its name and digest",
-    Outcome.TAMPERED: "find what writes into its own tree",
+    Outcome.NOT_JUDGED: "nothing was compared, for the reason that the verdict begins with",
 }
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The outcome of several together; SAME of none."""
+    """The outcome of several together, which decides a run; SAME of none."""
     return max(outcomes, key=list(Outcome).index, default=Outcome.SAME)

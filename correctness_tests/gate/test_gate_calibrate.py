@@ -1,0 +1,375 @@
+"""A device's A/A blocks and certificate as files, the error rates that follow from its blocks, and
+the bars that they must hold."""
+
+import html
+import importlib.util
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from scipy import stats
+
+from correctness_tests.support.gate_samples import (
+    CARD,
+    DEVICE,
+    FOUND,
+    HOST,
+    VERSIONS,
+    block,
+    certificate,
+    stored,
+)
+from correctness_tests.support.sample_records import FIRST, SECOND, record, sample_records, steps
+from tinyllama.cli import main
+from tinyllama.harness.gate import sequential_test
+from tinyllama.harness.gate.calibrate import (
+    SCHEMA,
+    Bar,
+    Certificate,
+    Noise,
+    Rules,
+    certificates,
+    certify,
+    critical,
+    load,
+    noise_path,
+    provenance,
+)
+from tinyllama.harness.gate.sequential_test import LOOKS, Call, Floats, Rule, Spread, decide
+from tinyllama.harness.page import NEEDS, render
+from tinyllama.harness.records.results import records, save
+
+PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
+needs_plots = pytest.mark.skipif(not PLOTS, reason="needs the extra 'report'")
+RULES: Rules = {DEVICE: (0.005, 0.02)}
+MERGES = 5000
+
+# -- the file of A/A blocks -----------------------------------------------------------------------
+
+
+def test_blocks_come_back_and_records_do_not_meet_them(tmp_path: Path) -> None:
+    noise = Noise.load(tmp_path, CARD)
+    for number in range(3):
+        noise.add(block(number, wave="ab"))
+    path = noise.save(tmp_path)
+    assert path == tmp_path / "a-card-1" / "gate" / "noise.json"
+    assert Noise.load(tmp_path, CARD) == noise
+    assert [*records(tmp_path), *records(tmp_path, CARD)] == []
+
+
+def test_the_stored_blocks_and_certificates_of_this_repository_can_be_read() -> None:
+    for path in Path("results").glob("*/gate/noise.json"):
+        assert Noise.load(Path("results"), json.loads(path.read_text())["device"]).blocks
+    assert certificates(Path("results"))
+
+
+def test_blocks_that_are_recorded_at_once_all_stay(tmp_path: Path) -> None:
+    """As two GPUs of one machine are certified into one folder."""
+
+    def many(first: int) -> None:
+        for number in range(first, first + 20, 2):
+            Noise(CARD).record(tmp_path, block(number))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(many, (10, 11)))
+    assert len(Noise.load(tmp_path, CARD).blocks) == 20
+    assert [file.name for file in noise_path(tmp_path, CARD).parent.iterdir()] == ["noise.json"]
+
+
+def test_only_blocks_of_the_same_versions_count() -> None:
+    newer = {"torch": "2.12"}
+    noise = Noise(CARD, [block(0), block(1), block(2, versions=newer)])
+    assert noise.spread("copy-ours", DEVICE, VERSIONS) == Spread.of([0.001, 0.002])
+    assert noise.spread("copy-ours", DEVICE, newer) == Spread.of([0.003])
+    assert noise.spread("copy-ours", DEVICE, {**VERSIONS, "triton": "3.6"}) == Spread()
+    assert noise.spread("copy-theirs", DEVICE, VERSIONS) == Spread()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"date": "2030-01-01"}, "blocks"),
+        ({"commit": ""}, "commit"),
+        ({"versions": {}}, "versions"),
+        ({"pairs": 0}, "pairs"),
+        ({"statistics": {}}, "statistics"),
+        ({"statistics": {"": {DEVICE: 0.0}}}, "statistics"),
+        ({"statistics": {"copy": {"seconds": 0.1}}}, "statistics"),
+        ({"statistics": {"copy": {DEVICE: "0.1"}}}, "statistics"),
+        ({"statistics": {"copy": {DEVICE: float("inf")}}}, "malformed"),
+        ({"more": 1}, "more"),
+    ],
+    ids=str,
+)
+def test_a_broken_block_is_an_error_that_names_file_and_field(
+    fields: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    path = Noise(CARD, [block()]).save(tmp_path)
+    data = json.loads(path.read_text())
+    data["blocks"].append({**data["blocks"][0], **fields})
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=rf"noise\.json holds no A/A blocks.*{field}"):
+        Noise.load(tmp_path, CARD)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": SCHEMA - 1}, "schema .* is not .* certify again"),
+        ({"blocks": None}, "blocks"),
+        ({"device": "a-card-1"}, "device 'a-card-1' is not 'A Card 1'"),
+        ({"blocks": 2}, "blocks"),
+    ],
+    ids=str,
+)
+def test_a_broken_file_is_an_error_that_names_it(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = Noise(CARD, [block()]).save(tmp_path)
+    whole = path.read_text()
+    path.write_text(json.dumps({**json.loads(whole), **change}))
+    with pytest.raises(ValueError, match=rf"noise\.json holds no A/A blocks.*{said}"):
+        Noise.load(tmp_path, CARD)
+    path.write_text(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"noise\.json holds no A/A blocks"):
+        Noise.load(tmp_path, CARD)
+    noise = Noise(CARD, [block()])
+    with pytest.raises(ValueError, match="is stored already"):
+        noise.add(block())
+
+
+# -- error rates ----------------------------------------------------------------------------------
+
+
+def noise_of(table: Floats, metric: str = DEVICE) -> Noise:
+    """Blocks of (blocks, benchmarks): b0, b1 and so on."""
+    rows = [{f"b{i}": {metric: float(value)} for i, value in enumerate(row)} for row in table]
+    return Noise(CARD, [block(n, statistics=row) for n, row in enumerate(rows)])
+
+
+def normal(spread: float, blocks: int = 400, seed: int = 0) -> Floats:
+    """A column of just the normal distribution's quantiles, in some order."""
+    values = spread * stats.norm.ppf((np.arange(blocks) + 0.5) / blocks)
+    return np.random.default_rng(seed).permutation(values)[:, None]
+
+
+def columns(number: int, spread: float) -> Floats:
+    """Of benchmarks whose blocks have nothing to do with each other."""
+    return np.hstack([normal(spread, seed=seed) for seed in range(number)])
+
+
+def certified(table: Floats, **options: Any) -> Certificate:
+    return certify(noise_of(table), VERSIONS, **{"rules": RULES, "merges": MERGES, **options})
+
+
+def share_found(slowdown: float, spread: float, rule: Rule, freedom: int) -> float:
+    """Of normal blocks that no look calls green, by the joint distribution of the looks' means."""
+    counts = np.array(LOOKS)
+    levels = [rule.slower_level(look) for look in range(len(LOOKS))]
+    quantiles = stats.t.isf(levels, freedom + counts - 1)
+    limits = np.log1p(rule.margin) + quantiles * spread / np.sqrt(counts)
+    moved = np.log1p(slowdown)
+    covariance = spread**2 / np.maximum.outer(counts, counts)
+    missed = stats.multivariate_normal.cdf(limits, np.full(len(LOOKS), moved), covariance)
+    blocks = sequential_test.CONFIRM_BLOCKS
+    error = spread / np.sqrt(blocks)
+    enough = stats.t.isf(sequential_test.CONFIRM_ALPHA, freedom + blocks - 1) * error
+    return float((1 - missed) * stats.norm.cdf((moved - enough) / error))
+
+
+@pytest.mark.parametrize("spread", [0.006, 0.01, 0.02])
+def test_of_normal_blocks_as_many_slowdowns_are_found_as_theory_says(
+    spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequential_test, "FAR", 1e9)  # of which theory knows nothing
+    values, rule = normal(spread), Rule(1, 0.005, 0.005001)
+    (found,) = certified(values, rules={DEVICE: (rule.margin, rule.tolerance)}).found
+    for slowdown, share in found.detected.items():
+        theory = share_found(float(slowdown), found.spread, rule, len(values))
+        sampling = 4 * np.sqrt(theory * (1 - theory) / MERGES)
+        assert share == pytest.approx(theory, abs=max(0.012, sampling)), slowdown
+    assert any(0.05 < share < 0.95 for share in found.detected.values())
+    if found.smallest is not None:
+        assert share_found(found.smallest, found.spread, rule, len(values)) > 0.985
+
+
+@pytest.mark.parametrize("spread", [0.004, 0.05])
+@pytest.mark.parametrize("history", [Spread(), Spread(0.004, 9)], ids=["no history", "history"])
+def test_a_slowdown_that_is_critical_decides_as_the_gate_does(
+    history: Spread, spread: float
+) -> None:
+    """What is SLOWER, or green, before and after each critical slowdown."""
+    statistics = np.random.default_rng(3).normal(0, spread, (6, LOOKS[-1]))
+    rule = Rule(2, 0.006, 0.03)
+
+    def decided(merge: int, slowdown: float) -> Call:
+        for blocks in LOOKS:
+            call = decide(statistics[merge, :blocks] + slowdown, rule, history)
+            if call is not Call.MORE:
+                return call
+        return Call.MORE
+
+    slower_above, green_below = critical(statistics, rule, history)
+    for merge, (slower, green) in enumerate(zip(slower_above, green_below, strict=True)):
+        assert decided(merge, slower + 1e-9) is Call.SLOWER
+        assert decided(merge, slower - 1e-9) is not Call.SLOWER
+        for slowdown in np.linspace(min(green, slower) - 0.01, slower - 1e-9, 5):
+            call = decided(merge, slowdown)
+            assert (call in (Call.SAME, Call.FASTER)) == (slowdown < green)
+
+
+@pytest.mark.long
+def test_what_a_launch_has_in_common_stays_in_common() -> None:
+    """Ten benchmarks that all show the same are green together as often as one is."""
+    alone = certified(normal(0.02)).all_green
+    same = certified(np.repeat(normal(0.02), 10, axis=1)).all_green
+    different = certified(columns(10, 0.02)).all_green
+    assert 0.7 < alone < 0.95
+    assert same == pytest.approx(alone, abs=0.03)
+    assert different == pytest.approx(alone**10, abs=0.05)
+
+
+def test_a_certificate_needs_20_blocks_that_hold_every_figure() -> None:
+    table = columns(2, 0.005)[:20]
+    noise = noise_of(table)
+    assert certify(noise, VERSIONS, RULES, merges=100).blocks == 20
+    with pytest.raises(ValueError, match="0 of 0 A/A blocks of A Card 1 with these versions"):
+        certify(noise, {"torch": "2.12"}, RULES)
+    last = noise.blocks.pop()
+    with pytest.raises(ValueError, match=r"19 of 19 A/A blocks .* 20 or more: record more$"):
+        certify(noise, VERSIONS, RULES)
+    noise.add(replace(last, statistics={"b0": {DEVICE: 0.0}}))
+    with pytest.raises(ValueError, match=f"19 of 20 .*{DEVICE} of b1 is missing from 1"):
+        certify(noise, VERSIONS, RULES)
+    assert certify(noise, VERSIONS, RULES, benchmarks=["b0"], merges=100).blocks == 20
+    noise.add(last)
+    partly = certify(noise, VERSIONS, RULES, merges=100)
+    assert (partly.blocks, partly.left_out) == (20, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"benchmarks": ["b0", "new"]}, f"{DEVICE} of new is missing from 30"),
+        ({"claims": {"new": {DEVICE: 0.02}}}, f"{DEVICE} of new is missing from 30"),
+        ({"rules": {**RULES, HOST: (0.02, 0.1)}}, f"{HOST} of b0 is missing from 30"),
+        ({"claims": {"b0": {HOST: 0.1}}}, "5000 merges of 1 figures by rules of"),
+        ({"rules": {}}, "5000 merges of 0 figures by rules of"),
+        ({"merges": 0}, "0 merges of 1 figures by rules of"),
+    ],
+)
+def test_what_was_never_timed_is_not_certified(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        certified(normal(0.005, 30), **options)
+
+
+# -- the bars -------------------------------------------------------------------------------------
+
+ALARMS = "false alarms in under 0.1% of merges of equal sides"
+ALL_GREEN = "95% of merges of equal sides all green"
+LEAN = "blocks of equal sides lean to neither by a fifth of the margin"
+TWO = "99% of slowdowns of 2% found by those that state 2%"
+FIVE = "every slowdown of 5% found by those that state 2%"
+WITHIN = "99% of slowdowns of the tolerance found"
+
+
+def missed(table: Floats, tolerance: float = 0.02, **options: Any) -> dict[str, Bar]:
+    claims = {f"b{i}": {DEVICE: tolerance} for i in range(table.shape[1])}
+    return {
+        bar.text: bar for bar in certified(table, claims=claims, **options).bars if not bar.held
+    }
+
+
+def test_a_quiet_device_holds_every_bar_and_its_certificate_comes_back(tmp_path: Path) -> None:
+    claims = {"b0": {DEVICE: 0.02}, "b1": {DEVICE: 0.02}}
+    made = certified(columns(2, 0.004), claims=claims)
+    assert [bar.text for bar in made.bars] == [ALARMS, ALL_GREEN, LEAN, TWO, FIVE, WITHIN]
+    assert all(bar.held for bar in made.bars)
+    assert made.bars[0].measured == "0 of 5000, so at most 0.0006, from 400 blocks"
+    path = noise_path(tmp_path, CARD).with_name("certificate.json")
+    path.parent.mkdir(parents=True)
+    made.save(path)
+    (read,) = certificates(tmp_path, CARD)
+    assert read["false_alarms_bound"] == made.false_alarms_bound
+    assert certificates(tmp_path, "another") == []
+
+
+@pytest.mark.long
+def test_a_rule_that_alarms_falsely_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rule, "slower_level", lambda rule, look: 0.2)
+    assert ALARMS not in missed(normal(0.004))  # the margin is far from such noise
+    assert ALARMS in missed(np.hstack([normal(0.02), normal(0.001)]))
+
+
+@pytest.mark.long
+def test_a_side_that_is_always_slower_is_found() -> None:
+    """The signs, exchanged at random, hide it from all other bars."""
+    assert not missed(np.hstack([normal(0.003), normal(0.003, seed=1) + 0.00125]))
+    (bar,) = missed(np.hstack([normal(0.003), normal(0.003, seed=1) - 0.002])).values()
+    assert bar == Bar(LEAN, False, f"1 of 2; not {DEVICE} of b1 (-0.20%)")
+
+
+@pytest.mark.parametrize(
+    ("spread", "tolerance", "which"),
+    [
+        (0.0125, 0.02, {TWO, WITHIN}),
+        (0.025, 0.02, {ALL_GREEN, TWO, FIVE, WITHIN}),
+        (0.035, 0.05, {WITHIN}),
+        (0.6, 0.5, {ALL_GREEN, WITHIN}),
+    ],
+)
+def test_a_device_that_is_not_quiet_misses_bars(
+    spread: float, tolerance: float, which: set[str]
+) -> None:
+    bars = missed(np.hstack([normal(0.002), normal(spread, seed=1)]), tolerance)
+    assert set(bars) == which
+
+
+# -- certificates as they are read again ----------------------------------------------------------
+
+
+@pytest.mark.long
+@needs_plots
+def test_the_page_shows_what_the_gate_finds_on_each_device() -> None:
+    text = render(sample_records(), certificates=[certificate(SECOND)])
+    words = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+    first, second = re.split(rf"{re.escape(SECOND)} Claimed", words)
+    assert "Not certified. This does it: python -m tinyllama certify" in first
+    assert "20 A/A blocks, 100,000 simulated merges" in second
+    assert "one/a device_seconds 0.12 0.0 99.9 1.5 two/a host_seconds 0.12 0.0 99.9 –" in second
+    assert "torch 9.9; commit c0ffeec0ff; 2030-01-31" in second
+    assert provenance(certificate()).startswith(f"{FIRST}; torch 9.9; commit c0ffeec0ff")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"device": None}, "device"),
+        ({"commits": [1]}, "commits"),
+        ({"bars": [{}]}, r"bars\[0\]"),
+        ({"bars": [{"text": "", "held": 1, "measured": ""}]}, r"bars\[0\].held"),
+        ({"found": [{**FOUND, "spread": "wide"}]}, r"found\[0\].spread"),
+        ({"found": [{**FOUND, "smallest": "x"}]}, r"found\[0\].smallest"),
+        ({"found": [FOUND, {**FOUND, "detected": {}}]}, "found: detected"),
+        ({"found": [{**FOUND, "detected": {"x": 1.0}}]}, "'x'"),
+        ({"schema": SCHEMA - 1}, f"schema {SCHEMA - 1} is not {SCHEMA}"),
+    ],
+    ids=str,
+)
+def test_what_is_no_certificate_is_an_error_that_names_file_and_field(
+    change: dict[str, Any], field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    save(record("small-bf16", steps("small-bf16")), results)
+    path = stored(results, {**certificate(), **change})
+    with pytest.raises(ValueError, match=rf"{path} is no certificate: .*{field}.*certify again"):
+        load(path)
+    if PLOTS:
+        page = str(tmp_path / "page.html")
+        assert main(["report", "--results-dir", str(results), "--html", page]) == 2
+        assert f"{path} is no certificate" in capsys.readouterr().err

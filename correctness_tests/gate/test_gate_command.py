@@ -1,0 +1,241 @@
+"""The gate as its user starts it, in a repository of ops: what each change ends in."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from correctness_tests.support.commands import ENVIRONMENT, ROOT
+from correctness_tests.support.own_repository import OP, git, plain_git
+
+# A machine that nobody else uses, whoever does: the load of one that runs tests is no reason.
+QUIET = "import os\nos.getloadavg = lambda: (0.0, 0.0, 0.0)\n"
+
+
+@dataclass(frozen=True)
+class Gated:
+    """What a gate left."""
+
+    status: int
+    out: str
+    report: dict[str, Any]
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        return {each["name"]: each["outcome"] for each in self.report.get("verdicts", [])}
+
+
+@dataclass(frozen=True)
+class OwnRepository:
+    root: Path
+    quiet: Path
+
+    def run(self, *command: str) -> Gated:
+        path = os.pathsep.join([str(self.quiet), str(ROOT)])
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=self.root,
+            env={**ENVIRONMENT, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        file = self.root / "build/gate.json"
+        report = json.loads(file.read_text()) if file.exists() else {}
+        return Gated(done.returncode, done.stdout + done.stderr, report)
+
+    def gate(self, *options: str) -> Gated:
+        (self.root / "build/gate.json").unlink(missing_ok=True)
+        report = ("--gate-json", "build/gate.json", "--device", "cpu")
+        return self.run("tinyllama", "gate", "--against", "main", *report, *options)
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        path = self.root / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnRepository:
+    """With two ops and a test of its own; the current folder."""
+    root, quiet = tmp_path / "own", tmp_path / "quiet"
+    for folder in (root / "kernels", root / "tests", root / "build", quiet):
+        folder.mkdir(parents=True)
+    (quiet / "sitecustomize.py").write_text(QUIET)
+    (root / "kernels/once.py").write_text(OP.format(name="once", body="x + x"))
+    twice = OP.format(name="twice", body="x + ONE * x")
+    (root / "kernels/twice.py").write_text(f"from own_helper import ONE\n{twice}")
+    (root / "own_helper.py").write_text("ONE = 1.0\n")
+    (root / "tests/test_once.py").write_text("def test_once():\n    pass\n")
+    (root / ".gitignore").write_text("build\n")
+    (root / "pyproject.toml").write_text(
+        '[project]\nname = "own"\nversion = "0.1"\ndependencies = ["torch"]\n'
+        '[tool.tinyllama]\nops = ["kernels/*.py"]\n'
+    )
+    monkeypatch.chdir(root)
+    plain_git(monkeypatch)
+    git("init", "--quiet", "--initial-branch=main")
+    git("add", "--all")
+    git("commit", "--quiet", "--message=all")
+    return OwnRepository(root, quiet)
+
+
+@pytest.mark.long
+def test_a_comment_is_green_and_its_report_proves_it(own: OwnRepository) -> None:
+    own.edit("kernels/once.py", "def added", "# Why.\ndef added")
+    (own.root / "tests/test_once.py").unlink()
+    gated = own.gate("--summary-markdown", "build/gate.md", "--junit", "build/gate.xml")
+    assert gated.status == 0, gated.out
+    assert set(gated.outcomes.values()) == {"IDENTICAL"}
+    assert len(gated.outcomes) == 4
+    assert "deleted test: tests/test_once.py" in gated.out
+    assert "deleted test" in (own.root / "build/gate.md").read_text()
+    assert 'tests="4"' in (own.root / "build/gate.xml").read_text()
+    verify = ("tinyllama", "gate", "--against", "main", "--verify", "build/gate.json")
+    assert own.run(*verify).status == 0
+    own.edit("own_helper.py", "1.0", "1.5")
+    assert own.run(*verify).status == 2, "it is of another tree"
+
+
+Edit = Callable[[OwnRepository], None]
+ACCIDENTS: dict[str, tuple[Edit, int, str]] = {
+    "a wrong result": (
+        lambda own: own.edit("own_helper.py", "1.0", "1.01"),
+        16,
+        "twice-sum",
+    ),
+    "a renamed provider": (
+        lambda own: own.edit("kernels/once.py", '"sum"', '"plus"'),
+        15,
+        "once-sum",
+    ),
+    "a deleted case": (
+        lambda own: own.edit("kernels/once.py", "timed=[Case(N=16", "timed=[Case(N=8"),
+        15,
+        "once-eager",
+    ),
+    "a deleted op": (lambda own: (own.root / "kernels/once.py").unlink(), 15, "once-sum"),
+    "an import that ends the process": (
+        lambda own: own.edit("kernels/once.py", "import torch", "import os; os._exit(0)"),
+        17,
+        "ended with status 0",
+    ),
+    "an import that fails": (
+        lambda own: own.edit("kernels/once.py", "import torch", "import no_such_module"),
+        17,
+        "no_such_module",
+    ),
+    "a bumped dependency": (
+        lambda own: own.edit("pyproject.toml", '"torch"', '"torch>=2.8"'),
+        17,
+        "dependencies differ in pyproject.toml",
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_an_honest_accident_is_not_green(own: OwnRepository, accident: str) -> None:
+    edit, status, words = ACCIDENTS[accident]
+    edit(own)
+    gated = own.gate()
+    assert gated.status == status, gated.out
+    assert words in gated.out
+    assert str(own.root) not in gated.out, "places are those in the repository"
+
+
+@pytest.mark.long
+def test_a_kernel_that_cannot_be_timed_here_is_verified(own: OwnRepository) -> None:
+    pytest.importorskip("triton")
+    path = own.root / "kernels/softmax.py"
+    path.write_text((ROOT / "docs/examples/softmax.py").read_text())
+    git("add", "--all")
+    git("commit", "--quiet", "--message=softmax")
+    own.edit("kernels/softmax.py", "column, powers / sum", "column, 1.01 * powers / sum")
+    gated = own.gate()
+    assert gated.status == 16, gated.out
+    assert gated.outcomes["softmax-triton/results"] == "WRONG RESULT"
+    assert "kernels/softmax.py:" in gated.out, "it names the line of the kernel"
+
+
+@pytest.mark.long
+def test_pytest_hands_over_before_a_conftest_imports_an_op(own: OwnRepository) -> None:
+    (own.root / "conftest.py").write_text("import os\nos._exit(0)\n")
+    own.edit("kernels/once.py", "def added", "# Why.\ndef added")
+    command = ("pytest", "-p", "tinyllama.suites.entry", "--benchmark-compare", "--against", "main")
+    gated = own.run(*command)
+    assert gated.status == 0, gated.out
+    assert "4 verdicts against main, all green" in gated.out
+    assert "collected" not in gated.out
+    for option in (["-k", "once"], ["--collect-only"], ["--deselect", "x"], ["tests::test"]):
+        assert own.run(*command, *option).status == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.long
+def test_an_op_without_timed_cases_is_timed_on_a_larger_one_that_is_named(
+    own: OwnRepository,
+) -> None:
+    text = OP.format(name="never", body="x + x").replace("    timed=[Case(N=16, D=8)],\n", "")
+    (own.root / "kernels/never.py").write_text(text)
+    git("add", "--all")
+    git("commit", "--quiet", "--message=never")
+    (own.root / "README.md").write_text("words")
+    gated = own.gate()
+    assert gated.status == 0, gated.out
+    assert "never-sum-N3145728D8-fp32/forward+backward" in gated.outcomes
+
+
+@pytest.mark.long
+def test_a_gate_that_is_ended_early_writes_its_report_and_is_not_green(own: OwnRepository) -> None:
+    own.edit("own_helper.py", "1.0", "1.0 + 0.0")
+    gated = own.gate("--time-limit", "12")
+    assert gated.status == 2, gated.out
+    assert gated.report["ended"] == "the time limit of 12 s"
+    assert own.run("tinyllama", "gate", "--verify", "build/gate.json").status == 2
+
+
+@pytest.mark.slow("it times benchmarks for a minute")
+def test_twice_the_work_is_slower(own: OwnRepository) -> None:
+    sized = own.root / "kernels/once.py"
+    sized.write_text(sized.read_text().replace("N=16, D=8", "N=1024, D=1024"))
+    git("commit", "--quiet", "--all", "--message=larger")
+    own.edit("kernels/once.py", "return x + x", "y = x + x\n    return (x + x + y) / 2.0")
+    gated = own.gate()
+    assert gated.status == 10, gated.out
+    slower = [name for name, outcome in gated.outcomes.items() if outcome == "SLOWER"]
+    assert slower == ["once-sum-N1024D1024-fp32/forward+backward"]
+
+
+REFUSED = {
+    "no base": [],
+    "no such commit": ["--against", "v9"],
+    "the tree itself": ["--against", "main"],
+    "an empty option": ["--against", "main", "--judge", ""],
+    "an unknown device": ["--against", "main", "--device", "tpu"],
+    "no folder of blocks": ["--against", "main", "--results-dir", "nowhere"],
+    "no interpreter": ["--against-env", "nowhere/python"],
+    "a report that git tracks": ["--against", "main", "--gate-json", "pyproject.toml"],
+    "two reports in one place": ["--against", "main", "--gate-json", "a", "--junit", "a"],
+    "no file of ops": ["--against", "main", "--ops", "none.py"],
+    "no limit": ["--against", "main", "--time-limit", "0"],
+    "a judge without a gate": ["--against", "main", "--judge", "kernels"],
+    "no report": ["--against", "main", "--verify", "none.json"],
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_cannot_be_used_is_refused_before_anything_starts(
+    own: OwnRepository, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tinyllama.cli import main
+
+    assert main(["gate", *REFUSED[why]]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("tinyllama: error: ")
+    assert "\n" not in said

@@ -1,0 +1,396 @@
+"""What is timed inside a worker: two readings of each metric, on values that are new in each turn,
+of results that are right."""
+
+import itertools
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.contenders import Call, weighed
+from correctness_tests.support.gate_subjects import (
+    NUMBER,
+    Make,
+    Turning,
+    nudged,
+    reads_device_time,
+    turn,
+    verified,
+)
+from correctness_tests.support.queues import KERNEL, US, SimulatedQueue
+from tinyllama.harness.check.evaluate import copied
+from tinyllama.harness.gate.metric import ALL_WORK, CALL, DEVICE, HOST
+from tinyllama.harness.gate.timed_call import CALLS, TimedCall, _tensors
+from tinyllama.harness.gate.verification import Proof, digest, hold_to_base
+from tinyllama.harness.measure.clock import LONGEST_SPIN, Clock
+from tinyllama.harness.measure.op_contender import Timed, WrongResultError
+
+# -- results --------------------------------------------------------------------------------------
+
+WRONG: dict[str, Call] = {
+    "zeros": lambda x, w: weighed(x, w) * 0,
+    "2% too large": lambda x, w: weighed(x, w) * 1.02,
+    "nan": lambda x, w: weighed(x, w) + torch.where(x == x.max(), torch.nan, 0.0),
+    "infinite": lambda x, w: weighed(x, w) + torch.where(x == x.max(), torch.inf, 0.0),
+    "the last row": lambda x, w: torch.cat((weighed(x, w)[:-1], 0 * x[-1:])),
+    "rows swapped": lambda x, w: weighed(x.flip(0), w),
+    "no gradient of weight": lambda x, w: weighed(x, w.detach()),
+    "half the gradient of weight": lambda x, w: weighed(x, w / 2 + w.detach() / 2),
+    "another type": lambda x, w: weighed(x.double(), w.double()),
+    "12 times eager's error": lambda x, w: weighed(x, w) * (1 + 12 * 2.0**-24),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("when", ["before", "where it is timed"])
+def test_a_wrong_result_is_found_before_it_is_timed_and_in_a_timed_call(
+    subject: Make, fault: str, when: str
+) -> None:
+    call = Turning(WRONG[fault])
+    call.turned = when == "before"
+    if when == "before":
+        with pytest.raises(WrongResultError):
+            subject(call).verify(next(NUMBER))
+        return
+    made = subject(call)
+    verified(made)
+    call.turned = True
+    with pytest.raises(WrongResultError):
+        verified(made)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_one_wrong_row_among_32768_is_found(subject: Make, dtype: str) -> None:
+    """Over the whole tensor its error is a third of what bf16's rounding allows."""
+    with pytest.raises(WrongResultError, match=r"y: error .* in a row"):
+        subject(WRONG["the last row"], dtype, case=1).verify(next(NUMBER))
+
+
+@pytest.mark.parametrize("place", range(CALLS))
+def test_the_judge_chooses_which_call_is_held_to_float64(subject: Make, place: int) -> None:
+    calls, begun = itertools.count(), list[bool]()
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wrong = bool(begun) and next(calls) % CALLS == place
+        return weighed(x, weight) * (1.02 if wrong else 1.0)
+
+    made = subject(call)
+    begun.append(True)
+    verified(made, kept=place + 1)
+    with pytest.raises(WrongResultError, match="a timed call: y: error"):
+        verified(made, kept=place)
+
+
+class Remembers:
+    """Gives the first result for an address, or the first one of all, or that of the last call."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self.results = key, dict[Any, torch.Tensor]()
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = weighed(x, weight)
+        key = x.data_ptr() if self.key == "address" else 0
+        first = self.results.setdefault(key, y.detach())
+        if self.key == "last":
+            self.results[key] = y.detach()
+        return y + (first - y.detach())
+
+
+@pytest.mark.parametrize("key", ["address", "first", "last"])
+def test_a_remembered_result_is_wrong_since_values_are_new(subject: Make, key: str) -> None:
+    call = Turning(Remembers(key))
+    made = subject(call)
+    call.turned = True
+    turn(made)
+    with pytest.raises(WrongResultError, match="a timed call: y: error"):
+        verified(made)
+
+
+class Late(torch.Tensor):
+    """It is computed when it is read."""
+
+
+@pytest.mark.parametrize("late", ["y", "gradient"])
+def test_a_result_that_is_computed_when_it_is_read_is_wrong(subject: Make, late: str) -> None:
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        if late == "gradient":
+            x.register_hook(lambda gradient: gradient.as_subclass(Late))
+        y = weighed(x, w)
+        return y.as_subclass(Late) if late == "y" else y
+
+    with pytest.raises(WrongResultError, match="is a Late, not a torch"):
+        verified(subject(call))
+
+
+class Spoils(torch.autograd.Function):
+    """Writes into the gradient that it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor) -> torch.Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        given = dy.clone()
+        dy.zero_()
+        return given
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x, w: weighed(x, w.clone()) * w.detach().zero_().add_(1), "its input weight"),
+        (lambda x, w: Spoils.apply(weighed(x, w)), "the upstream gradient of y"),
+    ],
+    ids=["an input", "a gradient"],
+)
+def test_a_call_that_spoils_what_it_is_given_is_wrong(subject: Make, call: Call, said: str) -> None:
+    with pytest.raises(WrongResultError, match=f"changed {said}"):
+        subject(call).verify(next(NUMBER))
+
+
+def test_other_bits_of_a_right_result_are_right(subject: Make) -> None:
+    verified(subject(nudged))
+
+
+# -- against the base -----------------------------------------------------------------------------
+
+
+def proofs(subject: Make, call: Call = weighed, seed: int = 3) -> dict[str, Proof]:
+    return subject(call).verify(seed)
+
+
+def test_a_candidate_is_held_to_the_bases_reference_on_the_same_values(subject: Make) -> None:
+    base = proofs(subject)
+    hold_to_base(base, proofs(subject, nudged))
+    with pytest.raises(WrongResultError, match=r"about .* from the base's reference"):
+        hold_to_base(base, proofs(subject, seed=4))
+    with pytest.raises(WrongResultError, match="gives grad x, the candidate does not"):
+        hold_to_base(base, {"y": base["y"], "grad weight": base["grad weight"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "right"),
+    [
+        (lambda y: y, True),
+        (lambda y: y.t().contiguous().t(), False),
+        (lambda y: torch.cat((y, y), dim=-1)[..., : y.shape[-1]], False),
+    ],
+    ids=["dense", "transposed", "a part of a larger tensor"],
+)
+def test_an_output_with_other_strides_than_the_bases_is_wrong(
+    subject: Make, change: Any, right: bool
+) -> None:
+    """The copy that its consumer makes of it is not in its time."""
+    base, candidate = (proofs(subject, c) for c in (weighed, lambda x, w: change(weighed(x, w))))
+    if right:
+        hold_to_base(base, candidate)
+        return
+    with pytest.raises(WrongResultError, match=r"y has the strides \(.*\), the base's"):
+        hold_to_base(base, candidate)
+    hold_to_base(candidate, candidate)
+    hold_to_base(candidate, base)
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["embedding", "adamw", "rope", "rms_norm"])
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+def test_values_of_turns_are_near_known_ones_and_the_same_for_one_seed(
+    op: str, layout: str
+) -> None:
+    """Integers, single numbers and the gaps between strided elements stay as they are."""
+    timed = Timed(op, "eager", 0, "fp32", layout)
+    both = [TimedCall(timed, "cpu", "tinyllama.ops", ()) for _ in range(2)]
+    shown: list[list[torch.Tensor]] = []
+    for seed, made in ((3, both[0]), (3, both[1]), (4, both[0])):
+        made.seed = seed
+        made._give(made.passes[-1])
+        shown.append([memory(one) for one in _tensors(made.inputs)])
+        known, now = [*_tensors(made._master())], [*_tensors(made.inputs)]
+    assert all(map(torch.equal, shown[0], shown[1])), "for both sides"
+    assert not all(map(torch.equal, shown[0], shown[2]))
+    for value, of in zip(now, known, strict=True):
+        gaps = copied(of)
+        assert (value.shape, value.stride()) == (of.shape, of.stride())
+        if of.dtype.is_floating_point and of.numel() > 1:
+            assert not torch.equal(value, of)
+            assert ((value - of).abs() <= 0.0626 * of.abs()).all()
+            gaps.copy_(value)
+        assert torch.equal(memory(gaps), memory(value))
+
+
+def memory(value: torch.Tensor) -> torch.Tensor:
+    """A copy of all bytes, gaps too."""
+    return torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage()).clone()
+
+
+def test_inputs_lie_where_they_lay_in_the_turn_before(subject: Make) -> None:
+    """As in a training loop, and each of a row has its own."""
+    seen: list[int] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append(x.data_ptr())
+        return weighed(x, weight)
+
+    made, turns = subject(call), []
+    for _ in range(3):
+        seen.clear()
+        turn(made)
+        turns.append(list(seen))
+    assert turns[0] == turns[1] == turns[2]
+    assert len(set(turns[0])) == CALLS
+
+
+@pytest.mark.parametrize("how", [{"case": 1}, {"dtype": "bf16"}], ids=str)
+def test_other_inputs_have_another_digest(subject: Make, how: dict[str, Any]) -> None:
+    assert subject().input_digest() == subject().input_digest()
+    assert subject(**how).input_digest() != subject().input_digest()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
+def test_a_digest_tells_one_element_and_two_that_are_swapped(dtype: torch.dtype) -> None:
+    flat = torch.arange(-90, 90).to(dtype)
+    changed, swapped = flat.clone(), flat.clone()
+    changed[7] = flat[8]
+    swapped[[3, 90]] = flat[[90, 3]]
+    assert len({digest([each]) for each in (flat, changed, swapped, flat.view(2, -1))}) == 4
+    assert digest([flat.view(2, -1).T.contiguous().T]) == digest([flat.view(2, -1)])
+
+
+# -- times ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("took", "figure", "work"),
+    [
+        ([0.0, 0.03, 0.04, 0.02, 0.025, 0.05, 0.06], 0.0225, 0.225 / 7),
+        ([0.3, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02], 0.02, 0.42 / 7),
+    ],
+    ids=["a quick first call", "a slow first call"],
+)
+def test_the_fastest_calls_are_the_figure_and_the_first_counts_as_work(
+    subject: Make, monkeypatch: pytest.MonkeyPatch, took: list[float], figure: float, work: float
+) -> None:
+    left, now = list[float](), [0.0]
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        now[0] += left.pop(0) if left else 0.0
+        return weighed(x, weight)
+
+    made = subject(call)
+    monkeypatch.setattr("tinyllama.harness.gate.timed_call.time.perf_counter", lambda: now[0])
+    left[:] = took
+    metric = made.repeated
+    assert turn(made) == {
+        metric: pytest.approx(figure),
+        f"{ALL_WORK}{metric}": pytest.approx(work),
+    }
+
+
+class Ends(torch.Tensor):
+    """A tensor whose destructor takes 5 ms."""
+
+    def __del__(self) -> None:
+        time.sleep(5e-3)
+
+
+def test_what_ends_with_a_result_is_in_all_work_and_not_in_the_figure(subject: Make) -> None:
+    made = subject(lambda x, w: weighed(x, w).as_subclass(Ends))
+    seconds = turn(made)
+    metric = made.repeated
+    assert seconds[f"{ALL_WORK}{metric}"] >= 5e-3 > seconds[str(metric)]
+
+
+@reads_device_time
+@pytest.mark.parametrize("metrics", [(DEVICE,), (HOST,), (DEVICE, HOST)], ids=" ".join)
+def test_a_turn_has_both_readings_of_each_metric(
+    subject: Make, device: torch.device, metrics: tuple[str, ...]
+) -> None:
+    made = subject(metrics=metrics)
+    seconds = verified(made, kept=1)
+    expected = (DEVICE,) if device.type == "cpu" else metrics
+    assert {*seconds} - {CALL} == {name for m in expected for name in (m, ALL_WORK + m)}
+    assert all(0 < value < 1 for value in seconds.values())
+
+
+@pytest.mark.parametrize(("beside", "ends"), [(0.0, 0.0), (40 * US, 0.0), (0.0, 30 * US)])
+def test_all_work_has_other_streams_and_destructors_in_it(beside: float, ends: float) -> None:
+    """On a simulated queue, in which a second stream works at the same time."""
+    queue = SimulatedQueue(launch=1 * US)
+    clock, calls = Clock(queue), 7
+    synchronize = queue.synchronize
+    others = [0.0]
+
+    def both() -> None:
+        synchronize()
+        queue.host = max(queue.host, others[0])
+
+    queue.synchronize = both  # type: ignore[method-assign]
+
+    def row() -> None:
+        for _ in range(calls):
+            queue.call(delay=1 * US)()
+            if beside:
+                others[0] = max(queue.free, others[0]) + beside
+            if ends:
+                queue.enqueue(ends)
+
+    found = clock.all_work(row, before=lambda: None)
+    expected = calls * (KERNEL + ends + beside)
+    assert found == pytest.approx(expected, rel=0.1, abs=3 * US)
+    assert clock.read(queue.call(delay=1 * US)).device == pytest.approx(KERNEL)
+
+
+def test_all_work_of_calls_that_wait_for_the_device_is_read_all_the_same() -> None:
+    queue = SimulatedQueue()
+
+    def row() -> None:
+        queue.call()()
+        queue.synchronize()
+
+    assert Clock(queue).all_work(row, before=lambda: None) >= 0
+    assert max(queue.spins) == LONGEST_SPIN
+
+
+@reads_device_time
+def test_the_backward_pass_works_in_the_thread_of_its_caller(subject: Make) -> None:
+    threads, switches = list[int](), list[bool]()
+
+    class Passing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, dx: torch.Tensor) -> torch.Tensor:
+            threads.append(threading.get_ident())
+            return dx
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        switches.append(torch._C._is_multithreading_enabled())
+        return weighed(Passing.apply(x), weight)
+
+    turn(subject(call, metrics=(DEVICE, HOST)))
+    assert len(threads) >= CALLS
+    assert set(threads) == {threading.get_ident()}
+    assert not any(switches)
+
+
+def test_work_that_is_added_takes_a_share_of_each_call(subject: Make) -> None:
+    """So that `certify --validate` sees the gate find it; the results stay right."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        end = time.perf_counter() + 2e-3
+        while time.perf_counter() < end:
+            pass
+        return weighed(x, weight)
+
+    made = subject(call)
+    if made.device.type != "cpu":
+        pytest.skip("a GPU's work is not that of the host")
+    made.slow_down(0.5)
+    assert verified(made)[DEVICE] >= 3e-3

@@ -1,0 +1,116 @@
+"""``[tool.tinyllama]`` of pyproject.toml: what a repository sets counts, and what is wrong is
+refused by the name of its key."""
+
+from pathlib import Path
+
+import pytest
+
+from correctness_tests.support.timed_suite import COMPARE, Suite, ends, lines
+from tinyllama.harness.gate import config
+
+pytest_plugins = ["pytester"]
+
+
+def write(text: str, folder: Path = Path()) -> None:
+    (folder / "pyproject.toml").write_text(f"[tool.other]\nx = 1\n[tool.tinyllama]\n{text}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("group = ['one']", "group"),
+        ("groups = 'one'", "groups"),
+        ("groups = []", "groups"),
+        ("groups = ['one', 'one']", "groups"),
+        ("groups = [1]", "groups"),
+        ("lanes = ['one']", "lanes"),
+        ("lanes = { 'a,b' = ['one'] }", "lanes"),
+        ("lanes = { short = ['one'] }", "lanes"),
+        ("lanes = { a = [] }", "lanes"),
+        ("tolerances = { second = 1.1 }", "tolerances"),
+        ("tolerances = { seconds = 0.9 }", "tolerances"),
+        ("tolerances = { seconds = nan }", "tolerances"),
+        ("tolerances = { seconds = true }", "tolerances"),
+        ("slowdowns = { seconds = 0.1 }", "slowdowns"),
+        ("slowdowns = { device_seconds = 5 }", "slowdowns"),
+        ("ops = ['']", "ops"),
+        ("unrelated = '*.md'", "unrelated"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused_by_its_key(tmp_path: Path, text: str, key: str) -> None:
+    write(text, tmp_path)
+    with pytest.raises(ValueError, match=rf"pyproject\.toml.*{key}"):
+        config.load(tmp_path)
+
+
+def test_a_session_refuses_such_a_table(suite: Suite) -> None:
+    write("groups = 'one'")
+    assert suite.run().ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_base_of_another_version_may_have_other_keys(tmp_path: Path) -> None:
+    write("old = 1\nops = ['a.py']", tmp_path)
+    assert config.load(tmp_path, of_base=True).ops == ("a.py",)
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "file"),
+    [
+        ("torch==2.7", "torch==2.8", "constraints.txt"),
+        ("torch==2.7", "torch==2.8", "requirements/gpu.txt"),
+        ("a", "b", "uv.lock"),
+        ('[project]\ndependencies = ["torch"]', "[project]\n", "pyproject.toml"),
+        ("[build-system]\nrequires = ['a']", "", "pyproject.toml"),
+    ],
+)
+def test_other_dependencies_are_seen(tmp_path: Path, base: str, candidate: str, file: str) -> None:
+    trees = tmp_path / "base", tmp_path / "candidate"
+    for tree, text in zip(trees, (base, candidate), strict=True):
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        (tree / file).write_text(text)
+    assert config.dependencies_changed(*trees, [file, "op.py"]) == [file]
+    assert config.dependencies_changed(trees[0], trees[0], ["pyproject.toml"]) == []
+
+
+@pytest.mark.long
+def test_groups_and_lanes_are_what_is_measured_and_expected(suite: Suite) -> None:
+    suite.expect("one", "two")
+    write("groups = ['two', 'on-a-gpu']\nlanes = { nightly = ['one', 'two'], gpu = ['on-a-gpu'] }")
+    found = suite.run("--record")
+    assert found.ret == 0
+    assert [record["group"] for record in suite.records()] == ["two"]
+    lines(
+        found,
+        r"^\[tool.tinyllama\] of pyproject.toml: groups two, on-a-gpu; lane nightly one, two",
+        "^of pyproject.toml, not measured on this device: on-a-gpu$",
+        "2  not in groups of pyproject.toml",
+    )
+    assert suite.run("--record", "--groups", "one").ret == 0
+    assert suite.run("--record", "--groups", "nightly").ret == 0
+    assert sorted(record["group"] for record in suite.records()) == ["one", "one", "two", "two"]
+    none = suite.run("--record", "--groups", "gpu")
+    assert none.ret == pytest.ExitCode.USAGE_ERROR
+    lines(none, "pyproject.toml names on-a-gpu, and none is measured on this device")
+
+
+@pytest.mark.long
+def test_a_tolerance_counts_where_an_entry_states_none(suite: Suite) -> None:
+    write("tolerances = { seconds = 1.01, peak_bytes = 1.5 }")
+    assert suite.run("--record").ret == 0
+    assert suite.records()[0]["entries"][0]["tolerances"] == {"seconds": 1.01, "peak_bytes": 1.5}
+    suite.measure(1.03)
+    ends(suite.run(COMPARE), 10, r"SLOWER one/a: seconds 1.030 times \(1.01 allowed\)")
+
+
+@pytest.mark.long
+def test_a_change_cannot_widen_the_tolerance_that_judges_it(suite: Suite) -> None:
+    assert suite.run("--record").ret == 0
+    write("tolerances = { seconds = 2.0 }")
+    suite.measure(1.2)
+    ends(suite.run(COMPARE), 10, r"\(the baseline allows 1.05: 2 counts once it is recorded\)")
+    assert suite.run("--record").ret == 0
+    suite.measure(1.5)
+    assert suite.run(COMPARE).ret == 0
+
+
+# -- the gate ---------------------------------------------------------------------------------

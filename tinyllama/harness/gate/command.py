@@ -1,0 +1,218 @@
+"""A gate, as a user starts it: it chooses the judge, starts it, and believes its written report.
+
+    of this repository      the harness of the base judges, unpacked; or that of --judge
+    of another repository   the installed harness judges; or that of --judge FOLDER
+
+The judge runs in a process of its own, which may end with any status at any time: a green status
+counts only with the report that it writes last.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import tinyllama
+from tinyllama.harness.gate import report, snapshots, stages
+from tinyllama.harness.gate.options import Options
+from tinyllama.harness.gate.protected_files import GATE
+from tinyllama.harness.gate.snapshots import Repository, SnapshotError
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import real
+from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
+from tinyllama.harness.records.outcome import Outcome
+
+HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
+ABLE = f"{GATE}/judge_process.py"  # a harness without it cannot judge another tree
+INSTALLED = f"tinyllama {tinyllama.__version__}"
+MODULE = "tinyllama.harness.gate.judge_process"
+REPORTED = 60.0  # seconds for the report of a judge that is interrupted
+INTERRUPTED = 2  # as of pytest
+NOT_JUDGED = Outcome.NOT_JUDGED.status
+# With these Python would lose a status, or leave out its assertions.
+_LEFT_OUT = ("PYTHONINSPECT", "PYTHONOPTIMIZE", "PYTHONSTARTUP", "PYTHONBREAKPOINT", "PYTHONPATH")
+
+
+@dataclass(frozen=True)
+class Judge:
+    """label: whose harness it is. folder: where."""
+
+    label: str
+    folder: Path
+
+
+def run(options: Options) -> int:
+    """The exit status of a gate. Raises UsageError for options that cannot be used."""
+    if find_spec("msgspec") is None:
+        raise UsageError("the gate needs msgspec: pip install msgspec")
+    with _opened(options) as repository, tempfile.TemporaryDirectory(prefix="gate-") as folder:
+        options.check(repository.root)
+        for path in options.reports:
+            path.unlink(missing_ok=True)  # else one could be taken for this run's
+        _check_bases(options, repository)
+        path = Path(options.gate_json or Path(folder) / "gate.json").absolute()
+        try:
+            with _chosen(options, repository, Path(folder)) as judge:
+                status = _ended(judge, options, repository.root, path, Path(folder))
+        except NotAbleError as error:
+            return _not_judged(options, repository, path, str(error))
+        return _believed(status, options, repository, path)
+
+
+def verified(options: Options, path: Path) -> str:
+    """What a report that was written before says, if it is green and of this checkout. Raises
+    UsageError."""
+    with _opened(options) as repository:
+        try:
+            return report.verify(path, repository, options, _trusted(options, repository))
+        except SnapshotError as error:
+            raise UsageError(str(error)) from error
+
+
+class NotAbleError(ValueError):
+    """A harness that cannot judge; the message names another."""
+
+
+@contextmanager
+def _opened(options: Options) -> Iterator[Repository]:
+    try:
+        with snapshots.opened(Path(options.tree or "."), options.reports) as repository:
+            yield repository
+    except SnapshotError as error:
+        raise UsageError(str(error)) from error
+
+
+def _check_bases(options: Options, repository: Repository) -> None:
+    """Refuse a base that is the candidate itself."""
+    tree = repository.of_working_tree()
+    for revision, python in options.comparisons:
+        same = revision is not None and tree == repository.of_commit(repository.resolve(revision))
+        if same and python == sys.executable:
+            raise UsageError(
+                f"--against {revision!r}: this tree is that revision, byte for byte: check out the "
+                "candidate"
+            )
+
+
+@contextmanager
+def _chosen(options: Options, repository: Repository, folder: Path) -> Iterator[Judge]:
+    """The judge of a checkout. Raises UsageError, and NotAbleError."""
+    named, against = options.judge, options.against
+    ours = all(repository.has(repository.resolve(rev), GATE) for rev in against[:1])
+    ours &= (repository.root / GATE).is_dir()
+    if named is not None and Path(named).is_dir():
+        if not (Path(named) / ABLE).is_file():
+            raise UsageError(f"--judge {named}: that folder has no {ABLE}: name another")
+        yield Judge(named, Path(named).resolve())
+    elif options.tree is not None and named is None:
+        yield Judge(str(HARNESS), HARNESS)
+    elif not ours:
+        if named is not None:
+            raise UsageError(f"--judge {named}: no such folder; name one that has {ABLE}")
+        yield Judge(INSTALLED, HARNESS)
+    elif named is None and not against:  # two interpreters run one tree
+        yield Judge("this tree", repository.root)
+    else:
+        revision = named or against[0]
+        tree = repository.of_commit(repository.resolve(revision))
+        if not repository.has(tree, ABLE):
+            raise NotAbleError(
+                f"{revision} has no {ABLE}: its harness is too old to judge this tree. Name a "
+                "harness that you trust: --judge REV or FOLDER"
+            )
+        yield Judge(revision, repository.unpack(tree, folder / "judge").root)
+
+
+def _trusted(options: Options, repository: Repository) -> list[str]:
+    """The labels of judges that are believed, beside those of the bases: the harness that runs
+    here, unless it is the checkout's own; and whom the user names."""
+    own = [] if repository.root.resolve() == HARNESS else [str(HARNESS), INSTALLED]
+    of_interpreters = ["this tree"] if options.against_env and not options.against else []
+    return [*own, *of_interpreters, *filter(None, [options.judge])]
+
+
+def _ended(judge: Judge, options: Options, root: Path, path: Path, folder: Path) -> int:
+    """The status of a judge, which is interrupted by Ctrl-C and SIGTERM here too."""
+    import msgspec
+
+    here = folder / "here"
+    here.mkdir()
+    task = {"options": _absolute(options, root), "judge": judge.label, "report": str(path)}
+    (folder / "task.json").write_bytes(msgspec.json.encode(task))
+    environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    outside = (
+        each
+        for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if each and not real(Path(each)).is_relative_to(real(root))
+    )
+    search = os.pathsep.join([str(judge.folder), *outside])
+    process = subprocess.Popen(
+        [sys.executable, "-m", MODULE, str(folder / "task.json")],
+        env={**environment, **stages.handed_on(), "PYTHONPATH": search},
+        cwd=here,
+    )
+    try:
+        with sigterm_as_interrupt():
+            return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)  # Ctrl-C reached it too; it takes the first one only
+        try:
+            return process.wait(REPORTED) or INTERRUPTED
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            return process.wait() or INTERRUPTED
+
+
+def _believed(status: int, options: Options, repository: Repository, path: Path) -> int:
+    """The status of a gate, by its report, whose summary is printed."""
+    try:
+        written = report.read(path)
+    except UsageError as error:
+        if status == INTERRUPTED:
+            return status
+        why = f"the judge ended with status {status}, and wrote no report ({error})"
+        return _not_judged(options, repository, path, why)
+    for line in written.lines():
+        print(line, flush=True)
+    report.write_summaries(written, options)
+    if written.status != 0:
+        return written.status
+    try:
+        print(
+            f"verified: {report.verify(path, repository, options, _trusted(options, repository))}"
+        )
+    except UsageError as error:
+        return _not_judged(options, repository, path, f"the report proves nothing: {error}")
+    return 0 if status == 0 else NOT_JUDGED
+
+
+def _not_judged(options: Options, repository: Repository, path: Path, why: str) -> int:
+    """Say why nothing was judged, also in the report."""
+    verdict = report.line(", ".join(options.against), "gate", Outcome.NOT_JUDGED, why)
+    written = report.Report(repository.of_working_tree(), "nobody", "no device", verdicts=[verdict])
+    written.conclude()
+    written.write(path)
+    report.write_summaries(written, options)
+    print(*written.lines(), sep="\n", flush=True)
+    return NOT_JUDGED
+
+
+def _absolute(options: Options, root: Path) -> Options:
+    """The options for a process with another current folder; files of ops by their place in the
+    tree."""
+    places = ("results_dir", "gate_json", "junit", "summary_markdown")
+    absolute = {
+        name: os.path.abspath(value) for name in places if (value := getattr(options, name))
+    }
+    here = os.path.realpath(os.curdir)
+    ops = tuple(
+        os.path.relpath(os.path.join(here, pattern), os.path.realpath(root))
+        for pattern in options.ops
+    )
+    return replace(options, tree=str(root), ops=ops, **absolute)

@@ -1,0 +1,138 @@
+"""What a repository sets in its pyproject.toml.
+
+    [tool.tinyllama]
+    ops = ["kernels/*.py"]                  # files of ops, or patterns, that are tested and gated
+    unrelated = ["docs/*", "*.md"]          # what no op can read: see `affected.UNRELATED`
+    slowdowns = { device_seconds = 0.01 }   # of the gate, where an op states none
+    groups = ["small-bf16", "ops-bf16"]     # what is timed where --groups names nothing
+    tolerances = { seconds = 1.03 }         # to a stored baseline, where an entry states none
+    package = "my_package.ops"              # instead of ops: each module of it declares ops
+    benchmarks = "tinyllama.bench.gated:benchmarks"  # in the harness's own repository: further ones
+    timing = ["tinyllama.bench.steps"]               # and modules that these are timed with
+
+    [tool.tinyllama.lanes]
+    nightly = ["small-bf16", "medium-bf16"]     # --groups nightly
+
+A change cannot loosen these for itself: the gate takes the base's, and the stricter slowdowns.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tinyllama.harness.machine.files import read_regular
+from tinyllama.harness.machine.parsed import toml_of
+from tinyllama.harness.records.entries import is_number
+from tinyllama.harness.records.verdict import TOLERANCES
+
+FILE = "pyproject.toml"
+TABLE = "[tool.tinyllama]"
+GATED = ("device_seconds", "host_seconds")
+# Beside pyproject.toml, what says which versions of others are installed.
+_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "setup.py", "setup.cfg")
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table [tool.tinyllama]. groups, unrelated: None where it names none. lanes: name -> groups.
+    tolerances: metric -> ratio to a stored baseline. slowdowns: metric -> the smallest share that
+    the gate must not call SAME."""
+
+    ops: tuple[str, ...] = ()
+    unrelated: tuple[str, ...] | None = None
+    package: str = ""
+    benchmarks: str = ""
+    timing: tuple[str, ...] = ()
+    groups: tuple[str, ...] | None = None
+    lanes: dict[str, tuple[str, ...]] = {}
+    tolerances: dict[str, float] = {}
+    slowdowns: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        for key, names in (("ops", self.ops), ("groups", self.groups), *self.lanes.items()):
+            if names is not None and (len({*names}) < len(names) or not all(names)):
+                raise ValueError(f"{key}: name each once, and no empty one")
+        if () in (self.groups, *self.lanes.values()):
+            raise ValueError("groups and lanes: name at least one group")
+        for name in self.lanes:
+            if not name or "," in name or name == "short":
+                raise ValueError(f"lanes: {name!r} cannot be asked for by --groups: rename it")
+        for metric, ratio in self.tolerances.items():
+            if metric not in TOLERANCES or not is_number(ratio) or ratio < 1:
+                known = ", ".join(TOLERANCES)
+                raise ValueError(
+                    f"tolerances: {metric} = {ratio!r}: give one of {known} a ratio from 1, as 1.03"
+                )
+        for metric, share in self.slowdowns.items():
+            if metric not in GATED or not is_number(share) or not 0 < share < 1:
+                raise ValueError(
+                    f"slowdowns: {metric} = {share!r}: give {' or '.join(GATED)} a share above 0, "
+                    "as 0.01"
+                )
+
+    def asked(self, name: str | None) -> tuple[str, ...] | None:
+        """The groups of a lane, or without a name those of every run; None where it sets none."""
+        return self.groups if name is None else self.lanes.get(name)
+
+    def lines(self) -> list[str]:
+        """What it sets, for a summary."""
+        said = [
+            *([f"ops {', '.join(self.ops)}"] if self.ops else []),
+            *([f"groups {', '.join(self.groups)}"] if self.groups else []),
+            *(f"lane {name} {', '.join(groups)}" for name, groups in self.lanes.items()),
+            *(f"{metric} {ratio:g} times a baseline" for metric, ratio in self.tolerances.items()),
+            *(f"{metric} {share:.2%} in the gate" for metric, share in self.slowdowns.items()),
+        ]
+        return [f"{TABLE} of {FILE}: {'; '.join(said)}"] if said else []
+
+
+def load(folder: Path, *, of_base: bool = False) -> Config:
+    """The table in a folder's pyproject.toml. of_base: it may have keys of another version.
+
+    Raises ValueError that names the file, the key and the fix.
+    """
+    table = project(folder).get("tool", {}).get("tinyllama", {})
+    if of_base and isinstance(table, dict):
+        table = {key: value for key, value in table.items() if key in Config.__struct_fields__}
+    try:
+        return msgspec.convert(table, Config)
+    except ValueError as error:
+        raise ValueError(f"{folder / FILE}, {TABLE}: {error}") from error
+
+
+def project(folder: Path) -> dict[str, Any]:
+    """All of a folder's pyproject.toml; empty where there is none. Raises ValueError."""
+    path = folder / FILE
+    try:
+        return toml_of(read_regular(path).decode())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def entry_points(folder: Path) -> tuple[str, ...]:
+    """The modules of the entry points ``tinyllama.ops`` that a pyproject.toml declares."""
+    points = project(folder).get("project", {}).get("entry-points", {}).get("tinyllama.ops", {})
+    return tuple(sorted({str(value).partition(":")[0].strip() for value in points.values()}))
+
+
+def dependencies_changed(base: Path, candidate: Path, names: list[str]) -> list[str]:
+    """Of the files that differ, those in which two trees ask for other dependencies."""
+    changed = [name for name in names if _pins(name)]
+    tables = [project(tree) for tree in (base, candidate)]
+    if FILE in names and _dependencies(tables[0]) != _dependencies(tables[1]):
+        changed.append(FILE)
+    return changed
+
+
+def _pins(name: str) -> bool:
+    last = name.rpartition("/")[2]
+    listed = last.endswith(".txt") and ("requirements" in name or "constraints" in name)
+    return name in _LOCKS or listed or last in ("environment.yml", "environment.yaml")
+
+
+def _dependencies(table: dict[str, Any]) -> list[Any]:
+    keys = ("dependencies", "optional-dependencies", "requires-python")
+    of_project = [table.get("project", {}).get(key) for key in keys]
+    return [*of_project, table.get("build-system"), table.get("dependency-groups")]

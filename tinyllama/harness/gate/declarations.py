@@ -1,0 +1,60 @@
+"""What ops declare that decides on their providers: a change is shown, and the base's holds."""
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tinyllama.harness.declare.op import Op
+
+
+def declarations(ops: Iterable[Op]) -> dict[str, str]:
+    """By ``op: part``, a digest of the reference, cases, limits and slack of each op."""
+    digests: dict[str, str] = {}
+    for op in ops:
+        cases = [(case.dims, case.params, sorted(case.values)) for case in (*op.cases, *op.timed)]
+        parts: dict[str, Any] = {
+            "reference": _source(op.providers["eager"].call),
+            "cases": cases,
+            "extremes": sorted(op.extremes),
+            "limits": (op.slowdowns, op.layouts, op.tolerances),
+        }
+        for provider in op.providers.values():
+            stated = (provider.slack, provider.deterministic, provider.overwrites)
+            parts[f"slack of {provider.name}"] = stated
+        for part, value in parts.items():
+            digest = hashlib.sha256(_plain(value).encode()).hexdigest()
+            digests[f"{op.name}: {part}"] = digest
+    return digests
+
+
+def changed_declarations(base: Mapping[str, str], candidate: Mapping[str, str]) -> list[str]:
+    """The parts of ops of both sides that differ."""
+    ops = {name.partition(":")[0] for name in candidate}
+    of_both = (name for name in sorted(base) if name.partition(":")[0] in ops)
+    return [name for name in of_both if candidate.get(name) != base[name]]
+
+
+def _source(function: Any) -> str:
+    """The code of a function, without comments and docstrings."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def _plain(value: Any) -> str:
+    """A text of plain values that is the same in every process."""
+    if isinstance(value, Mapping):
+        return repr(sorted((_plain(key), _plain(each)) for key, each in value.items()))
+    if isinstance(value, (set, frozenset)):
+        return repr(sorted(map(_plain, value)))
+    if isinstance(value, (list, tuple)):
+        return repr([_plain(each) for each in value])
+    return repr(value)

@@ -1,0 +1,185 @@
+"""The process that judges: it compares, and writes the report. `command` starts it.
+
+``python -m tinyllama.harness.gate.judge_process TASK.json``, with the judge's harness on the path
+and an empty current folder: nothing of the candidate is imported here.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import torch
+
+from tinyllama.harness.gate import report, snapshots, workspace
+from tinyllama.harness.gate.cancel import Interruption
+from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard, device_lock
+from tinyllama.harness.gate.options import Options
+from tinyllama.harness.gate.report import Base, Report
+from tinyllama.harness.gate.snapshots import Repository, SnapshotError
+from tinyllama.harness.gate.stages import Stages, began
+from tinyllama.harness.gate.workspace import NotJudgedError
+from tinyllama.harness.machine.device import default_device, device_name, usable_device
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.progress import Progress, of_stream
+from tinyllama.harness.records.verdict import Outcome, Verdict
+
+WAIT = 180.0  # seconds for another gate to end, and for the machine to become idle
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What `command` asks a judge for. judge: the label of its harness. report: where it goes."""
+
+    options: Options
+    judge: str
+    report: str
+
+
+class Gate:
+    """The comparisons of a task, one base after another."""
+
+    def __init__(self, task: Task, repository: Repository, progress: Progress) -> None:
+        self.options, self.repository, self.progress = task.options, repository, progress
+        chosen = task.options.device
+        self.device = usable_device(chosen) if chosen else default_device()
+        self.interruption, self.held = Interruption(), False  # held: the device, by a comparison
+        self.report = Report(
+            repository.of_working_tree(),
+            task.judge,
+            f"{self.device.type} ({device_name(self.device)})",
+            only=list(task.options.op),
+            outputs=repository.reports,
+        )
+
+    def run(self) -> None:
+        """Compare with every base; what ends this early is in the report."""
+        limit, before = self.options.time_limit, Stages()
+        self.interruption.open(None if limit is None else limit - time.monotonic() + began(), limit)
+        try:
+            with self.progress:
+                for revision, python in self.options.comparisons:
+                    self._against(revision, python, before)
+        except KeyboardInterrupt:
+            self.report.ended = self.interruption.ended or "Ctrl-C"
+        except (SnapshotError, UsageError) as error:
+            self._say("gate", "gate", Outcome.NOT_JUDGED, str(error))
+        if self.repository.of_working_tree() != self.report.candidate:
+            text = f"{self.repository.root} was edited while it was compared: compare it again"
+            self._say("gate", "candidate", Outcome.NOT_JUDGED, text)
+        self.report.conclude()
+        self.interruption.close()
+
+    def _against(self, revision: str | None, python: str, seconds: Stages) -> None:
+        commit = None if revision is None else self.repository.resolve(revision)
+        label = " ".join(filter(None, [revision, python if python != sys.executable else ""]))
+        guard, lock, self.held = DeviceGuard(self.device), ExitStack(), False
+
+        def use_device() -> str | None:
+            return self._hold(guard, lock) if self.device.type != "cpu" else None
+
+        def wait_until_idle() -> str | None:
+            reason = self._hold(guard, lock) if self.device.type == "cpu" else None
+            return reason or guard.wait_until_idle(WAIT, self._wait)
+
+        request = workspace.Request(
+            repository=self.repository,
+            options=self.options,
+            tree=self.report.candidate,
+            label=label,
+            commit=commit,
+            python=python,
+            device=self.device,
+            guard=guard,
+            use_device=use_device,
+            wait_until_idle=wait_until_idle,
+            seconds=seconds,
+            say=self.progress.line,
+            doing=self.progress,
+        )
+        base = Base(label, commit or "", python)
+        self.report.bases.append(base)
+        try:
+            with lock, workspace.prepared(request) as prepared:
+                self._compare(base, prepared)
+                if self.held and (disturbed := guard.after()):
+                    self._say(label, "device", Outcome.BUSY, disturbed)
+        except (NotJudgedError, SnapshotError, OSError) as error:
+            self._say(label, "comparison", Outcome.NOT_JUDGED, str(error))
+        except ValueError as error:
+            self._say(label, "configuration", Outcome.MISSING, str(error))
+
+    def _compare(self, base: Base, prepared: workspace.Prepared) -> None:
+        session, ended = prepared.session, False
+        verdicts: Sequence[Verdict] = ()
+        try:
+            verdicts = session.run()
+            ended = True
+        except BaseException as error:
+            why = self.interruption.ended
+            if not (why or isinstance(error, KeyboardInterrupt)):
+                raise
+            verdicts = session.interrupted(why or "Ctrl-C")
+            raise KeyboardInterrupt(why) from error  # what killed processes led to is no result
+        finally:
+            expected = [*session.found, *session.new]
+            self.report.bases[-1] = msgspec.structs.replace(base, expected=expected, ended=ended)
+            for each in verdicts:
+                text = each.text  # without the folders of this run
+                for tree in session.trees:
+                    text = text.replace(f"{tree.root}/", "")
+                self._say(base.label, each.name, each.outcome, text)
+            self.report.comparisons.append({"against": base.label, **session.report()})
+            self._note(prepared)
+
+    def _note(self, prepared: workspace.Prepared) -> None:
+        session, report = prepared.session, self.report
+        report.protected += [n for n in prepared.protected if n not in report.protected]
+        report.protected += [n for n in session.changed if n not in report.protected]
+        report.deleted_tests += [n for n in prepared.deleted_tests if n not in report.deleted_tests]
+        if prepared.change.benchmarks and (files := sorted(prepared.change.everything())):
+            report.notes.append(
+                f"everything is timed: no op imports {', '.join(files[:3])}, and no pattern of "
+                "`unrelated` in the base's pyproject.toml names it"
+            )
+        parts = ((name, taken) for name, taken in session.seconds.items() if ": " not in name)
+        stages = ", ".join(f"{name} {taken:.0f} s" for name, taken in parts)
+        report.notes.append(f"{stages}; {session.launched} blocks, {session.discarded} discarded")
+
+    def _hold(self, guard: DeviceGuard, lock: ExitStack) -> str | None:
+        """Hold the device against other gates; returns why it cannot be."""
+        if guard.unreadable and not self.options.unwatched:
+            return (
+                f"load and throttling cannot be read: {guard.unreadable}; fix that, or add "
+                "--unwatched"
+            )
+        try:
+            lock.enter_context(device_lock(self.device, WAIT, self._wait))
+        except BusyError as error:
+            return str(error)
+        self.held = True
+        return None
+
+    def _say(self, against: str, name: str, outcome: Outcome, text: str) -> None:
+        self.report.verdicts.append(report.line(against, name, outcome, text))
+
+    def _wait(self, reason: str) -> None:
+        self.progress(f"waiting up to {WAIT:.0f} s: {reason}")
+
+
+def main(path: str) -> int:
+    """The exit status of a gate; its report is written whatever happens."""
+    task = msgspec.json.decode(Path(path).read_bytes(), type=Task)
+    torch.set_num_threads(1)
+    with snapshots.opened(Path(task.options.tree or "."), task.options.reports) as repository:
+        gate = Gate(task, repository, of_stream(sys.stdout))
+        try:
+            gate.run()
+        finally:
+            gate.report.write(Path(task.report))
+    return gate.report.status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,151 @@
+"""Which pairs of processes are open, and where they run; the next ones are started ahead."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+import torch
+
+from tinyllama.harness.gate.benchmarks import Registered
+from tinyllama.harness.gate.device_guard import identity
+from tinyllama.harness.gate.pair import AT_ONCE, Pair, SideError, Tree
+from tinyllama.harness.machine.worker import close_all
+
+PROCESSORS = 8  # from so many on, importing on most of them disturbs no turn
+AHEAD = 4  # pairs; six make blocks no faster
+MEMORY = 16 * 2**30  # bytes of a GPU for each pair at work
+PRELOAD = ("torch._dynamo",)  # an optimizer imports it: 1.5 s of the 3.3 s of a step
+
+
+def pairs_at_once(device: torch.device) -> int:
+    """How many pairs work at once on this machine; only one is ever timed."""
+    processors = len(os.sched_getaffinity(0))
+    if processors < PROCESSORS:
+        return 1
+    fit = AT_ONCE
+    if device.type != "cpu":
+        fit = torch.cuda.get_device_properties(device).total_memory // MEMORY
+    return max(1, min(AT_ONCE, processors // 3, fit))
+
+
+def timing_processor(device: torch.device) -> int:
+    """The processor that both sides are pinned to. It is not the first, which does the system's own
+    work, and mostly differs between GPUs, each of which may have a gate at work."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return others[zlib.crc32(identity(device).encode()) % len(others)] if others else first
+
+
+@contextmanager
+def opened(
+    trees: Sequence[Tree], device: torch.device, registered: Registered, count: int = 1
+) -> Iterator[list[Pair]]:
+    """Fresh pairs, ready to be asked, for a `with` statement. Raises SideError."""
+    pairs = [Pair(trees, device, registered) for _ in range(count)]
+    try:
+        open_all(pairs)
+        yield pairs
+    finally:
+        close_pairs(pairs)
+
+
+def open_all(pairs: Sequence[Pair]) -> None:
+    """Open several pairs at once. Raises the SideError of the first that cannot be opened."""
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        list(pool.map(lambda pair: pair.open(), pairs))
+
+
+def close_pairs(pairs: Sequence[Pair]) -> None:
+    close_all([worker for pair in pairs for worker in pair.workers.values()])
+
+
+class PairPool:
+    """`opened`, for machines with spare processors: the next pairs start while some are used.
+
+    Until they are asked they only import, without touching a device, on other processors than the
+    timed one. The last pairs end while the next ones begin. pairs: how many start ahead; importing
+    takes longer than a block of one benchmark.
+    """
+
+    def __init__(self, timed: int, pairs: int) -> None:
+        self.pairs = pairs
+        self._timed = timed
+        self._next: deque[Pair] = deque()
+        self._pool = ThreadPoolExecutor(1)
+        self._ending: Future[None] | None = None
+
+    @contextmanager
+    def __call__(
+        self, trees: Sequence[Tree], device: torch.device, registered: Registered, count: int = 1
+    ) -> Iterator[list[Pair]]:
+        pairs = [
+            self._next.popleft() if self._next else Pair(trees, device, registered)
+            for _ in range(count)
+        ]
+        try:
+            with _without(self._timed):  # they import while these are opened
+                while len(self._next) < self.pairs:
+                    self._next.append(Pair(trees, device, registered, PRELOAD))
+            open_all(pairs)
+            yield pairs
+        finally:
+            self._wait()
+            self._ending = self._pool.submit(close_pairs, pairs)
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Open the pairs that start ahead during a `with` block, in which nothing is timed, and
+        have them use the device for the first time."""
+
+        def first_use(pair: Pair) -> None:
+            with suppress(SideError):  # of whoever asks it next
+                pair.open()
+                pair.each("warm_up_blas")
+
+        with ThreadPoolExecutor(max(1, len(self._next))) as pool:
+            opening = pool.map(first_use, self._next)
+            yield
+        list(opening)
+
+    def _wait(self) -> None:
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            ending.result()
+
+    def close(self) -> None:
+        """End all processes."""
+        try:
+            self._wait()
+        finally:
+            for pair in self._next:
+                pair.discard()
+            self._pool.shutdown()
+
+
+@contextmanager
+def launcher(timed: int) -> Iterator[Callable[..., AbstractContextManager[list[Pair]]]]:
+    """A function that opens pairs on this machine. timed: both sides are pinned to it."""
+    processors = len(os.sched_getaffinity(0))
+    if processors < PROCESSORS:
+        yield opened
+        return
+    pool = PairPool(timed, min(AHEAD, processors // 3))
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+@contextmanager
+def _without(processor: int) -> Iterator[None]:
+    """Keep processes that start meanwhile off a processor."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before - {processor})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

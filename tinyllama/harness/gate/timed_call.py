@@ -1,0 +1,358 @@
+"""A provider of an op on one case, as the gate times and verifies it.
+
+A turn has two readings of each metric (`tinyllama.harness.gate.metric`). Device time is of the
+first call of a turn, on cold caches, behind a spin kernel that outlasts the enqueueing. Host time,
+and on a CPU all time, is of the fastest of some calls in a row: other work on the machine only
+adds. All work is of a row of calls whose results are dropped as they come, until the device is
+idle.
+
+Each turn has input values that no process has seen: those that are drawn once, with each feature
+(along the last dimension) multiplied by a number near 1. These numbers come from a seed that the
+judge draws when it asks for the turn. So both sides get the same values, making them costs as much
+as a copy, and they are written to the addresses of the turn before, as in a training loop. Drawing
+all values anew would take 5 to 25 times as long as a turn on a CPU. Integers and single numbers
+keep their values.
+
+In a block's last turn one call, chosen at random by the judge, keeps its results, which are then
+held to float64.
+
+The backward pass runs in its caller's thread: handing it to autograd's thread for a device is
+torch's cost, not that of the compared code.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, evaluate
+from tinyllama.harness.gate.metric import ALL_WORK, CALL, DEVICE, HOST
+from tinyllama.harness.gate.verification import Proof, digest, prove
+from tinyllama.harness.kernels.launch import Launched, launched
+from tinyllama.harness.machine.device import synchronize
+from tinyllama.harness.measure.clock import Clock
+from tinyllama.harness.measure.launches import launches
+from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResultError
+from tinyllama.harness.records.entries import Ratio
+
+SPIN = 1.4  # times the time to enqueue a call; the device spins before each call that is timed
+CALLS = 7  # in a row; the first counts as work, and not among the fastest
+FACTORS, WIDTH = 1024, 0.125  # how many numbers near 1; from 1 - WIDTH/2 to 1 + WIDTH/2
+
+
+@dataclass
+class _Call:
+    """A call of a turn: where its inputs are, what it got and gave, and its seconds on the host."""
+
+    place: int
+    inputs: Inputs
+    args: Leaves
+    outputs: tuple[torch.Tensor, ...] = ()
+    gradients: Sequence[torch.Tensor | None] = ()
+    seconds: float = math.inf
+
+
+class TimedCall(OpContender):
+    """A provider on one case. metrics: those of its times."""
+
+    def __init__(
+        self,
+        timed: Timed,
+        device: str,
+        package: str,
+        files: Sequence[str],
+        metrics: Sequence[str] = (DEVICE, HOST),
+    ) -> None:
+        super().__init__(timed, device, package, files)
+        self.clock.longer = SPIN
+        self.row_clock = Clock(self.clock.queue, longer=SPIN)
+        self.clocked = DEVICE in metrics and self.device.type != "cpu"
+        self.repeated = DEVICE if self.device.type == "cpu" else HOST if HOST in metrics else None
+        self.masters: dict[str, Inputs] = {}  # by layout: drawn once, since drawing is slow
+        self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
+        self.seed = self.place = 0  # of the values of a turn; of the call that is prepared
+        self.kept: _Call | None = None  # of the last turn, where the judge asked for it
+        self.share = self.extra = 0.0  # added work: a share of a call, seconds on the device
+        self.kept_bytes = 0  # by the first call, for later ones
+
+    def run_once(self) -> None:
+        """Compile everything that a call needs, and note the bytes that stay allocated."""
+        self._prepare(self.passes[-1])
+        before = self._allocated()
+        self._run()
+        self.outputs, self.gradients = (), ()
+        self.kept_bytes = max(0, self._allocated() - before)
+        self._forget()
+
+    def _allocated(self) -> int:
+        synchronize(self.device)
+        return 0 if self.device.type == "cpu" else torch.cuda.memory_allocated(self.device)
+
+    # -- a turn -----------------------------------------------------------------------------
+
+    def rehearse(self) -> None:
+        """Take a turn that does not count: it makes what later ones find."""
+        self.gated_turn(0)
+
+    def gated_turn(self, seed: int, kept: int | None = None) -> dict[str, float]:
+        """Seconds of a call, by reading, on values from this seed alone.
+
+        kept: any number; the call of that number, modulo their number, keeps its results for
+        `proofs`. On the device's clock that is always the call whose time is the figure.
+        """
+        self._calibrate()
+        self.seed, self.kept, readings = seed, None, dict[str, float]()
+        choice = -1 if kept is None else kept % (int(self.clocked) + CALLS * bool(self.repeated))
+        if self.clocked:
+            self.place = CALLS
+            reading = self.clock.read(self._run, self._prepare_last)
+            readings |= {DEVICE: reading.device, CALL: max(reading.device, reading.host)}
+            if choice == 0:
+                self.kept = _Call(self.place, self.inputs, self.args, self.outputs, self.gradients)
+            self.place = 0
+            work = self.row_clock.all_work(self._run_in_a_row, self._prepare_last)
+            readings[ALL_WORK + DEVICE] = work / CALLS
+        if self.repeated is not None:
+            calls = self._row()
+            began = time.perf_counter()
+            for number, call in enumerate(calls):
+                self._take(call, keep=number == choice - int(self.clocked))
+            work = time.perf_counter() - began
+            synchronize(self.device)
+            readings[self.repeated] = _fastest(calls)
+            readings[ALL_WORK + self.repeated] = work / CALLS
+        return readings
+
+    def _prepare_last(self) -> None:
+        """Prepare a call of the last pass: its inputs are written, then the cache is flushed."""
+        self.outputs, self.gradients = (), ()
+        self._prepare(self.passes[-1])
+
+    def _run_in_a_row(self) -> None:
+        for _ in range(CALLS):
+            self._run()
+            self.outputs, self.gradients = (), ()  # here, where what ends with them is timed
+
+    def _row(self) -> list[_Call]:
+        """Calls whose inputs are ready before the first."""
+        calls = []
+        for self.place in range(CALLS):
+            self._give(self.passes[-1])
+            calls.append(_Call(self.place, self.inputs, self.args))
+        self.place, self.outputs, self.gradients = 0, (), ()
+        synchronize(self.device)
+        return calls
+
+    def _take(self, call: _Call, *, keep: bool) -> None:
+        self.inputs, self.args = call.inputs, call.args
+        began = time.perf_counter()
+        self._run()
+        call.seconds = time.perf_counter() - began
+        if keep:
+            call.outputs, call.gradients, self.kept = self.outputs, self.gradients, call
+        self.outputs, self.gradients = (), ()  # here, where what ends with them is timed
+
+    def ready(self) -> None:
+        """Prepare for `paced`."""
+        self._prepare(self.passes[-1])
+        synchronize(self.device)
+
+    def paced(self, calls: int) -> float:
+        """Seconds of calls in a row by this process's clock. The judge takes their time, too."""
+        start = time.perf_counter()
+        for _ in range(calls):
+            self._run()
+        synchronize(self.device)
+        return time.perf_counter() - start
+
+    # -- right results ----------------------------------------------------------------------
+
+    def verify(self, seed: int) -> dict[str, Proof]:
+        """Hold a call on the values of a seed to float64, and check that it leaves its inputs
+        unchanged. Raises WrongResultError."""
+        self.seed, provider = seed, self.case.provider
+        inputs = self._varied(_copies(self._master()), 0)
+        try:
+            results = evaluate(self.op, provider.call, inputs, provider.overwrites)
+        except AssertionError as error:
+            raise WrongResultError(f"{self.case}: {error}") from error
+        return self._proven(results, inputs, "")
+
+    def proofs(self) -> dict[str, Proof]:
+        """Hold the results of the call that the last turn kept to float64. Raises
+        WrongResultError, ValueError where none was kept."""
+        if self.kept is None:
+            raise ValueError(f"{self.case}: the last turn kept no call")
+        call = self.kept
+        self.inputs, self.args = call.inputs, call.args
+        self.outputs, self.gradients = call.outputs, call.gradients
+        inputs = self._varied(_copies(self._master()), call.place)
+        return self._proven(self._collected(), inputs, "a timed call: ")
+
+    def _proven(
+        self, results: dict[str, torch.Tensor], inputs: Inputs, what: str
+    ) -> dict[str, Proof]:
+        eager = self.op["eager"].call
+        plain = evaluate(self.op, eager, inputs)
+        exact = evaluate(self.op, eager, inputs.double())
+        try:
+            return prove(results, plain, exact, self.case.provider.slack_in(self.case.dtype))
+        except WrongResultError as error:
+            raise WrongResultError(f"{self.case}: {what}{error}") from error
+
+    def input_digest(self) -> int:
+        """A digest of the inputs (values, shapes, dtypes, parameters), and of the names of the
+        results that are asked for."""
+        drawn, op = self._master(), self.op
+        names = (sorted(op.outputs), sorted(op.differentiable), op.mutated)
+        return digest([*_tensors(drawn)], names, sorted(drawn.params.items()), list(drawn.args))
+
+    # -- other layouts ----------------------------------------------------------------------
+
+    def compile_layouts(self, names: Sequence[str]) -> None:
+        """Compile what calls on other layouts need, and verify their results; none is timed."""
+        for name in ("contiguous", *names):
+            self._give(self.passes[-1], name)
+            self._run()
+            inputs = _copies(self._master())
+            if self.layout == self.usual:
+                self._varied(inputs, self.place)
+            self._proven(self._collected(), inputs, f"{name} inputs: ")
+        self._keep_usual()
+        self._forget()
+
+    def layouts(self, names: Sequence[str], rounds: int) -> dict[str, Ratio]:
+        """How many times as long a call takes in these layouts as on contiguous inputs."""
+        try:
+            return super().layouts(names, rounds)
+        finally:
+            self._keep_usual()
+
+    def _keep_usual(self) -> None:
+        """Return to the usual layout, and drop the inputs of others."""
+        self.layout = self.usual
+        self.masters = {name: kept for name, kept in self.masters.items() if name == self.usual}
+
+    # -- what is counted --------------------------------------------------------------------
+
+    def launched(self) -> list[Launched]:
+        if self.device.type == "cpu":
+            return []
+        self._prepare(self.passes[-1])
+        with launched() as launches_seen:
+            self._run()
+        synchronize(self.device)
+        return launches_seen
+
+    def counted(self) -> dict[str, int]:
+        if self.device.type == "cpu":
+            return {}
+        self._calibrate()
+        self._prepare(self.passes[-1])
+        peak = self._peak()
+        self._prepare(self.passes[-1])
+        counted = launches(self._run, self.device).counts
+        counts = {"peak_bytes": peak, "kept_bytes": self.kept_bytes, **counted}
+        return {name: value for name, value in counts.items() if value is not None}
+
+    def profile(self) -> dict[str, tuple[int, float]]:
+        """By kernel of one call: how often it ran, and its seconds in all."""
+        self._calibrate()
+        self._prepare(self.passes[-1])
+        return launches(self._run, self.device).by_name
+
+    # -- work that is added, to see the gate find it ----------------------------------------
+
+    def slow_down(self, share: float) -> None:
+        """Add work that takes a share of the call's time: of device time, read before the first
+        turn, where that is a metric; else of each call's own time on the host."""
+        self.share = share
+
+    def _calibrate(self, readings: int = 5) -> None:
+        """Read the device time of a call. In a turn, since while this is made the other side is
+        made on the same device."""
+        if self.share and self.clocked and not self.extra:
+            read = [
+                self.clock.read(self._run, self._prepare_last).device for _ in range(1 + readings)
+            ]
+            self.extra = self.share * statistics.median(read[1:])
+
+    # -- one call ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        began = time.perf_counter() if self.share else 0.0
+        with torch.autograd.set_multithreading_enabled(False):
+            super()._run()
+        if self.extra:
+            self.clock.queue.spin(self.extra)
+        elif self.share and not self.clocked:
+            keep_busy(self.share * (time.perf_counter() - began))
+
+    def _check(self) -> None:
+        """Calls on other layouts were verified when they were compiled."""
+
+    def _shrink(self) -> None:
+        """Keep all memory: no check of this class takes much."""
+
+    # -- inputs -----------------------------------------------------------------------------
+
+    def _fresh(self, layout: str = "") -> Inputs:
+        """The inputs of the next call: with the values of this turn, in the memory that is kept for
+        its place; or in another layout."""
+        self.layout = layout or self.usual
+        if self.layout != self.usual:
+            return _copies(self._master())
+        if self.place not in self.places:
+            self.places[self.place] = _copies(self._master())
+        return self._varied(self.places[self.place], self.place)
+
+    def _master(self) -> Inputs:
+        if self.layout not in self.masters:
+            self.masters[self.layout] = self._drawn()
+        return self.masters[self.layout]
+
+    def _varied(self, into: Inputs, place: int) -> Inputs:
+        """Write the values of this turn's call into inputs."""
+        generator = torch.Generator(self.device).manual_seed((1 + CALLS) * self.seed + place)
+        numbers = torch.rand(FACTORS, generator=generator, device=self.device)
+        numbers.sub_(0.5).mul_(WIDTH).add_(1)
+        factors: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by width and dtype
+        for kept, value in zip(_tensors(into), _tensors(self._master()), strict=True):
+            if value.dtype.is_floating_point and value.numel() > 1 and 0 not in value.stride():
+                key = width, _ = value.shape[-1], value.dtype
+                if key not in factors:
+                    repeated = numbers.repeat(-(-width // FACTORS)) if width > FACTORS else numbers
+                    factors[key] = repeated[:width].to(value.dtype)
+                torch.mul(value, factors[key], out=kept)
+            else:
+                kept.untyped_storage().copy_(value.untyped_storage())
+        return into
+
+
+def _fastest(calls: Sequence[_Call]) -> float:
+    """The mean of two minima: of calls 1, 3, 5, ... and of calls 2, 4, 6, ..."""
+    return statistics.mean(min(call.seconds for call in calls[n::2]) for n in (1, 2))
+
+
+def _copies(inputs: Inputs) -> Inputs:
+    return replace(
+        inputs,
+        args={name: copied(value) for name, value in inputs.args.items()},
+        upstream={n: None if v is None else copied(v) for n, v in inputs.upstream.items()},
+    )
+
+
+def _tensors(inputs: Inputs) -> Iterator[torch.Tensor]:
+    for value in (*inputs.args.values(), *inputs.upstream.values()):
+        tensors = value if isinstance(value, list) else [value]
+        yield from (tensor for tensor in tensors if tensor is not None)
+
+
+def keep_busy(seconds: float) -> None:
+    """Keep the host busy."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass

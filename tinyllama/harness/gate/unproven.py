@@ -1,0 +1,80 @@
+"""A provider that cannot be timed on this device: its results are held to the reference instead.
+
+Kernels of Triton are interpreted on a CPU, where their time says nothing and their results do.
+"""
+
+import torch
+
+from tinyllama.harness.check.cases import OpCase, elements, op_cases
+from tinyllama.harness.check.evaluate import evaluate
+from tinyllama.harness.check.finding import Candidate
+from tinyllama.harness.check.judge import faults, run_case
+from tinyllama.harness.gate.verification import SLACK, Proof, Results, proof_of
+from tinyllama.harness.machine.device import cannot
+from tinyllama.harness.measure.op_contender import Timed, WrongResultError, ops_of
+
+MOST_ELEMENTS = 2**14  # of the inputs of a case that is tried: interpreting takes long
+
+
+class Untimed:
+    """A provider on its small declared cases. Raises ValueError where it cannot run here."""
+
+    def __init__(self, timed: Timed, device: str, package: str, files: tuple[str, ...]) -> None:
+        op = ops_of(package, files)[timed.op]
+        self.candidate = Candidate(op, op[timed.provider], torch.device(device))
+        missing = (cannot(need, self.candidate.device) for need in self.candidate.provider.requires)
+        if reason := next(filter(None, missing), None):
+            raise ValueError(f"it can be neither timed nor verified here: {reason}")
+
+    def input_digest(self) -> int:
+        """0: cases are matched by their names."""
+        return 0
+
+    def verify(self, seed: int) -> dict[str, Proof]:
+        """Hold the results of each case, on inputs from a seed, to the reference, on memory that is
+        guarded; returns the proofs by case and result. Raises WrongResultError."""
+        candidate = Candidate(
+            self.candidate.op, self.candidate.provider, self.candidate.device, seed
+        )
+        proofs: dict[str, Proof] = {}
+        for case in self._cases():
+            inputs = candidate.inputs(case)
+            run = run_case(candidate, inputs)
+            if run.error or run.out_of_bounds or candidate.wrong(case, run.results, inputs):
+                told = (f"{f.case}: {f.check}: {f.message}" for f in faults(candidate, case))
+                raise WrongResultError(next(told, f"{case}: it is wrong in one of two equal calls"))
+            eager, slack = candidate.op["eager"].call, candidate.provider.slack_in(case.dtype)
+            plain = evaluate(candidate.op, eager, inputs)
+            exact = evaluate(candidate.op, eager, inputs.double())
+            proofs |= {
+                f"{case}: {name}": proof
+                for name, proof in _proofs(run.results, plain, exact, SLACK * slack).items()
+            }
+        return proofs
+
+    def _cases(self) -> list[OpCase]:
+        op, name = self.candidate.op, self.candidate.provider.name
+        plain = [
+            case
+            for case in op_cases([op], providers=[name])
+            if not case.varied and case.unsupported() is None
+        ]
+        if not plain:
+            raise ValueError(f"{op.name}-{name} covers none of its declared cases")
+        smallest = min(elements(op, case.case) for case in plain)
+        most = max(MOST_ELEMENTS, smallest)
+        return [case for case in plain if elements(op, case.case) <= most]
+
+
+def _proofs(results: Results, plain: Results, exact: Results, slack: float) -> dict[str, Proof]:
+    """Proofs of results that the measured rule of `check` found right. A gradient may be zero in
+    exact arithmetic, so what is allowed is at least a rounding of the largest result."""
+    largest = max(float(oracle.norm()) for oracle in exact.values())
+    proofs = {}
+    for name, oracle in exact.items():
+        errors = [float((each[name].double() - oracle).norm()) for each in (results, plain)]
+        floating = plain[name].dtype.is_floating_point
+        rounding = torch.finfo(plain[name].dtype).eps * largest if floating else 0.0
+        allowed = slack * max(*errors, rounding)
+        proofs[name] = proof_of(results[name], plain[name], oracle, allowed)
+    return proofs

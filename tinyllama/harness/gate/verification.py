@@ -1,0 +1,149 @@
+"""Results of a provider, held to the reference in float64: in the process that computed them, and
+by another side's reference.
+
+Of tensors that are in two processes, random projections are compared (sums over the elements with
+random signs): each is of the size of the tensor's norm.
+"""
+
+import hashlib
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tinyllama.harness.measure.op_contender import WrongResultError
+
+SLACK = 4.0  # times eager's own error; the suite's rule, which costs ten more runs, allows less
+PROJECTIONS = 8
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PART = 2**24  # elements at a time
+_ODD = 0x9E3779B97F4A7C15 - 2**64  # multiplicative hashing, Knuth 6.4
+
+Results = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A result that is right by its own side's reference.
+
+    strides: of its dimensions; reference_strides: of what the reference gives. projections: of the
+    result; exact: of the reference in float64. allowed: how far these may be apart, as a norm.
+    """
+
+    strides: tuple[int, ...]
+    reference_strides: tuple[int, ...]
+    dense: bool
+    projections: tuple[float, ...]
+    exact: tuple[float, ...]
+    allowed: float
+
+
+def prove(results: Results, plain: Results, exact: Results, slack: float) -> dict[str, Proof]:
+    """Hold results to what the reference gives in float64 (``exact``), with a multiple of the error
+    that it makes in their own dtype (``plain``), over each tensor and in each row.
+
+    slack: how many times as much a provider may err. Raises WrongResultError.
+    """
+    proofs = {}
+    for name, oracle in exact.items():
+        if name not in results:
+            raise WrongResultError(f"no {name}")
+        value, wanted = results[name], plain[name]
+        if (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
+            shape = f"{tuple(value.shape)} {value.dtype}"
+            raise WrongResultError(f"{name} is {shape}, unlike the reference's")
+        allowed = 0.0
+        for norm, where in ((_widest_row, " in a row"), (_norm, "")):
+            eps = torch.finfo(wanted.dtype).eps if wanted.dtype.is_floating_point else 0.0
+            allowed = max(norm(wanted.double() - oracle), eps * norm(oracle)) * SLACK * slack
+            error = norm(value.double() - oracle)
+            if not error <= allowed < math.inf:
+                raise WrongResultError(f"{name}: error {error:.3g} > {allowed:.3g}{where}")
+        proofs[name] = proof_of(value, wanted, oracle, allowed)
+    return proofs
+
+
+def proof_of(
+    value: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, allowed: float
+) -> Proof:
+    return Proof(
+        _strides(value),
+        _strides(plain),
+        value.is_contiguous(),
+        projections(value),
+        projections(exact),
+        allowed,
+    )
+
+
+def hold_to_base(base: Mapping[str, Proof], candidate: Mapping[str, Proof]) -> None:
+    """Hold a candidate's results to the base's reference, with the error that it allows, and to the
+    base's strides, which a consumer reads them by. Raises WrongResultError.
+
+    The mean square of eight projections exceeds nine times the square of the norm once in 1e14.
+    """
+    for name, wanted in base.items():
+        if name not in candidate:
+            raise WrongResultError(f"the base's reference gives {name}, the candidate does not")
+        proof = candidate[name]
+        pairs = zip(proof.projections, wanted.exact, strict=True)
+        error = math.sqrt(statistics.mean((now - then) ** 2 for now, then in pairs))
+        if not error <= 3 * wanted.allowed < math.inf:
+            raise WrongResultError(
+                f"{name}: about {error:.3g} from the base's reference, which allows "
+                f"{wanted.allowed:.3g}"
+            )
+        if not proof.dense and proof.strides not in (wanted.strides, wanted.reference_strides):
+            raise WrongResultError(
+                f"{name} has the strides {proof.strides}, the base's {wanted.strides}: whoever "
+                "reads it next would pay for the copy"
+            )
+
+
+def _strides(value: torch.Tensor) -> tuple[int, ...]:
+    """0 for dimensions of one element, whose stride means nothing."""
+    return tuple(s if n > 1 else 0 for n, s in zip(value.shape, value.stride(), strict=True))
+
+
+def _norm(value: torch.Tensor) -> float:
+    return float(value.norm())
+
+
+def _widest_row(value: torch.Tensor) -> float:
+    return float(torch.atleast_1d(value).norm(dim=-1).max())
+
+
+def projections(value: torch.Tensor) -> tuple[float, ...]:
+    """`PROJECTIONS` sums over the elements of a tensor with random signs, the same in each process
+    for tensors of a shape and device."""
+    sums = torch.zeros(PROJECTIONS, dtype=torch.float64, device=value.device)
+    flat = value.detach().flatten()
+    for start in range(0, flat.numel(), _PART):
+        part = flat[start : start + _PART].double()
+        generator = torch.Generator(part.device).manual_seed(start)
+        for place in range(PROJECTIONS):
+            signs = torch.empty_like(part).uniform_(-1, 1, generator=generator).sign_()
+            sums[place] += (part * signs).sum()
+    return tuple(sums.tolist())
+
+
+def digest(tensors: Sequence[torch.Tensor | None], *what: object) -> int:
+    """A digest of the bits of tensors, of their shapes and dtypes, and of anything else that has a
+    stable representation."""
+    hasher = hashlib.sha256(repr(what).encode())
+    for value in tensors:
+        if value is None:
+            hasher.update(b"none")
+            continue
+        words = value.detach().contiguous().view(_INTEGERS[value.element_size()]).flatten()
+        total = torch.zeros((), dtype=torch.int64, device=value.device)
+        for start in range(0, words.numel(), _PART):
+            part = words[start : start + _PART].to(torch.int64)
+            places = torch.arange(start, start + part.numel(), device=part.device)
+            # Round float64 numbers differ in their upper bits alone.
+            mixed = (part ^ (part >> 32)).add_(1)
+            total += (mixed * places.mul_(_ODD).bitwise_or_(1)).sum()
+        hasher.update(f"{tuple(value.shape)} {value.dtype} {int(total)}".encode())
+    return int.from_bytes(hasher.digest()[:8], "little")

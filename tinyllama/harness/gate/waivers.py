@@ -1,0 +1,182 @@
+"""Slowdowns that a committed file accepts, until a release:
+
+    [[accepted]]
+    benchmark = "rms_norm/triton/..."   # its exact name
+    device = "gpu"                      # or "cpu"; by default both
+    metric = "device_seconds"           # the default
+    amount = 0.03                       # up to 3% slower than the last release; for counts and
+                                        # bytes also a whole number, of how many more
+    reason = "the sum is compensated now"
+    release = "0.3.0"                   # from this version on the entry is an error
+
+    [[accepted]]
+    benchmark = "rope/naive/..."
+    removed = true                      # the candidate no longer has it
+    reason = "nobody uses it"
+    release = "0.3.0"
+
+The base's figures include what its own file accepts. That is not accepted again: every later merge
+could then be slower by the same amount.
+"""
+
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tinyllama.harness.machine.files import read_regular
+from tinyllama.harness.machine.parsed import toml_of
+
+FILE = "accepted_slowdowns.toml"
+Metric = Literal[
+    "device_seconds",
+    "host_seconds",
+    "compile_seconds",
+    "layouts",
+    "peak_bytes",
+    "kept_bytes",
+    "kernels",
+    "copies",
+    "host_syncs",
+]
+COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
+_NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*")
+_BEFORE_RELEASE = re.compile(r"[._-]?(a|b|c|rc|alpha|beta|pre|preview|dev)\d*\b")
+
+
+class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is accepted of one benchmark: an amount of a metric, or that it is removed."""
+
+    benchmark: str
+    reason: str
+    release: str
+    metric: Metric = "device_seconds"
+    amount: int | float | None = None
+    removed: bool = False
+    device: Literal["cpu", "gpu", ""] = ""
+
+    def __post_init__(self) -> None:
+        for name in ("benchmark", "reason"):
+            if not getattr(self, name).strip():
+                raise ValueError(f"{name} is empty: use a text")
+        if not _NUMBERS.fullmatch(self.release):
+            raise ValueError(f"release is {self.release!r}: use numbers, as in '0.3.0'")
+        if (self.amount is not None) == self.removed:
+            raise ValueError("give either an amount, or removed = true")
+        if self.amount is not None:
+            most = math.inf if isinstance(self.amount, int) and self.metric in COUNTED else 1
+            if not 0 < self.amount <= most or not math.isfinite(self.amount):
+                raise ValueError(
+                    f"amount is {self.amount!r}: use a share, as 0.03 for 3%, at most 1 (for "
+                    "counts and bytes also a whole number of how many more)"
+                )
+
+    @property
+    def more(self) -> int:
+        """How many more; 0 where the amount is a share."""
+        whole = self.metric in COUNTED and isinstance(self.amount, int)
+        return int(self.amount or 0) if whole else 0
+
+    @property
+    def share(self) -> float:
+        return 0.0 if self.more else float(self.amount or 0.0)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    accepted: tuple[Waiver, ...] = ()
+
+
+@dataclass(frozen=True)
+class Waivers:
+    """The entries of a file that hold on a device, and those that the base's file has."""
+
+    path: Path
+    entries: tuple[Waiver, ...] = ()
+    of_base: tuple[Waiver, ...] = ()
+
+    def amount(self, benchmark: str, metric: str) -> float:
+        """How much slower than the base it may be: 0.03 is 3%."""
+        now, before = (
+            1 + sum(e.share for e in entries if (e.benchmark, e.metric) == (benchmark, metric))
+            for entries in (self.entries, self.of_base)
+        )
+        return max(0.0, now / before - 1)
+
+    def more(self, benchmark: str, metric: str) -> int:
+        """How many more than the base it may have."""
+        now, before = (
+            sum(e.more for e in entries if (e.benchmark, e.metric) == (benchmark, metric))
+            for entries in (self.entries, self.of_base)
+        )
+        return max(0, now - before)
+
+    def is_removed(self, benchmark: str) -> bool:
+        """Whether the candidate need not have it."""
+        now, before = (
+            any(e.removed and e.benchmark == benchmark for e in entries)
+            for entries in (self.entries, self.of_base)
+        )
+        return now and not before
+
+    def check(self, known: Collection[str]) -> None:
+        """Raise ValueError for an entry of a benchmark that is not among the known names."""
+        for entry in self.entries:
+            gone = entry.removed and entry in self.of_base  # no side has it any more
+            if entry.benchmark not in known and not gone:
+                raise ValueError(
+                    f"{self.path}: {entry.benchmark!r}: there is no such benchmark here: rename or "
+                    "delete the entry, or name the device that has it: device = 'cpu' or 'gpu'"
+                )
+
+
+def load(path: Path, version: str, base: Path | None = None, *, device: str) -> Waivers:
+    """The entries of a file for a device, "cpu" or "gpu", in a version of the project; none where
+    there is no file. base: the base's file. Raises ValueError that names the file and the entry."""
+    entries = _read(path)
+    for entry in entries:
+        if not _is_before(version, entry.release):
+            raise ValueError(
+                f"{path}: {entry.benchmark!r} was accepted until {entry.release}, and this is "
+                f"{version}: delete the entry, or accept it anew with a reason"
+            )
+    here, of_base = (
+        tuple(entry for entry in each if entry.device in ("", device))
+        for each in (entries, _read(base, of_base=True) if base else ())
+    )
+    names = [(entry.benchmark, entry.metric) for entry in here]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{path}: {twice[0][0]!r} has two entries of {twice[0][1]}: delete one")
+    return Waivers(path, here, of_base)
+
+
+def _read(path: Path, *, of_base: bool = False) -> tuple[Waiver, ...]:
+    try:
+        content = toml_of(read_regular(path).decode())
+        if of_base:
+            content.pop("judge", None)  # of an earlier version of this harness
+        return msgspec.convert(content, _File).accepted
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _is_before(version: str, release: str) -> bool:
+    """Whether a version comes before a release: a development version of it does."""
+    numbers = _NUMBERS.match(version)
+    if numbers is None:
+        raise ValueError(f"the version is {version!r}: use one that begins as '0.3.0' does")
+    now, then = (_without_zeros(text) for text in (numbers[0], release))
+    return now < then or (now == then and bool(_BEFORE_RELEASE.match(version, numbers.end())))
+
+
+def _without_zeros(version: str) -> list[int]:
+    """Its numbers without the zeros at the end: 1.0 is 1."""
+    parts = [int(part) for part in version.split(".")]
+    while parts and parts[-1] == 0:
+        parts.pop()
+    return parts

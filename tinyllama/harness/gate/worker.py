@@ -1,0 +1,227 @@
+"""One side of a comparison, in a process of its own interpreter and tree.
+
+It lists its benchmarks, and times and verifies them when the judge asks.
+"""
+
+import contextlib
+import importlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tinyllama
+from tinyllama.harness.gate.benchmarks import (
+    Benchmark,
+    Own,
+    declared,
+    strays,
+    usual_slowdowns,
+)
+from tinyllama.harness.gate.declarations import declarations
+from tinyllama.harness.gate.kernel_fingerprint import fingerprint, resources
+from tinyllama.harness.gate.timed_call import TimedCall
+from tinyllama.harness.gate.unproven import Untimed
+from tinyllama.harness.gate.verification import Proof
+from tinyllama.harness.machine.device import current, device_name
+from tinyllama.harness.machine.worker import PRELOADED, caches_in
+from tinyllama.harness.measure.op_contender import loaded
+from tinyllama.harness.measure.rounds import FEWEST_ROUNDS
+from tinyllama.harness.records.entries import Ratio
+from tinyllama.harness.records.results import versions
+
+
+class Side:
+    """One side of the comparison, in its worker.
+
+    package: of the ops. more: ``module:name`` of a function that gives a device's benchmarks beside
+    those of ops. slowed: benchmark -> share of its device time that is added to each call as real
+    work, to see the gate find it; never used in a comparison. usual: by metric, the smallest
+    slowdown that must not be called SAME, of what states none. own: only these ops of the tree in
+    the current folder are benchmarks; the harness is an installed one.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        package: str,
+        files: Sequence[str] = (),
+        slowed: Mapping[str, float] | None = None,
+        more: str = "",
+        usual: Mapping[str, float] | None = None,
+        own: Own | None = None,
+    ) -> None:
+        self.device, self.package, self.own = current(device), package, own
+        self.files = own.found(Path.cwd()) if own else tuple(files)
+        self.slowed, self.more, self.usual = dict(slowed or {}), more, dict(usual or {})
+        self.processors = os.sched_getaffinity(0)
+        self.subjects: dict[str, Any] = {}
+        began = time.perf_counter()
+        loaded(self.package, self.files)
+        self.import_seconds = PRELOADED.get(package, 0.0) + time.perf_counter() - began
+
+    def identity(self) -> dict[str, Any]:
+        """Which code this is, by what, on what; and the seconds that its import took."""
+        return {
+            "root": self._root(),
+            "python": f"{platform.python_version()} {sys.prefix}",
+            "versions": versions(),
+            "device": device_name(self.device),
+            "import_seconds": self.import_seconds,
+        }
+
+    def _root(self) -> str:
+        """The folder of the code; a file of it that is from elsewhere, where there is one."""
+        if self.own is None:
+            return str(Path(tinyllama.__file__).resolve().parent.parent)
+        root = Path.cwd().resolve()
+        return next(iter(strays(root)), str(root))
+
+    def benchmarks(self) -> list[Benchmark]:
+        benchmarks = declared(self.device, self.package, self.files, self.usual, self.own)
+        further = _imported(self.more)(self.device) if self.more else []
+        usual = usual_slowdowns(self.device, self.usual)
+        return [
+            *benchmarks,
+            *(replace(step, slowdowns=step.slowdowns or usual) for step in further),
+        ]
+
+    def declarations(self) -> dict[str, str]:
+        """By ``op: part``, digests of what the ops declare that decides on their providers."""
+        registry, named = loaded(self.package, self.files)
+        names = self.own.providers(registry, named) if self.own else registry
+        return declarations(registry[name] for name in names)
+
+    def pin(self, processor: int | None) -> None:
+        """Pin all threads to one processor, or (None) to those of the start again."""
+        pin_threads(self.processors if processor is None else {processor})
+
+    def use_caches(self, folder: str) -> None:
+        """Compile into this folder from now on."""
+        os.environ.update(caches_in(Path(folder)))
+
+    def warm_up_blas(self) -> None:
+        """Make the first products of this process, whose allocations (BLAS's workspace) stay: they
+        must not count as kept by a benchmark."""
+        if self.device.type != "cpu":
+            for dtype in (torch.float32, torch.float16):
+                ones = torch.ones(16, 16, dtype=dtype, device=self.device)
+                torch.nn.functional.linear(ones, ones, ones[0])
+                torch.nn.functional.linear(ones, ones)
+
+    def begin(self, name: str, metrics: Sequence[str]) -> float:
+        """Prepare a benchmark; returns the seconds until its first call ended, compiling included.
+        metrics: those of its times.
+
+        The name is looked up here: the other side may have it at another place of its timed cases.
+        """
+        benchmark = next((listed for listed in self.benchmarks() if listed.name == name), None)
+        if benchmark is None:
+            raise ValueError(f"there is no benchmark {name!r}")
+        start = time.perf_counter()
+        timed, device = benchmark.timed, str(self.device)
+        subject: Any
+        if benchmark.untimed:
+            subject = Untimed(timed, device, self.package, self.files)
+        elif benchmark.factory:
+            subject = _imported(benchmark.factory)(timed, device)
+        else:
+            subject = TimedCall(timed, device, self.package, self.files, metrics)
+        if not benchmark.untimed:
+            subject.run_once()
+        seconds = time.perf_counter() - start
+        self.subjects[name] = subject
+        if name in self.slowed:
+            subject.slow_down(self.slowed[name])
+        return seconds
+
+    def verify(self, name: str, seed: int) -> Any:
+        """Hold a benchmark's results on the values of a seed to float64; returns the proofs."""
+        self._give_back()
+        proofs = self.subjects[name].verify(seed)
+        self._give_back()
+        return proofs
+
+    def make_ready(self, name: str, proofs: Any, warm_up: float) -> None:
+        """Warm up for some seconds. proofs: what `verify` returned of a subject that is no op's,
+        which takes the verified run as its standard; else None."""
+        subject = self.subjects[name]
+        if proofs is not None:
+            subject.expect(proofs)
+        self._give_back()
+        subject.warm_up(warm_up)
+        subject.rehearse()
+
+    def turn(self, name: str, seed: int, kept: int | None = None) -> dict[str, float]:
+        """Seconds of a call, by reading. seed: of its input values, which no process has seen;
+        kept: the call that keeps its results. A subject that is no op's has values of its own."""
+        readings: dict[str, float] = self.subjects[name].gated_turn(seed, kept)
+        return readings
+
+    def proofs(self, name: str) -> dict[str, Proof]:
+        """Hold the results that the last turn kept to float64."""
+        proofs: dict[str, Proof] = self.subjects[name].proofs()
+        self._give_back()
+        return proofs
+
+    def ready(self, name: str) -> None:
+        self.subjects[name].ready()
+
+    def paced(self, name: str, calls: int) -> float:
+        """Seconds of some calls in a row, of which the caller takes the time too."""
+        seconds: float = self.subjects[name].paced(calls)
+        return seconds
+
+    def compile_layouts(self, name: str, names: Sequence[str]) -> None:
+        """Compile and verify what calls in these layouts need, before `layouts` times them."""
+        self.subjects[name].compile_layouts(names)
+
+    def layouts(self, name: str, names: Sequence[str]) -> dict[str, Ratio]:
+        """How many times as long a call takes in these layouts as on contiguous inputs."""
+        ratios: dict[str, Ratio] = self.subjects[name].layouts(names, FEWEST_ROUNDS)
+        return ratios
+
+    def compiled(self, name: str) -> list[str]:
+        """A digest of each launch of a kernel; none on a CPU."""
+        return fingerprint(self.subjects[name].launched())
+
+    def inputs(self, name: str) -> int:
+        """A digest of the inputs."""
+        return self.subjects[name].input_digest()
+
+    def counted(self, name: str) -> dict[str, int]:
+        """The exact metrics: peak bytes, kept bytes, kernels, copies, synchronisations."""
+        return self.subjects[name].counted()
+
+    def profiles(self, name: str, times: int) -> list[dict[str, Any]]:
+        """Seconds of each kernel, call by call, and the resources of Triton's."""
+        subject = self.subjects[name]
+        taken = resources(subject.launched())
+        return [{"kernels": subject.profile(), "resources": taken} for _ in range(times)]
+
+    def end(self, name: str) -> None:
+        self.subjects.pop(name, None)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Give back the memory that nothing here holds: others compare with float64, too."""
+        if self.device.type != "cpu":
+            torch.cuda.empty_cache()
+
+
+def pin_threads(processors: Collection[int]) -> None:
+    """Pin every thread of this process to some processors."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), processors)
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
