@@ -37,11 +37,7 @@ test-checks: bootstrap ## our kernels through our checks: every case, every conf
 test-tools: bootstrap ## the tests of tools/, and of a new op in a copy of this tree
 	$(RUN) pytest tools/tests $(WORKERS)
 
-<<<<<<< HEAD
-PROCESSES := $(addprefix gate/test_gate_,own.py certify_command.py) $(addprefix project/test_,cli_signals.py extras.py) \
-=======
-PROCESSES := $(addprefix gate/test_gate_,command.py certify_command.py) project/test_cli_signals.py \
->>>>>>> w-g1
+PROCESSES := $(addprefix gate/test_gate_,command.py certify_command.py) $(addprefix project/test_,cli_signals.py extras.py) \
 	$(addprefix harness/test_,plugin.py lost_gpu.py declarations.py)
 
 test-processes: bootstrap ## the tests that start gates, workers of pytest or training runs

@@ -1,10 +1,7 @@
 """A device's A/A blocks and certificate as files, the error rates that follow from its blocks, and
 the bars that they must hold."""
 
-import html
-import importlib.util
 import json
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,8 +21,7 @@ from correctness_tests.support.gate_samples import (
     certificate,
     stored,
 )
-from correctness_tests.support.sample_records import FIRST, SECOND, record, sample_records, steps
-from tinyllama.cli import main
+from correctness_tests.support.sample_records import record, steps
 from tinyllama.harness.gate import sequential_test
 from tinyllama.harness.gate.calibrate import (
     SCHEMA,
@@ -38,14 +34,10 @@ from tinyllama.harness.gate.calibrate import (
     critical,
     load,
     noise_path,
-    provenance,
 )
 from tinyllama.harness.gate.sequential_test import LOOKS, Call, Floats, Rule, Spread, decide
-from tinyllama.harness.page import NEEDS, render
 from tinyllama.harness.records.results import records, save
 
-PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
-needs_plots = pytest.mark.skipif(not PLOTS, reason="needs the extra 'report'")
 RULES: Rules = {DEVICE: (0.005, 0.02)}
 MERGES = 5000
 
@@ -333,19 +325,6 @@ def test_a_device_that_is_not_quiet_misses_bars(
 # -- certificates as they are read again ----------------------------------------------------------
 
 
-@pytest.mark.long
-@needs_plots
-def test_the_page_shows_what_the_gate_finds_on_each_device() -> None:
-    text = render(sample_records(), certificates=[certificate(SECOND)])
-    words = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
-    first, second = re.split(rf"{re.escape(SECOND)} Claimed", words)
-    assert "Not certified. This does it: python -m tinyllama certify" in first
-    assert "20 A/A blocks, 100,000 simulated merges" in second
-    assert "one/a device_seconds 0.12 0.0 99.9 1.5 two/a host_seconds 0.12 0.0 99.9 –" in second
-    assert "torch 9.9; commit c0ffeec0ff; 2030-01-31" in second
-    assert provenance(certificate()).startswith(f"{FIRST}; torch 9.9; commit c0ffeec0ff")
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -362,14 +341,10 @@ def test_the_page_shows_what_the_gate_finds_on_each_device() -> None:
     ids=str,
 )
 def test_what_is_no_certificate_is_an_error_that_names_file_and_field(
-    change: dict[str, Any], field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
     save(record("small-bf16", steps("small-bf16")), results)
     path = stored(results, {**certificate(), **change})
     with pytest.raises(ValueError, match=rf"{path} is no certificate: .*{field}.*certify again"):
         load(path)
-    if PLOTS:
-        page = str(tmp_path / "page.html")
-        assert main(["report", "--results-dir", str(results), "--html", page]) == 2
-        assert f"{path} is no certificate" in capsys.readouterr().err
