@@ -65,23 +65,27 @@ class Branch:
 
     def wrong(self, run: Mapping[str, Any]) -> list[str]:
         """What of a run is not as it should be."""
-        found = []
+        faults = []
         if unknown := set(run["outcomes"]) - set(self.outcomes):
-            found.append(f"some are {', '.join(sorted(unknown))}")
+            faults.append(f"some are {', '.join(sorted(unknown))}")
         if run["seconds"] > self.seconds:
-            found.append(f"it took {run['seconds']:.0f} s, not {self.seconds:.0f}")
+            faults.append(f"it took {run['seconds']:.0f} s, not {self.seconds:.0f}")
         if (run["status"] == 0) != (self.slower is None):
-            found.append(f"status {run['status']}")
+            faults.append(f"status {run['status']}")
         if self.slower is not None and not any(map(self._named, run["slower"])):
             benchmark, metric, kernel = self.slower
-            found.append(" ".join(filter(None, (metric, "of", benchmark, "is not named", kernel))))
-        return found
+            faults.append(" ".join(filter(None, (metric, "of", benchmark, "is not named", kernel))))
+        return faults
 
-    def _named(self, one: Mapping[str, Any]) -> bool:
+    def _named(self, benchmark: Mapping[str, Any]) -> bool:
         assert self.slower is not None
-        benchmark, metric, kernel = self.slower
-        named = not kernel or any(line.startswith(kernel) for line in one["moved"])
-        return fnmatchcase(one["benchmark"], benchmark) and metric in one["metrics"] and named
+        pattern, metric, kernel = self.slower
+        named = not kernel or any(line.startswith(kernel) for line in benchmark["moved"])
+        return (
+            fnmatchcase(benchmark["benchmark"], pattern)
+            and metric in benchmark["metrics"]
+            and named
+        )
 
 
 BRANCHES = {
@@ -133,8 +137,8 @@ def _say(text: str) -> int:
 def line(run: Mapping[str, Any]) -> str:
     """A run in one line."""
     counted = ", ".join(f"{number} {title}" for title, number in run["outcomes"].items())
-    found = wrong(run)
-    said = f"; WRONG: {'; '.join(found)}" if found else ""
+    faults = wrong(run)
+    said = f"; WRONG: {'; '.join(faults)}" if faults else ""
     return f"{run['branch']}: status {run['status']} in {run['seconds']:.0f} s: {counted}{said}"
 
 
@@ -184,7 +188,7 @@ def gated(copy: Path, name: str, results: Path, limit: float = SECONDS) -> dict[
         "status": done.returncode,
         "seconds": round(seconds, 1),
         "stages": stages(data),
-        "outcomes": dict(Counter(one["outcome"] for one in data["verdicts"])),
+        "outcomes": dict(Counter(verdict["outcome"] for verdict in data["verdicts"])),
         "slower": slower(data),
     }
 
@@ -195,23 +199,25 @@ def _last(text: str) -> str:
 
 def stages(data: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of each stage of the gate."""
-    found = {}
+    stage_seconds = {}
     for comparison in data["comparisons"]:  # none where the base could not be checked out
-        found.update({name: round(took, 1) for name, took in comparison["seconds"].items()})
-    return found
+        stage_seconds.update({name: round(took, 1) for name, took in comparison["seconds"].items()})
+    return stage_seconds
 
 
 def slower(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Of each benchmark that is SLOWER the metrics that are, its words, and the kernels named."""
-    found = []
+    slower_benchmarks = []
     for comparison in data["comparisons"]:
-        for name, one in comparison["benchmarks"].items():
-            if one["outcome"] == "SLOWER":
-                metrics = [f["metric"] for f in one["figures"] if f["outcome"] == "SLOWER"]
-                text = one["text"].splitlines()[0]
-                moved = one["moved"]
-                found.append({"benchmark": name, "metrics": metrics, "text": text, "moved": moved})
-    return found
+        for name, benchmark in comparison["benchmarks"].items():
+            if benchmark["outcome"] == "SLOWER":
+                metrics = [f["metric"] for f in benchmark["figures"] if f["outcome"] == "SLOWER"]
+                text = benchmark["text"].splitlines()[0]
+                moved = benchmark["moved"]
+                slower_benchmarks.append(
+                    {"benchmark": name, "metrics": metrics, "text": text, "moved": moved}
+                )
+    return slower_benchmarks
 
 
 if __name__ == "__main__":

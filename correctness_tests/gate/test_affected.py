@@ -64,9 +64,9 @@ def change(folder: Path, name: str, old: str, new: str | None, *, mode: bool = F
     if new is None:
         del candidate[name]
     trees = (write(folder / "base", base), write(folder / "candidate", candidate))
-    found = Change(*trees, [Difference(name, mode, new is None)])
-    found.benchmarks = list(BENCHMARKS.values())
-    return found
+    differing = Change(*trees, [Difference(name, mode, new is None)])
+    differing.benchmarks = list(BENCHMARKS.values())
+    return differing
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def change(folder: Path, name: str, old: str, new: str | None, *, mode: bool = F
 def test_a_file_reaches_the_benchmarks_that_run_it(
     tmp_path: Path, name: str, old: str, new: str | None, reached: set[str]
 ) -> None:
-    found = change(tmp_path, name, old, new)
-    assert {n for n, benchmark in BENCHMARKS.items() if found.why(benchmark)} == reached
+    differing = change(tmp_path, name, old, new)
+    assert {n for n, benchmark in BENCHMARKS.items() if differing.why(benchmark)} == reached
 
 
 def test_a_mode_that_changes_is_a_difference(tmp_path: Path) -> None:
@@ -113,5 +113,5 @@ def test_a_training_step_runs_every_op(tmp_path: Path) -> None:
 
 
 def test_the_op_whose_own_file_differs_is_told_from_those_that_import_it(tmp_path: Path) -> None:
-    assert change(tmp_path / "own", "kernels/a.py", "x\n", "x + 1\n").own(BENCHMARKS["a"])
-    assert not change(tmp_path / "other", "helper.py", "1", "2").own(BENCHMARKS["a"])
+    assert change(tmp_path / "own", "kernels/a.py", "x\n", "x + 1\n").op_differs(BENCHMARKS["a"])
+    assert not change(tmp_path / "other", "helper.py", "1", "2").op_differs(BENCHMARKS["a"])

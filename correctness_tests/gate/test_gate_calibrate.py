@@ -123,11 +123,11 @@ def test_a_broken_file_is_an_error_that_names_it(
     change: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     path = Noise(CARD, [block()]).save(tmp_path)
-    whole = path.read_text()
-    path.write_text(json.dumps({**json.loads(whole), **change}))
+    content = path.read_text()
+    path.write_text(json.dumps({**json.loads(content), **change}))
     with pytest.raises(ValueError, match=rf"noise\.json holds no A/A blocks.*{said}"):
         Noise.load(tmp_path, CARD)
-    path.write_text(whole[: len(whole) // 2])
+    path.write_text(content[: len(content) // 2])
     with pytest.raises(ValueError, match=r"noise\.json holds no A/A blocks"):
         Noise.load(tmp_path, CARD)
     noise = Noise(CARD, [block()])
@@ -180,14 +180,14 @@ def test_of_normal_blocks_as_many_slowdowns_are_found_as_theory_says(
 ) -> None:
     monkeypatch.setattr(sequential_test, "FAR", 1e9)  # of which theory knows nothing
     values, rule = normal(spread), Rule(1, 0.005, 0.005001)
-    (found,) = certified(values, rules={DEVICE: (rule.margin, rule.tolerance)}).found
-    for slowdown, share in found.detected.items():
-        theory = share_found(float(slowdown), found.spread, rule, len(values))
+    (detection,) = certified(values, rules={DEVICE: (rule.margin, rule.tolerance)}).found
+    for slowdown, share in detection.detected.items():
+        theory = share_found(float(slowdown), detection.spread, rule, len(values))
         sampling = 4 * np.sqrt(theory * (1 - theory) / MERGES)
         assert share == pytest.approx(theory, abs=max(0.012, sampling)), slowdown
-    assert any(0.05 < share < 0.95 for share in found.detected.values())
-    if found.smallest is not None:
-        assert share_found(found.smallest, found.spread, rule, len(values)) > 0.985
+    assert any(0.05 < share < 0.95 for share in detection.detected.values())
+    if detection.smallest is not None:
+        assert share_found(detection.smallest, detection.spread, rule, len(values)) > 0.985
 
 
 @pytest.mark.parametrize("spread", [0.004, 0.05])
@@ -279,15 +279,15 @@ def missed(table: Floats, tolerance: float = 0.02, **options: Any) -> dict[str, 
 
 def test_a_quiet_device_holds_every_bar_and_its_certificate_comes_back(tmp_path: Path) -> None:
     claims = {"b0": {DEVICE: 0.02}, "b1": {DEVICE: 0.02}}
-    made = certified(columns(2, 0.004), claims=claims)
-    assert [bar.text for bar in made.bars] == [ALARMS, ALL_GREEN, LEAN, TWO, FIVE, WITHIN]
-    assert all(bar.held for bar in made.bars)
-    assert made.bars[0].measured == "0 of 5000, so at most 0.0006, from 400 blocks"
+    certificate = certified(columns(2, 0.004), claims=claims)
+    assert [bar.text for bar in certificate.bars] == [ALARMS, ALL_GREEN, LEAN, TWO, FIVE, WITHIN]
+    assert all(bar.held for bar in certificate.bars)
+    assert certificate.bars[0].measured == "0 of 5000, so at most 0.0006, from 400 blocks"
     path = noise_path(tmp_path, CARD).with_name("certificate.json")
     path.parent.mkdir(parents=True)
-    made.save(path)
+    certificate.save(path)
     (read,) = certificates(tmp_path, CARD)
-    assert read["false_alarms_bound"] == made.false_alarms_bound
+    assert read["false_alarms_bound"] == certificate.false_alarms_bound
     assert certificates(tmp_path, "another") == []
 
 

@@ -46,15 +46,15 @@ class Certify:
 
 @pytest.fixture
 def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
-    made = Certify(tmp_path)
+    command = Certify(tmp_path)
 
     @contextlib.contextmanager
     def launcher(timed: int) -> Iterator[Any]:
-        yield made.script.pairs
+        yield command.script.pairs
 
     def listed(root: Path, device: Any, registered: Any) -> Any:
-        tree = type("Side", (), {"tree": made.script.setting().base})()
-        return made.script._benchmarks(tree)
+        tree = type("Side", (), {"tree": command.script.setting().base})()
+        return command.script._benchmarks(tree)
 
     monkeypatch.setattr(certifying, "launcher", launcher)
     monkeypatch.setattr(certifying, "pairs_at_once", lambda device: 1)
@@ -62,7 +62,7 @@ def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked
     monkeypatch.setattr(certifying, "WAIT", 0.0)
     monkeypatch.setattr(DeviceGuard, "before", lambda self: None)
-    return made
+    return command
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -88,7 +88,7 @@ def test_twenty_blocks_of_a_quiet_device_are_a_certificate(
     assert "MISSED false alarms in under 0.1% of merges" in said
     path = certify.file("certificate.json")
     content = load(path)
-    assert {one["benchmark"] for one in content["found"]} == {"a", "b"}
+    assert {detection["benchmark"] for detection in content["found"]} == {"a", "b"}
     assert all(bar["held"] for bar in content["bars"][1:])
     assert certify.run("--blocks=0", "--merges=10000") == 0
     before = path.read_bytes()
@@ -98,7 +98,7 @@ def test_twenty_blocks_of_a_quiet_device_are_a_certificate(
 
 
 @pytest.mark.parametrize(
-    ("script", "kept", "said"),
+    ("script", "blocks", "said"),
     [
         ((BASE, "make", died(), None, 4), [{"a", "b"}] * 2, ""),
         ((CANDIDATE, "turn", died(), "a", 3), [{"a", "b"}, {"b"}, {"b"}], "NOT JUDGED a"),
@@ -107,12 +107,12 @@ def test_twenty_blocks_of_a_quiet_device_are_a_certificate(
     ids=["no process", "one benchmark", "all"],
 )
 def test_blocks_are_kept_when_something_fails_and_what_failed_is_not_certified(
-    certify: Certify, capsys: pytest.CaptureFixture[str], script: Any, kept: Any, said: str
+    certify: Certify, capsys: pytest.CaptureFixture[str], script: Any, blocks: Any, said: str
 ) -> None:
     side, method, answer, benchmark, launch = script
     certify.script.on(side, method, answer, benchmark, launch=launch)
     assert certify.run("--blocks=3") != 0
-    assert certify.blocks() == kept
+    assert certify.blocks() == blocks
     assert said in capsys.readouterr().out
 
 

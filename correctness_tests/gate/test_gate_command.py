@@ -28,7 +28,7 @@ class Gated:
 
     @property
     def outcomes(self) -> dict[str, str]:
-        return {each["name"]: each["outcome"] for each in self.report.get("verdicts", [])}
+        return {verdict["name"]: verdict["outcome"] for verdict in self.report.get("verdicts", [])}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class OwnRepository:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnRepository:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnRepository:
     """With two ops and a test of its own; the current folder."""
     root, quiet = tmp_path / "own", tmp_path / "quiet"
     for folder in (root / "kernels", root / "tests", root / "build", quiet):
@@ -87,52 +87,62 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnRepository:
 
 
 @pytest.mark.long
-def test_a_comment_is_green_and_its_report_proves_it(own: OwnRepository) -> None:
-    own.edit("kernels/once.py", "def added", "# Why.\ndef added")
-    (own.root / "tests/test_once.py").unlink()
-    gated = own.gate("--summary-markdown", "build/gate.md", "--junit", "build/gate.xml")
+def test_a_comment_is_green_and_its_report_proves_it(repository: OwnRepository) -> None:
+    repository.edit("kernels/once.py", "def added", "# Why.\ndef added")
+    (repository.root / "tests/test_once.py").unlink()
+    gated = repository.gate("--summary-markdown", "build/gate.md", "--junit", "build/gate.xml")
     assert gated.status == 0, gated.out
     assert set(gated.outcomes.values()) == {"IDENTICAL"}
     assert len(gated.outcomes) == 4
     assert "deleted test: tests/test_once.py" in gated.out
-    assert "deleted test" in (own.root / "build/gate.md").read_text()
-    assert 'tests="4"' in (own.root / "build/gate.xml").read_text()
+    assert "deleted test" in (repository.root / "build/gate.md").read_text()
+    assert 'tests="4"' in (repository.root / "build/gate.xml").read_text()
     verify = ("tinyllama", "gate", "--against", "main", "--verify", "build/gate.json")
-    assert own.run(*verify).status == 0
-    own.edit("own_helper.py", "1.0", "1.5")
-    assert own.run(*verify).status == 2, "it is of another tree"
+    assert repository.run(*verify).status == 0
+    repository.edit("own_helper.py", "1.0", "1.5")
+    assert repository.run(*verify).status == 2, "it is of another tree"
 
 
 Edit = Callable[[OwnRepository], None]
 ACCIDENTS: dict[str, tuple[Edit, int, str]] = {
     "a wrong result": (
-        lambda own: own.edit("own_helper.py", "1.0", "1.01"),
+        lambda repository: repository.edit("own_helper.py", "1.0", "1.01"),
         16,
         "twice-sum",
     ),
     "a renamed provider": (
-        lambda own: own.edit("kernels/once.py", '"sum"', '"plus"'),
+        lambda repository: repository.edit("kernels/once.py", '"sum"', '"plus"'),
         15,
         "once-sum",
     ),
     "a deleted case": (
-        lambda own: own.edit("kernels/once.py", "timed=[Case(N=16", "timed=[Case(N=8"),
+        lambda repository: repository.edit(
+            "kernels/once.py", "timed=[Case(N=16", "timed=[Case(N=8"
+        ),
         15,
         "once-eager",
     ),
-    "a deleted op": (lambda own: (own.root / "kernels/once.py").unlink(), 15, "once-sum"),
+    "a deleted op": (
+        lambda repository: (repository.root / "kernels/once.py").unlink(),
+        15,
+        "once-sum",
+    ),
     "an import that ends the process": (
-        lambda own: own.edit("kernels/once.py", "import torch", "import os; os._exit(0)"),
+        lambda repository: repository.edit(
+            "kernels/once.py", "import torch", "import os; os._exit(0)"
+        ),
         17,
         "ended with status 0",
     ),
     "an import that fails": (
-        lambda own: own.edit("kernels/once.py", "import torch", "import no_such_module"),
+        lambda repository: repository.edit(
+            "kernels/once.py", "import torch", "import no_such_module"
+        ),
         17,
         "no_such_module",
     ),
     "a bumped dependency": (
-        lambda own: own.edit("pyproject.toml", '"torch"', '"torch>=2.8"'),
+        lambda repository: repository.edit("pyproject.toml", '"torch"', '"torch>=2.8"'),
         17,
         "dependencies differ in pyproject.toml",
     ),
@@ -141,72 +151,74 @@ ACCIDENTS: dict[str, tuple[Edit, int, str]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("accident", ACCIDENTS)
-def test_an_honest_accident_is_not_green(own: OwnRepository, accident: str) -> None:
+def test_an_honest_accident_is_not_green(repository: OwnRepository, accident: str) -> None:
     edit, status, words = ACCIDENTS[accident]
-    edit(own)
-    gated = own.gate()
+    edit(repository)
+    gated = repository.gate()
     assert gated.status == status, gated.out
     assert words in gated.out
-    assert str(own.root) not in gated.out, "places are those in the repository"
+    assert str(repository.root) not in gated.out, "places are those in the repository"
 
 
 @pytest.mark.long
-def test_a_kernel_that_cannot_be_timed_here_is_verified(own: OwnRepository) -> None:
+def test_a_kernel_that_cannot_be_timed_here_is_verified(repository: OwnRepository) -> None:
     pytest.importorskip("triton")
-    path = own.root / "kernels/softmax.py"
+    path = repository.root / "kernels/softmax.py"
     path.write_text((ROOT / "docs/examples/softmax.py").read_text())
     git("add", "--all")
     git("commit", "--quiet", "--message=softmax")
-    own.edit("kernels/softmax.py", "column, powers / sum", "column, 1.01 * powers / sum")
-    gated = own.gate()
+    repository.edit("kernels/softmax.py", "column, powers / sum", "column, 1.01 * powers / sum")
+    gated = repository.gate()
     assert gated.status == 16, gated.out
     assert gated.outcomes["softmax-triton/results"] == "WRONG RESULT"
     assert "kernels/softmax.py:" in gated.out, "it names the line of the kernel"
 
 
 @pytest.mark.long
-def test_pytest_hands_over_before_a_conftest_imports_an_op(own: OwnRepository) -> None:
-    (own.root / "conftest.py").write_text("import os\nos._exit(0)\n")
-    own.edit("kernels/once.py", "def added", "# Why.\ndef added")
+def test_pytest_hands_over_before_a_conftest_imports_an_op(repository: OwnRepository) -> None:
+    (repository.root / "conftest.py").write_text("import os\nos._exit(0)\n")
+    repository.edit("kernels/once.py", "def added", "# Why.\ndef added")
     command = ("pytest", "-p", "tinyllama.suites.entry", "--benchmark-compare", "--against", "main")
-    gated = own.run(*command)
+    gated = repository.run(*command)
     assert gated.status == 0, gated.out
     assert "4 verdicts against main, all green" in gated.out
     assert "collected" not in gated.out
     for option in (["-k", "once"], ["--collect-only"], ["--deselect", "x"], ["tests::test"]):
-        assert own.run(*command, *option).status == pytest.ExitCode.USAGE_ERROR
+        assert repository.run(*command, *option).status == pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.mark.long
 def test_an_op_without_timed_cases_is_timed_on_a_larger_one_that_is_named(
-    own: OwnRepository,
+    repository: OwnRepository,
 ) -> None:
     text = OP.format(name="never", body="x + x").replace("    timed=[Case(N=16, D=8)],\n", "")
-    (own.root / "kernels/never.py").write_text(text)
+    (repository.root / "kernels/never.py").write_text(text)
     git("add", "--all")
     git("commit", "--quiet", "--message=never")
-    (own.root / "README.md").write_text("words")
-    gated = own.gate()
+    (repository.root / "README.md").write_text("words")
+    gated = repository.gate()
     assert gated.status == 0, gated.out
     assert "never-sum-N3145728D8-fp32/forward+backward" in gated.outcomes
 
 
 @pytest.mark.long
-def test_a_gate_that_is_ended_early_writes_its_report_and_is_not_green(own: OwnRepository) -> None:
-    own.edit("own_helper.py", "1.0", "1.0 + 0.0")
-    gated = own.gate("--time-limit", "12")
+def test_a_gate_that_is_ended_early_writes_its_report_and_is_not_green(
+    repository: OwnRepository,
+) -> None:
+    repository.edit("own_helper.py", "1.0", "1.0 + 0.0")
+    gated = repository.gate("--time-limit", "12")
     assert gated.status == 2, gated.out
     assert gated.report["ended"] == "the time limit of 12 s"
-    assert own.run("tinyllama", "gate", "--verify", "build/gate.json").status == 2
+    assert repository.run("tinyllama", "gate", "--verify", "build/gate.json").status == 2
 
 
 @pytest.mark.slow("it times benchmarks for a minute")
-def test_twice_the_work_is_slower(own: OwnRepository) -> None:
-    sized = own.root / "kernels/once.py"
+def test_twice_the_work_is_slower(repository: OwnRepository) -> None:
+    sized = repository.root / "kernels/once.py"
     sized.write_text(sized.read_text().replace("N=16, D=8", "N=1024, D=1024"))
     git("commit", "--quiet", "--all", "--message=larger")
-    own.edit("kernels/once.py", "return x + x", "y = x + x\n    return (x + x + y) / 2.0")
-    gated = own.gate()
+    repository.edit("kernels/once.py", "return x + x", "y = x + x\n    return (x + x + y) / 2.0")
+    gated = repository.gate()
     assert gated.status == 10, gated.out
     slower = [name for name, outcome in gated.outcomes.items() if outcome == "SLOWER"]
     assert slower == ["once-sum-N1024D1024-fp32/forward+backward"]
@@ -231,7 +243,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_cannot_be_used_is_refused_before_anything_starts(
-    own: OwnRepository, why: str, capsys: pytest.CaptureFixture[str]
+    repository: OwnRepository, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tinyllama.cli import main
 

@@ -150,8 +150,8 @@ def worker() -> Iterator[int]:
         process.kill()
 
 
-def looks(one: DeviceGuard, *pids: int) -> list[str | None]:
-    return [one.before(), one.during(pids), one.after()]
+def looks(guard: DeviceGuard, *pids: int) -> list[str | None]:
+    return [guard.before(), guard.during(pids), guard.after()]
 
 
 BUSY = "the GPU is 87% busy with nothing of ours running"
@@ -189,19 +189,19 @@ def test_of_processes_that_cannot_be_seen_no_more_are_there_than_of_ours(
     gpu: Any, worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container the ids are those of the host: those of our own workers may be among them."""
-    one = DeviceGuard(GPU, gpu)
+    guard = DeviceGuard(GPU, gpu)
     said = "processes outside this container compute on the GPU: {} in all"
     gpu.pids = [ELSEWHERE]
-    assert looks(one) == [said.format(1)] * 3
-    assert one.during([worker]) is None
+    assert looks(guard) == [said.format(1)] * 3
+    assert guard.during([worker]) is None
     gpu.pids = [ELSEWHERE, worker]
-    assert one.during([worker]) == said.format(1), "our worker was seen: this is another"
+    assert guard.during([worker]) == said.format(1), "our worker was seen: this is another"
     gpu.pids = [ELSEWHERE, ELSEWHERE + 1, 0]
-    assert one.during([worker, worker + 1]) == said.format(3)
+    assert guard.during([worker, worker + 1]) == said.format(3)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert one.during([worker, worker + 1]) is None
+    assert guard.during([worker, worker + 1]) is None
     gpu.pids = [ELSEWHERE]
-    assert looks(one) == [None] * 3, "this very process"
+    assert looks(guard) == [None] * 3, "this very process"
 
 
 def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(

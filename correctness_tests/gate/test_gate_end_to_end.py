@@ -38,8 +38,8 @@ class Repository:
 
     def __init__(self, folder: Path) -> None:  # a toy op is among those of the tree
         self.root, self.temporary = folder / "tree", folder / "temporary"
-        for made in (self.temporary, self.root / "results"):
-            made.mkdir(parents=True)
+        for folder_to_make in (self.temporary, self.root / "results"):
+            folder_to_make.mkdir(parents=True)
         for name in ("tinyllama", "perf_tests", "correctness_tests"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, self.root / name, ignore=ignored)
@@ -69,12 +69,12 @@ class Repository:
     def gate(self, *options: str) -> tuple[int, dict[str, dict[str, Any]], str]:
         """Exit status, the verdicts by name, and what was printed."""
         report = self.temporary / "gate.json"
-        own = {"PYTHONPATH": str(self.root.parent), "TMPDIR": str(self.temporary)}
-        usual = ("--device=cpu", "--against=main", f"--gate-json={report}")
+        variables = {"PYTHONPATH": str(self.root.parent), "TMPDIR": str(self.temporary)}
+        arguments = ("--device=cpu", "--against=main", f"--gate-json={report}")
         done = subprocess.run(
-            [sys.executable, "-m", "tinyllama", "gate", *usual, *options],
+            [sys.executable, "-m", "tinyllama", "gate", *arguments, *options],
             cwd=self.root,
-            env={**ENVIRONMENT, **own},
+            env={**ENVIRONMENT, **variables},
             capture_output=True,
             text=True,
             check=False,
@@ -83,7 +83,7 @@ class Repository:
         assert report.exists(), text
         content = json.loads(report.read_text())
         assert content["status"] == done.returncode, text
-        return done.returncode, {one["name"]: one for one in content["verdicts"]}, text
+        return done.returncode, {verdict["name"]: verdict for verdict in content["verdicts"]}, text
 
 
 FIRST = """
@@ -145,7 +145,7 @@ def test_neither_a_comment_nor_an_edited_rule_changes_a_verdict(repository: Repo
         path = repository.root / name
         path.write_text(f"import os\n\nos._exit(0)\n{path.read_text()}")
     status, verdicts, text = repository.gate()
-    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}, text
+    assert {verdict["outcome"] for verdict in verdicts.values()} == {"IDENTICAL"}, text
     assert {name.partition("-")[0] for name in verdicts} > {"rms_norm", "attention", "step"}
     assert "undecided" not in text, "no block is announced"
     assert status == 0, text
@@ -159,9 +159,9 @@ def test_an_op_that_the_base_lacks_is_new_and_other_ops_are_identical(
     shutil.copy(ROOT / "docs/examples/softmax.py", repository.root / "tinyllama/ops/softmax.py")
     status, verdicts, text = repository.gate("--op=softmax", "--op=rms_norm")
     assert status == 0, text
-    new = {name for name, one in verdicts.items() if one["outcome"] == "NEW"}
+    new = {name for name, verdict in verdicts.items() if verdict["outcome"] == "NEW"}
     assert {name.partition("-")[0] for name in new} == {"softmax"}, text
-    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL", "NEW"}, text
+    assert {verdict["outcome"] for verdict in verdicts.values()} == {"IDENTICAL", "NEW"}, text
 
 
 def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
@@ -176,26 +176,30 @@ def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
     )
     name = "rms_norm-eager-B4T64D128-fp32/forward+backward"
     status, verdicts, text = repository.gate("--op=rms_norm", "--op=rope")
-    slower = [name for name, one in verdicts.items() if one["outcome"] == "SLOWER"]
+    slower = [name for name, verdict in verdicts.items() if verdict["outcome"] == "SLOWER"]
     assert slower == [name], text
     assert status == 10, text
     said = verdicts[name]["text"]
     assert "in 4 blocks, confirmed by +" in said
     assert "aten::" in said, "the operators that moved"
-    others = {one["outcome"] for other, one in verdicts.items() if other.startswith("rope")}
-    assert others == {"IDENTICAL"}
+    outcomes = {
+        verdict["outcome"]
+        for benchmark, verdict in verdicts.items()
+        if benchmark.startswith("rope")
+    }
+    assert outcomes == {"IDENTICAL"}
 
 
 def test_a_copy_of_strided_inputs_alone_is_slower_on_these_alone(repository: Repository) -> None:
     """The documented fault: dense inputs as before, all others copied first."""
-    plain = "first-manual-N512D512-fp32/forward+backward"
-    strided = plain.replace("fp32", "fp32-strided")
-    for name in (plain, strided):
+    contiguous = "first-manual-N512D512-fp32/forward+backward"
+    strided = contiguous.replace("fp32", "fp32-strided")
+    for name in (contiguous, strided):
         repository.history(name, spread=0.05)
     repository.edit("tinyllama/ops/first.py", COLUMN, "        return 3 * x.contiguous()[:, 0]\n")
     results = f"--results-dir={repository.root / 'results'}"
     status, verdicts, text = repository.gate("--op=first", results)
     assert verdicts[strided]["outcome"] == "SLOWER", text
-    assert verdicts[plain]["outcome"] in ("SAME", "NOT DECIDED"), text
+    assert verdicts[contiguous]["outcome"] in ("SAME", "NOT DECIDED"), text
     assert status == 10
     assert "aten::copy_" in verdicts[strided]["text"]

@@ -26,7 +26,7 @@ COUNTED = ("peak_bytes", "kernels", "copies", "host_syncs")
 
 
 def taken(script: Script, name: str = "a") -> int:
-    return script.session.found[name].blocks
+    return script.session.compared[name].blocks
 
 
 # -- counts -----------------------------------------------------------------------------------
@@ -59,9 +59,9 @@ def test_a_profiler_that_sees_nothing_is_missing(blind: tuple[str, ...]) -> None
     for side in blind:
         script.on(side, "counted", {**COUNTS, "kernels": 0, "copies": 0}, "a")
         script.on(side, "counted", {}, "b")
-    found = script.run()
-    assert found["a"].outcome is found["b"].outcome is Outcome.MISSING
-    assert "may this device be profiled?" in found["a"].text
+    verdicts = script.run()
+    assert verdicts["a"].outcome is verdicts["b"].outcome is Outcome.MISSING
+    assert "may this device be profiled?" in verdicts["a"].text
     assert script.status == 15
     copies = Script()  # an op may be a copy and nothing else
     for side in SIDES:
@@ -124,10 +124,10 @@ def test_an_accepted_amount_is_allowed_to_its_benchmark_and_metric(metric: str) 
         script.slower(name, **{metric: 1.2})
     script.accept("all", metric, 0.2)
     script.accept("some", metric, 0.1)
-    found = script.run(noise=history("all", "some", "none"))  # so that 0.5% is sure at once
-    assert found["all"].outcome is Outcome.SAME
-    assert "20.0% accepted" in found["all"].text
-    assert found["some"].outcome is found["none"].outcome is Outcome.SLOWER
+    verdicts = script.run(noise=history("all", "some", "none"))  # so that 0.5% is sure at once
+    assert verdicts["all"].outcome is Outcome.SAME
+    assert "20.0% accepted" in verdicts["all"].text
+    assert verdicts["some"].outcome is verdicts["none"].outcome is Outcome.SLOWER
 
 
 @pytest.mark.parametrize(("amount", "outcome"), [(0.5, Outcome.SAME), (0.3, Outcome.SLOWER)])
@@ -145,7 +145,7 @@ def test_counts_are_accepted_by_number_where_there_were_none(copies: int, outcom
     script.on(CANDIDATE, "counted", {**COUNTS, "copies": copies})
     script.accept("a", "copies", 2)
     script.ends(outcome)
-    figure = script.session.found["a"].settled("copies")
+    figure = script.session.compared["a"].settled("copies")
     assert figure is not None
     assert figure.text == f"copies 0 -> {copies}, 2 more accepted"
 
@@ -156,20 +156,20 @@ def test_counts_are_accepted_by_number_where_there_were_none(copies: int, outcom
 def test_a_new_benchmark_is_verified_measured_and_shown() -> None:
     script = Script("a")
     script.names[CANDIDATE] += ["new"]
-    found = script.run()
-    assert outcomes(found) == {"a": Outcome.SAME, "new": Outcome.NEW}
+    verdicts = script.run()
+    assert outcomes(verdicts) == {"a": Outcome.SAME, "new": Outcome.NEW}
     assert script.status == 0
     counts = "peak_bytes 1,000; kernels 3; copies 1; host_syncs 2"
     times = r"device_seconds 5.0 us; host_seconds \d+.\d us"
-    assert re.fullmatch(f"{times}; {counts}", found["new"].text)
-    shown = script.session.report()["benchmarks"]["new"]
-    assert shown["outcome"] == "NEW"
-    assert {figure["metric"] for figure in shown["figures"]} == {DEVICE, HOST, *COUNTED}
-    asked = [(side, method) for _, side, method, args in script.asked if args[:1] == ("new",)]
+    assert re.fullmatch(f"{times}; {counts}", verdicts["new"].text)
+    benchmark = script.session.report()["benchmarks"]["new"]
+    assert benchmark["outcome"] == "NEW"
+    assert {figure["metric"] for figure in benchmark["figures"]} == {DEVICE, HOST, *COUNTED}
+    requests = [(side, method) for _, side, method, args in script.requests if args[:1] == ("new",)]
     once = ("begin", "verify", "counted", "make_ready")
-    assert asked[:4] == [(CANDIDATE, method) for method in once]
-    assert set(asked[4:]) == {(CANDIDATE, what) for what in ("turn", "proofs", "end")}
-    rules = [script.session.found["a"].series[DEVICE].rule.tests]
+    assert requests[:4] == [(CANDIDATE, method) for method in once]
+    assert set(requests[4:]) == {(CANDIDATE, what) for what in ("turn", "proofs", "end")}
+    rules = [script.session.compared["a"].series[DEVICE].rule.tests]
     assert rules == [2], "it takes no alpha from what is compared"
 
 
@@ -181,12 +181,12 @@ def test_a_new_benchmark_is_green_only_where_nothing_is_missing(how: str) -> Non
         script.on(CANDIDATE, "counted", {}, "a")
     if how == "accepted":
         script.accepted.append(Waiver("old", "why", "9.0", removed=True))
-    found = script.run()
-    assert found["new"].outcome is (Outcome.NEW if how == "accepted" else Outcome.NO_BASELINE)
+    verdicts = script.run()
+    assert verdicts["new"].outcome is (Outcome.NEW if how == "accepted" else Outcome.NO_BASELINE)
     if how != "its counts":
-        assert found["old"].outcome is (Outcome.SAME if how == "accepted" else Outcome.MISSING)
-    assert ("restore its name" in found["new"].text) is (how != "accepted")
-    assert script.session.report()["benchmarks"]["new"]["outcome"] == found["new"].outcome.title
+        assert verdicts["old"].outcome is (Outcome.SAME if how == "accepted" else Outcome.MISSING)
+    assert ("restore its name" in verdicts["new"].text) is (how != "accepted")
+    assert script.session.report()["benchmarks"]["new"]["outcome"] == verdicts["new"].outcome.title
     assert script.status == (0 if how == "accepted" else 15)
 
 
@@ -206,20 +206,20 @@ def test_a_new_benchmark_that_is_not_measured_right_is_not_green(
     script = Script("a")
     script.names[CANDIDATE] += ["new", "newer"]
     script.on(CANDIDATE, method, answer, "new")
-    found = script.run()
-    assert found["new"].outcome is outcome
-    assert found["a"].outcome is Outcome.SAME
-    beside = Outcome.NO_BASELINE if outcome is Outcome.MISSING else Outcome.NEW
-    assert found["newer"].outcome is beside
+    verdicts = script.run()
+    assert verdicts["new"].outcome is outcome
+    assert verdicts["a"].outcome is Outcome.SAME
+    outcome_of_newer = Outcome.NO_BASELINE if outcome is Outcome.MISSING else Outcome.NEW
+    assert verdicts["newer"].outcome is outcome_of_newer
 
 
 def test_what_is_missing_last_of_all_is_missing_too() -> None:
     script = Script("a")
     script.names[CANDIDATE] += ["new", "last"]
     script.on(CANDIDATE, "turn", {DEVICE: 1.0}, "last")
-    found = script.run()
-    assert list(found)[-1] == "last"
-    assert outcomes(found)["new"] is Outcome.NO_BASELINE
+    verdicts = script.run()
+    assert list(verdicts)[-1] == "last"
+    assert outcomes(verdicts)["new"] is Outcome.NO_BASELINE
 
 
 def test_what_only_one_interpreter_has_is_not_new() -> None:
@@ -289,7 +289,7 @@ def test_alpha_is_shared_among_all_figures_of_the_merge() -> None:
     alone, among = Script(), Script(*(f"b{number}" for number in range(39)), "a")
     for script in (alone, among):
         script.run()
-    rules = [script.session.found["a"].series[DEVICE].rule for script in (alone, among)]
+    rules = [script.session.compared["a"].series[DEVICE].rule for script in (alone, among)]
     assert [rule.tests for rule in rules] == [2, 80]
 
 
@@ -297,11 +297,11 @@ def test_a_cpu_has_one_time_and_a_wider_margin() -> None:
     script = Script(device=CPU)
     script.slower("a", device_seconds=1.015)
     script.on(BASE, "turn", {DEVICE: SECONDS[DEVICE]})
-    found = script.run()
-    assert found["a"].outcome is Outcome.SAME
-    rule = script.session.found["a"].series[DEVICE].rule
+    verdicts = script.run()
+    assert verdicts["a"].outcome is Outcome.SAME
+    rule = script.session.compared["a"].series[DEVICE].rule
     assert (rule.margin, rule.tolerance) == (0.02, 0.10)
-    assert list(script.session.found["a"].series) == [DEVICE]
+    assert list(script.session.compared["a"].series) == [DEVICE]
 
 
 def test_what_is_slower_for_sure_is_not_hidden_by_what_cannot_be_told() -> None:

@@ -18,7 +18,7 @@ OF_ONE = ("begin", "inputs", "counted", "compiled", "verify")  # and of each, be
 
 
 def settled(script: Script, name: str) -> Verdict:
-    verdict = script.session.found[name].verdict
+    verdict = script.session.compared[name].verdict
     assert verdict is not None
     return verdict
 
@@ -54,11 +54,11 @@ def test_one_tree_on_both_sides_is_no_comparison() -> None:
 def test_a_side_that_runs_the_code_of_the_other_is_none(side: str, outcome: int) -> None:
     script = Script()
     script.alike("a")
-    other = BASE if side == CANDIDATE else CANDIDATE
-    script.identity[side]["root"] = f"/trees/{other}"
+    other_side = BASE if side == CANDIDATE else CANDIDATE
+    script.identity[side]["root"] = f"/trees/{other_side}"
     script.run()
     assert script.status == outcome
-    assert f"the {side} ran the code in /trees/{other}" in script.verdicts[0].text
+    assert f"the {side} ran the code in /trees/{other_side}" in script.verdicts[0].text
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_who_dies_in_a_block_takes_no_other_along(side: str, method: str, launch
     script.on(side, method, died(), "a", launch=launch)
     script.ends(Outcome.NOT_JUDGED)
     blocks = script.session.report()["benchmarks"]["a"]["blocks"]
-    whole = launch - 2  # after the preparation, and but for the block in which it died
+    completed = launch - 2  # after the preparation, and but for the block in which it died
     assert {metric: len(taken) for metric, taken in blocks.items()} == (
-        {DEVICE: whole, HOST: whole} if whole else {}
+        {DEVICE: completed, HOST: completed} if completed else {}
     )
 
 

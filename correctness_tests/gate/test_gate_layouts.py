@@ -45,27 +45,27 @@ def weigh() -> Iterator[Op]:
 
 
 def listed(device: torch.device = CPU) -> dict[str, Benchmark]:
-    found = {one.name: one for one in declared(device, PACKAGE, FILES)}
-    return {name: one for name, one in found.items() if name.startswith("weigh")}
+    benchmarks = {benchmark.name: benchmark for benchmark in declared(device, PACKAGE, FILES)}
+    return {name: benchmark for name, benchmark in benchmarks.items() if name.startswith("weigh")}
 
 
 # -- which are timed --------------------------------------------------------------------------
 
 
 def test_a_backward_of_its_own_is_timed_on_the_slowest_layout_too(weigh: Op) -> None:
-    found = listed()
-    assert {PLAIN, STRIDED} < set(found)
-    assert [name for name in found if "strided" in name or "transposed" in name] == [STRIDED]
-    assert found[STRIDED] == replace(
-        found[PLAIN],
+    benchmarks = listed()
+    assert {PLAIN, STRIDED} < set(benchmarks)
+    assert [name for name in benchmarks if "strided" in name or "transposed" in name] == [STRIDED]
+    assert benchmarks[STRIDED] == replace(
+        benchmarks[PLAIN],
         name=STRIDED,
-        timed=replace(found[PLAIN].timed, layout="strided"),
+        timed=replace(benchmarks[PLAIN].timed, layout="strided"),
         layouts={"strided": 2.0, "transposed": 2.0},
     )
     weigh.layouts = {"transposed": 3.0}
-    (other,) = set(listed()) - set(found)
-    assert other == STRIDED.replace("strided", "transposed")
-    assert listed()[other].layouts == {"transposed": 3.0}
+    (transposed,) = set(listed()) - set(benchmarks)
+    assert transposed == STRIDED.replace("strided", "transposed")
+    assert listed()[transposed].layouts == {"transposed": 3.0}
 
 
 def test_an_op_from_before_there_were_layouts_is_timed_on_contiguous_inputs(weigh: Op) -> None:
@@ -81,16 +81,20 @@ def test_on_a_gpu_it_is_one_benchmark_more_for_a_provider_with_kernels(
 ) -> None:
     monkeypatch.setattr(side_file, "cannot", lambda need, device: None)
     monkeypatch.setattr(side_file, "untimed", lambda *args: None)
-    found = declared(GPU, PACKAGE)
-    more = [one for one in found if one.timed.layout != "contiguous"]
+    benchmarks = declared(GPU, PACKAGE)
+    more = [benchmark for benchmark in benchmarks if benchmark.timed.layout != "contiguous"]
     kernels = {str(p) for op in tree_ops() for p in op.providers.values() if p.derived}
-    assert sorted(f"{one.timed.op}-{one.timed.provider}" for one in more) == sorted(kernels)
+    assert sorted(
+        f"{benchmark.timed.op}-{benchmark.timed.provider}" for benchmark in more
+    ) == sorted(kernels)
     assert kernels >= {"rms_norm-triton", "cross_entropy-triton", "linear-triton"}
-    for one in more:
-        usual = next(x for x in found if replace(one.timed, layout="contiguous") == x.timed)
-        assert one.slowdowns == {DEVICE: usual.slowdowns[DEVICE]}, "host time is not"
-        assert one.layouts.keys() == {"strided", "transposed"}
-        assert max(one.layouts.values()) <= 2.0
+    for benchmark in more:
+        contiguous = next(
+            x for x in benchmarks if replace(benchmark.timed, layout="contiguous") == x.timed
+        )
+        assert benchmark.slowdowns == {DEVICE: contiguous.slowdowns[DEVICE]}, "host time is not"
+        assert benchmark.layouts.keys() == {"strided", "transposed"}
+        assert max(benchmark.layouts.values()) <= 2.0
 
 
 # -- what a side gives ------------------------------------------------------------------------
@@ -104,8 +108,8 @@ def test_a_side_times_calls_on_the_layout() -> None:
         side.verify(name, 1)
         side.make_ready(name, None, warm_up=0.0)
         assert side.turn(name, 1)[DEVICE] > 0
-    given = {name: side.subjects[name].args["x"] for name in (PLAIN, STRIDED)}
-    assert {name: x.is_contiguous() for name, x in given.items()} == {PLAIN: True, STRIDED: False}
+    inputs = {name: side.subjects[name].args["x"] for name in (PLAIN, STRIDED)}
+    assert {name: x.is_contiguous() for name, x in inputs.items()} == {PLAIN: True, STRIDED: False}
     assert side.inputs(PLAIN) == side.inputs(STRIDED), "the same values"
     side.compile_layouts(STRIDED, ("transposed",))
     ((layout, times),) = side.layouts(STRIDED, ("transposed",)).items()
@@ -134,18 +138,18 @@ def test_who_copies_strided_inputs_alone_is_seen_on_these_alone(subject: Make) -
     )
     for layout in ("strided", "transposed"):
         assert right[layout].median < 4 < slow[layout].median
-    plain = subject(copies_what_is_strided).layouts(("contiguous",), 8)["contiguous"]
-    assert plain.median < 4
+    contiguous = subject(copies_what_is_strided).layouts(("contiguous",), 8)["contiguous"]
+    assert contiguous.median < 4
 
 
 def test_results_of_another_layout_must_be_right(subject: Make) -> None:
     call = Turning(lambda x, weight: weighed(x, weight) * (1.0 if x.is_contiguous() else 1.02))
-    made = subject(call)
-    made.compile_layouts(("transposed",))
+    timed_call = subject(call)
+    timed_call.compile_layouts(("transposed",))
     call.turned = True
-    verified(made)
+    verified(timed_call)
     with pytest.raises(WrongResultError, match="transposed inputs: y: error"):
-        made.compile_layouts(("transposed",))
+        timed_call.compile_layouts(("transposed",))
 
 
 # -- what the bars decide ---------------------------------------------------------------------
@@ -155,7 +159,7 @@ SLOW = {**FAST, "strided": Ratio(2.9, 2.8, 3.0)}
 
 
 @pytest.mark.parametrize(
-    ("found", "bars", "base", "accepted", "outcome", "said"),
+    ("ratios", "bars", "base", "accepted", "outcome", "said"),
     [
         (FAST, {}, 1.6, 0.0, Outcome.SAME, ""),
         (SLOW, {}, 1.6, 0.0, Outcome.SLOWER, "2.90 [2.80, 3.00] times as long as contiguous"),
@@ -171,7 +175,7 @@ SLOW = {**FAST, "strided": Ratio(2.9, 2.8, 3.0)}
 )
 @pytest.mark.parametrize("new", [False, True])
 def test_a_layout_above_its_bar_is_slower_unless_that_is_accepted_or_the_base_is_as_slow(
-    found: Mapping[str, Ratio],
+    ratios: Mapping[str, Ratio],
     bars: Mapping[str, float],
     base: float,
     accepted: float,
@@ -184,7 +188,7 @@ def test_a_layout_above_its_bar_is_slower_unless_that_is_accepted_or_the_base_is
     script = Script("a", "b")
     for side in SIDES:
         script.bars[side, "a"] = {"strided": bars.get(side, 2.0), "transposed": 2.0}
-    script.on(CANDIDATE, "layouts", found, "a")
+    script.on(CANDIDATE, "layouts", ratios, "a")
     script.on(BASE, "layouts", {"strided": Ratio(base - 0.05, base - 0.1, base)}, "a")
     if accepted:
         script.accept("a", "layouts", accepted)
@@ -195,5 +199,7 @@ def test_a_layout_above_its_bar_is_slower_unless_that_is_accepted_or_the_base_is
     assert verdict.outcome is (Outcome.NEW if new and outcome is Outcome.SAME else outcome)
     assert said in verdict.text
     assert not script.confirming, "the bar is no comparison of sides"
-    asked = [args for _, side, what, args in script.asked if (side, what) == (BASE, "layouts")]
-    assert len(asked) <= 1, "of the base what the candidate misses alone, in the first block"
+    requests = [
+        args for _, side, what, args in script.requests if (side, what) == (BASE, "layouts")
+    ]
+    assert len(requests) <= 1, "of the base what the candidate misses alone, in the first block"

@@ -32,11 +32,11 @@ def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
     monkeypatch.setattr(module, "FACTORY", "correctness_tests.support.broken_sides:Broken")
     monkeypatch.setattr(module, "_IMPORTED_LATE", ())
     monkeypatch.setattr(schedule, "PRELOAD", ())
-    found = []
+    trees_of_sides = []
     for side in SIDES:
         (tmp_path / side).mkdir()
-        found.append(tree(side, tmp_path / side))
-    return found
+        trees_of_sides.append(tree(side, tmp_path / side))
+    return trees_of_sides
 
 
 def tree(side: str, root: Path, python: str | None = None) -> Tree:
@@ -49,10 +49,10 @@ def block(pair: Pair, name: str) -> dict[str, float]:
 
 def timed(pair: Pair, benchmark: Benchmark, proofs: dict[str, Any], pairs: int) -> dict[str, float]:
     pair.make_ready(benchmark, proofs, 0.0)
-    found = pair.take(benchmark, pairs, {})
+    block_of_pair = pair.take(benchmark, pairs, {})
     pair.hold_results(benchmark)
     pair.end(benchmark)
-    return dict(found.statistics)
+    return dict(block_of_pair.statistics)
 
 
 def alive(pid: int) -> bool:
@@ -68,7 +68,9 @@ def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
     trees: list[Tree],
 ) -> None:
     with opened(trees, CPU, REGISTERED) as (pair,):
-        assert pair.each("identity") == {one.name: str(one.root) for one in trees}
+        assert pair.ask_both("identity") == {
+            side_tree.name: str(side_tree.root) for side_tree in trees
+        }
         assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
         pids = pair.pids()
         assert len({*pids, os.getpid()}) == 3
@@ -84,16 +86,18 @@ def test_the_tree_against_itself_has_equal_proofs_and_about_equal_times(
 ) -> None:
     """With the sides that are gated, on one op of the tree."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    both = [replace(tree(side, ROOT), caches=tmp_path / side) for side in SIDES]
-    with opened(both, CPU, registered_by(config.load(ROOT))) as (pair,):
-        listed = pair.each("benchmarks")
+    trees = [replace(tree(side, ROOT), caches=tmp_path / side) for side in SIDES]
+    with opened(trees, CPU, registered_by(config.load(ROOT))) as (pair,):
+        listed = pair.ask_both("benchmarks")
         assert listed[BASE] == listed[CANDIDATE]
-        one = next(each for each in listed[BASE] if each.name.startswith("silu_mul-torch"))
-        assert all(0 < seconds < 60 for seconds in pair.begin(one).values())
-        proofs = pair.verify(one)
+        benchmark = next(
+            candidate for candidate in listed[BASE] if candidate.name.startswith("silu_mul-torch")
+        )
+        assert all(0 < seconds < 60 for seconds in pair.begin(benchmark).values())
+        proofs = pair.verify(benchmark)
         assert proofs[BASE] == proofs[CANDIDATE]
-        pair.end(one)
-        (statistic,) = timed(pair, one, proofs, 10).values()
+        pair.end(benchmark)
+        (statistic,) = timed(pair, benchmark, proofs, 10).values()
         assert abs(statistic) < 1
 
 
@@ -103,13 +107,13 @@ def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) 
     with opened(trees, CPU, REGISTERED) as (pair,):
         pair.processor = processor
         block(pair, "a")
-        seen = dict.fromkeys(("begin", "make_ready", "proofs", "end"), free)
-        expected = {**seen, "turn": [{processor}] * 2}
-        assert pair.each("seen") == {side: expected for side in SIDES}
+        processors = dict.fromkeys(("begin", "make_ready", "proofs", "end"), free)
+        expected = {**processors, "turn": [{processor}] * 2}
+        assert pair.ask_both("seen") == {side: expected for side in SIDES}
         with pytest.raises(ValueError, match="a turn of the"):
             timed(pair, Benchmark("a", None, "", {HOST: 0.1}), dict.fromkeys(SIDES), 4)
-        pair.each("end", "a")
-        assert pair.each("seen")[CANDIDATE]["end"] == free, "nor after what went wrong"
+        pair.ask_both("end", "a")
+        assert pair.ask_both("seen")[CANDIDATE]["end"] == free, "nor after what went wrong"
 
 
 @pytest.mark.long
@@ -119,10 +123,10 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(trees: list
         pytest.skip("one processor")
     ahead = PairPool(max(before), 1)
     try:
-        for beside in (before, before - {max(before)}):  # the second pair is started ahead
+        for allowed in (before, before - {max(before)}):  # the second pair is started ahead
             with ahead(trees, CPU, REGISTERED) as (pair,):
-                pair.each("begin", "a", ())
-                assert pair.each("seen")[BASE]["begin"] == [beside] * 2
+                pair.ask_both("begin", "a", ())
+                assert pair.ask_both("seen")[BASE]["begin"] == [allowed] * 2
         assert os.sched_getaffinity(0) == before
     finally:
         ahead.close()
@@ -140,13 +144,13 @@ def test_a_process_that_dies_or_hangs_is_said_and_others_take_the_place_of_both(
         assert "a last word" in error.value.details
         before = pair.pids()
         pair.restart()
-        started = pair.each("started")
+        started = pair.ask_both("started")
         assert started[BASE] == started[CANDIDATE], "the hashes of texts, and the threads of torch"
         assert not any(map(alive, before))
         assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
         hangs = "candidate: candidate did not answer call in 0 s"  # that of who is asked first
         with pytest.raises(SideError, match=hangs):
-            pair.each("turn", "turn hangs", 1, None, timeout=0.3)
+            pair.ask_both("turn", "turn hangs", 1, None, timeout=0.3)
 
 
 @pytest.mark.long
@@ -173,7 +177,7 @@ def test_a_comparison_with_pairs_started_ahead_is_the_same(
     assert script.run(pairs=pool)["a"].outcome.title == "SLOWER"
     pool.close()
     started, closed = (
-        {(at, side) for at, side, method, _ in script.asked if method == what}
+        {(at, side) for at, side, method, _ in script.requests if method == what}
         for what in ("start", "close")
     )
     assert started == closed

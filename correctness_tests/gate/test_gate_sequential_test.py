@@ -126,9 +126,9 @@ def test_no_noise_is_a_large_effect(model: Model) -> None:
 def test_what_caches_cost_after_the_other_side_adds_nothing_to_the_spread(colder: float) -> None:
     """Of two turns the first follows its own side. Over single pairs 8% triples the spread."""
     logs = quiet(2000, np.random.default_rng(6))
-    found = statistics(logs + colder * (places() % 2))
-    assert np.std(found) < 1.1 * np.std(statistics(logs))
-    assert abs(np.mean(found)) < 3 * np.std(found) / 2000**0.5
+    summary = statistics(logs + colder * (places() % 2))
+    assert np.std(summary) < 1.1 * np.std(statistics(logs))
+    assert abs(np.mean(summary)) < 3 * np.std(summary) / 2000**0.5
 
 
 # A rule whose errors are frequent enough to count, and that next to never stops at green.

@@ -53,14 +53,14 @@ def noisy(script: Script, name: str, spread: float) -> None:
 
 def asked_of(script: Script, method: str) -> list[str]:
     """The benchmarks of which a method was asked, in order."""
-    return list(dict.fromkeys(args[0] for _, _, m, args in script.asked if m == method))
+    return list(dict.fromkeys(args[0] for _, _, m, args in script.requests if m == method))
 
 
 def counts(script: Script) -> dict[str, set[int]]:
     """By benchmark, how many blocks its metrics have."""
     return {
         name: {len(series.statistics) for series in state.series.values()}
-        for name, state in script.session.found.items()
+        for name, state in script.session.compared.items()
     }
 
 
@@ -79,10 +79,10 @@ def test_equal_sides_are_the_same(device: torch.device, draw: int) -> None:
 def test_a_slowdown_of_3_percent_is_slower_by_name_with_interval_and_kernels(draw: int) -> None:
     script = Script("a", "b", seed=draw)
     script.slower("a", device_seconds=1.03)
-    found = script.run()
-    assert outcomes(found) == {"a": Outcome.SLOWER, "b": Outcome.SAME}
+    verdicts = script.run()
+    assert outcomes(verdicts) == {"a": Outcome.SLOWER, "b": Outcome.SAME}
     assert script.status == 10
-    text = found["a"].text
+    text = verdicts["a"].text
     said = re.search(rf"device_seconds {INTERVAL}, confirmed by \+\d\.\d\d% in fresh", text)
     assert said, text
     assert 0.5 < float(said[1]) < 3 < float(said[2])
@@ -128,10 +128,10 @@ def test_a_slowdown_that_fresh_processes_do_not_confirm_is_inconclusive() -> Non
     script.slower("a", device_seconds=1.05)
     script.on(CANDIDATE, "turn", SECONDS, "a", when=lambda: script.confirming)
     noisy(script, "b", 0.2)
-    found = script.run()
-    assert found["a"].outcome is Outcome.INCONCLUSIVE
-    assert f"not confirmed: +0.00% in {CONFIRM_BLOCKS} fresh blocks" in found["a"].text
-    assert f"in {LOOKS[-1]} blocks" in found["b"].text, "and decides nothing for others"
+    verdicts = script.run()
+    assert verdicts["a"].outcome is Outcome.INCONCLUSIVE
+    assert f"not confirmed: +0.00% in {CONFIRM_BLOCKS} fresh blocks" in verdicts["a"].text
+    assert f"in {LOOKS[-1]} blocks" in verdicts["b"].text, "and decides nothing for others"
 
 
 # -- all work -------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ def test_work_that_was_hidden_in_the_first_blocks_alone_takes_more_blocks() -> N
         return {**SECONDS, **more}
 
     script.on(CANDIDATE, "turn", turn)
-    found = script.run()["a"]
-    assert found.outcome is Outcome.SAME
-    assert "in 4 blocks" not in found.text
+    verdict = script.run()["a"]
+    assert verdict.outcome is Outcome.SAME
+    assert "in 4 blocks" not in verdict.text
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2])
@@ -174,9 +174,9 @@ def test_a_share_of_slow_turns_is_work_too(share: float) -> None:
         return {metric: seconds * slow for metric, seconds in SECONDS.items()}
 
     script.on(CANDIDATE, "turn", turn)
-    found = script.run(effort=Effort(pairs=20, repeated=20, first=0.0))["a"]
-    assert found.outcome is Outcome.SLOWER
-    assert "device_seconds +0.00%" in found.text
+    verdict = script.run(effort=Effort(pairs=20, repeated=20, first=0.0))["a"]
+    assert verdict.outcome is Outcome.SLOWER
+    assert "device_seconds +0.00%" in verdict.text
 
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(4.9, Outcome.SAME), (5.1, Outcome.SLOWER)])
@@ -193,15 +193,15 @@ def test_the_import_of_the_ops_has_a_bar_and_is_measured_twice(again: float) -> 
     script = Script("a")
     script.identity[BASE]["import_seconds"] = 1.0
     seconds = iter([9.0, again])
-    usual = script._identity
+    identity_of_script = script._identity
 
     def identity(worker: Any) -> dict[str, Any]:
         more = {} if worker.tree.name == BASE else {"import_seconds": next(seconds)}
-        return {**usual(worker), **more}
+        return {**identity_of_script(worker), **more}
 
     script._identity = identity  # type: ignore[method-assign]
-    found = outcomes(script.run())
-    assert found == {"a": Outcome.SAME} | ({"import": Outcome.SLOWER} if again > 1 else {})
+    verdicts = outcomes(script.run())
+    assert verdicts == {"a": Outcome.SAME} | ({"import": Outcome.SLOWER} if again > 1 else {})
 
 
 # -- alternately, in fresh processes --------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_the_import_of_the_ops_has_a_bar_and_is_measured_twice(again: float) -> 
 def test_a_block_is_a_launch_of_its_own_and_the_sides_take_turns() -> None:
     script = Script("a", "b")
     script.run()
-    turns = [(at, side, args[0]) for at, side, method, args in script.asked if method == "turn"]
+    turns = [(at, side, args[0]) for at, side, method, args in script.requests if method == "turn"]
     assert {launch for launch, _, _ in turns} == set(range(2, script.launches + 1))
     for launch in range(2, script.launches + 1):
         for name in "ab":
@@ -225,8 +225,8 @@ def test_who_waits_is_stopped_and_goes_on_whatever_happens() -> None:
     script.run(processor=5)
     for launch, side in itertools.product(range(2, script.launches + 1), SIDES):
         stopped = False
-        held: int | None = None  # to a processor
-        for at, who, method, args in script.asked:
+        processor: int | None = None  # to a processor
+        for at, who, method, args in script.requests:
             if at != launch or (who != side and method != "turn"):
                 continue
             if who != side:
@@ -234,35 +234,35 @@ def test_who_waits_is_stopped_and_goes_on_whatever_happens() -> None:
             elif method in ("stop", "resume"):
                 stopped = method == "stop"
             elif method == "pin":
-                held = args[0]
+                processor = args[0]
             elif method == "turn":
                 stopped = False  # a worker that is asked goes on
-                assert held == 5
+                assert processor == 5
             elif method in ("begin", "make_ready", "proofs", "end"):
                 assert not stopped
-                assert held is None or launch == 3, "and runs anywhere"
+                assert processor is None or launch == 3, "and runs anywhere"
 
 
 def test_both_sides_have_the_same_new_values_in_each_pair_of_turns() -> None:
     script = Script("a", noise=2e-4)
     script.run()
-    seeds = [(at, side, args[1]) for at, side, method, args in script.asked if method == "turn"]
-    each = {
+    seeds = [(at, side, args[1]) for at, side, method, args in script.requests if method == "turn"]
+    seeds_of = {
         (launch, side): sorted(seed for at, of, seed in seeds if (at, of) == (launch, side))
         for launch, side in itertools.product(range(2, script.launches + 1), SIDES)
     }
-    assert all(each[launch, BASE] == each[launch, CANDIDATE] for launch, _ in each)
-    assert len({seed for some in each.values() for seed in some}) == LOOKS[0] * 3
+    assert all(seeds_of[launch, BASE] == seeds_of[launch, CANDIDATE] for launch, _ in seeds_of)
+    assert len({seed for some in seeds_of.values() for seed in some}) == LOOKS[0] * 3
 
 
 def test_the_last_turn_of_a_block_keeps_a_random_call_that_is_held_to_the_bases_reference() -> None:
     script = Script("a", noise=2e-4)
     script.run()
-    kept = [args[2] for _, _, method, args in script.asked if method == "turn"]
+    numbers = [args[2] for _, _, method, args in script.requests if method == "turn"]
     in_a_block = 2 * 3
-    for place, number in enumerate(kept):
+    for place, number in enumerate(numbers):
         assert (number is None) is (place % in_a_block < in_a_block - 2)
-    chosen = [number for number in kept if number is not None]
+    chosen = [number for number in numbers if number is not None]
     assert chosen[::2] == chosen[1::2], "the same call of both sides"
     assert len(set(chosen)) == LOOKS[0]
 
@@ -272,13 +272,13 @@ def test_the_last_turn_of_a_block_keeps_a_random_call_that_is_held_to_the_bases_
 def test_a_result_unlike_the_bases_is_wrong_though_its_own_side_calls_it_right(
     what: str, when: str
 ) -> None:
-    other = {
+    proofs = {
         "projections": proof(projections=(1.4,) * 8, exact=(1.4,) * 8),
         "strides": proof(strides=(1, 4), reference_strides=(1, 4), dense=False),
     }
     script = Script("a", "b")
     launch = None if when == "before" else 3
-    script.on(CANDIDATE, "verify" if launch is None else "proofs", {"y": other[what]}, "a",
+    script.on(CANDIDATE, "verify" if launch is None else "proofs", {"y": proofs[what]}, "a",
               launch=launch)  # fmt: skip
     script.ends(Outcome.WRONG_RESULT, "candidate: y", all_verdicts=True)
 
@@ -330,15 +330,15 @@ def test_a_clock_that_disagrees_with_the_judges_is_wrong_only_on_an_idle_machine
     script = Script("a")
     script.watch = Watching(load=load)
     script.on(side, "paced", says(0.02 if how == "in a row" else 0.2))
-    found = script.run()
-    assert found["a"].outcome is outcome
-    assert ("its clock is wrong" in found["a"].text) is (outcome is Outcome.MISSING)
+    verdicts = script.run()
+    assert verdicts["a"].outcome is outcome
+    assert ("its clock is wrong" in verdicts["a"].text) is (outcome is Outcome.MISSING)
 
 
 @pytest.mark.parametrize(
-    ("may", "asked"), [("use_device", ["a", "b"]), ("wait_until_idle", ["a", "b"])]
+    ("may", "expected_begun"), [("use_device", ["a", "b"]), ("wait_until_idle", ["a", "b"])]
 )
-def test_what_needs_no_device_does_not_wait_for_it(may: str, asked: list[str]) -> None:
+def test_what_needs_no_device_does_not_wait_for_it(may: str, expected_begun: list[str]) -> None:
     script = Script("a", "b")
     for name in "ab":
         script.alike(name)
@@ -348,10 +348,10 @@ def test_what_needs_no_device_does_not_wait_for_it(may: str, asked: list[str]) -
     script = Script("a", "b")
     script.alike("a")
     script.on(CANDIDATE, "inputs", 8, "b")
-    found = script.run(**{may: ask})
-    assert found["a"].outcome is Outcome.IDENTICAL
+    verdicts = script.run(**{may: ask})
+    assert verdicts["a"].outcome is Outcome.IDENTICAL
     expected = Outcome.BUSY if may == "use_device" else Outcome.NO_BASELINE
-    assert found["b"].outcome is expected
+    assert verdicts["b"].outcome is expected
     assert ask.call_count == (may == "use_device")
 
 
@@ -363,7 +363,7 @@ def test_what_a_change_does_not_reach_is_identical_and_nothing_of_it_runs() -> N
     script.alike("a")
     script.alike("b")
     assert outcomes(script.run()) == {"a": Outcome.IDENTICAL, "b": Outcome.IDENTICAL}
-    assert {method for _, _, method, _ in script.asked} == {
+    assert {method for _, _, method, _ in script.requests} == {
         *("start", "make", "identity", "benchmarks", "declarations", "close")
     }
 
@@ -416,9 +416,9 @@ def test_some_identical_benchmarks_are_timed_all_the_same(
     for name in "abcd":
         script.alike(name)
         script.slower(name, device_seconds=ratio)
-    found = script.run(audit=2)
+    verdicts = script.run(audit=2)
     assert len(asked_of(script, "turn")) == 2
-    audited = [found[name] for name in asked_of(script, "turn")]
+    audited = [verdicts[name] for name in asked_of(script, "turn")]
     assert outcome in {verdict.outcome for verdict in audited}
     assert all("audited: so far" in v.text for v in audited if v.outcome is Outcome.IDENTICAL)
     assert script.status == outcome.status
@@ -442,9 +442,9 @@ def test_what_has_no_time_here_is_verified_and_named(right: bool, new: bool) -> 
     if not right:
         script.on(CANDIDATE, "verify", wrong(), "a")
     green = Outcome.NEW if new else Outcome.SAME
-    found = script.run(all_verdicts=True)
-    assert found["a"].outcome is (green if right else Outcome.WRONG_RESULT)
-    assert ("its kernels are interpreted" in found["a"].text) is right
+    verdicts = script.run(all_verdicts=True)
+    assert verdicts["a"].outcome is (green if right else Outcome.WRONG_RESULT)
+    assert ("its kernels are interpreted" in verdicts["a"].text) is right
     assert asked_of(script, "turn") == ["b"]
 
 
@@ -455,34 +455,36 @@ def test_once_one_is_slower_what_is_undecided_is_not_decided() -> None:
     script = Script("a", "b", "c")
     script.slower("a", device_seconds=1.05)
     noisy(script, "b", 0.05)
-    found = script.run()
-    assert outcomes(found) == {"a": Outcome.SLOWER, "b": Outcome.NOT_DECIDED, "c": Outcome.SAME}
+    verdicts = script.run()
+    assert outcomes(verdicts) == {"a": Outcome.SLOWER, "b": Outcome.NOT_DECIDED, "c": Outcome.SAME}
     assert script.status == 10
-    assert found["b"].text.startswith("a is SLOWER, which decides the merge; so far device_seconds")
+    assert verdicts["b"].text.startswith(
+        "a is SLOWER, which decides the merge; so far device_seconds"
+    )
 
 
 def test_all_verdicts_are_reached_where_that_is_asked_for() -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
     noisy(script, "b", 0.2)
-    found = script.run(all_verdicts=True)
-    assert outcomes(found) == {"a": Outcome.SLOWER, "b": Outcome.INCONCLUSIVE}
+    verdicts = script.run(all_verdicts=True)
+    assert outcomes(verdicts) == {"a": Outcome.SLOWER, "b": Outcome.INCONCLUSIVE}
 
 
 def test_an_op_whose_own_file_differs_decides_a_merge_before_others_are_prepared() -> None:
     script = Script(*"bcade")
     script.names[CANDIDATE].append("new")
-    script.own = {"a"}
+    script.edited_ops = {"a"}
     script.alike("e")
     script.slower("a", device_seconds=1.05)
-    found = script.run()
-    assert outcomes(found) == {
+    verdicts = script.run()
+    assert outcomes(verdicts) == {
         "a": Outcome.SLOWER,
         **dict.fromkeys("bcd", Outcome.NOT_DECIDED),
         "e": Outcome.IDENTICAL,
         "new": Outcome.NOT_DECIDED,
     }
-    assert found["b"].text == "a is SLOWER, which decides the merge; it was not measured"
+    assert verdicts["b"].text == "a is SLOWER, which decides the merge; it was not measured"
     assert asked_of(script, "begin") == asked_of(script, "turn") == ["a"]
 
 
@@ -490,27 +492,27 @@ def test_an_op_whose_own_file_differs_decides_a_merge_before_others_are_prepared
 def test_others_are_prepared_where_the_nearest_decide_nothing(at_once: int) -> None:
     script = Script(*"bcade", noise=2e-4)
     script.names[CANDIDATE].append("new")
-    script.own = {"a"}
+    script.edited_ops = {"a"}
     script.alike("e")
     script.slower("d", device_seconds=1.05)
-    found = script.run(at_once=at_once)
-    assert outcomes(found) == {
+    verdicts = script.run(at_once=at_once)
+    assert outcomes(verdicts) == {
         **dict.fromkeys("abc", Outcome.SAME),
         "d": Outcome.SLOWER,
         "e": Outcome.IDENTICAL,
         "new": Outcome.NEW,
     }
     assert next(name for name in asked_of(script, "turn") if name != "new") == "a"
-    verified = [args[0] for _, _, method, args in script.asked if method == "verify"]
+    verified = [args[0] for _, _, method, args in script.requests if method == "verify"]
     assert sorted(verified) == [*sorted("aabbccdd"), "new"], "each once a side"
 
 
-@pytest.mark.parametrize(("own", "compared"), [(set(), {"b"}), ({"a"}, {"a", "b"})])
+@pytest.mark.parametrize(("edited", "compared"), [(set(), {"b"}), ({"a"}, {"a", "b"})])
 def test_further_cases_are_compared_where_an_own_file_of_the_op_differs(
-    own: set[str], compared: set[str]
+    edited: set[str], compared: set[str]
 ) -> None:
     script = Script("a", "b", noise=2e-4)
-    script.further, script.own = {"a"}, own
+    script.further, script.edited_ops = {"a"}, edited
     assert set(outcomes(script.run())) == compared
     script.names[CANDIDATE].remove("a")
     assert script.run()["a"].outcome is Outcome.MISSING
@@ -532,13 +534,13 @@ def test_a_look_is_one_wave_of_as_many_pairs_as_may_work_at_once(
         return script.pairs(*args)
 
     assert set(outcomes(script.run(at_once=at_once, pairs=pairs)).values()) == {Outcome.SAME}
-    beside = [min(at_once, 3) - 1] if at_once > 1 else []  # prepare with the first
-    assert opened == [1, *beside, *waves]
+    second_wave = [min(at_once, 3) - 1] if at_once > 1 else []  # prepare with the first
+    assert opened == [1, *second_wave, *waves]
     assert counts(script) == {key: {LOOKS[0]} for key in "abc"}
 
 
 def test_the_verdicts_are_those_of_one_pair_and_one_is_timed_at_a_time() -> None:
-    found, lock, working, overlapping = [], threading.Lock(), [0], list[str]()
+    verdicts, lock, working, overlapping = [], threading.Lock(), [0], list[str]()
 
     def work(name: str) -> float:
         with lock:
@@ -562,9 +564,9 @@ def test_the_verdicts_are_those_of_one_pair_and_one_is_timed_at_a_time() -> None
         script.counts("d", kernels=1)
         script.alike("e")
         script.names[CANDIDATE].append("h")
-        found.append(outcomes(script.run(at_once=at_once, all_verdicts=True)))
-    assert found[0] == found[1]
-    assert set(found[0].values()) > {Outcome.SLOWER, Outcome.WRONG_RESULT, Outcome.NOT_JUDGED}
+        verdicts.append(outcomes(script.run(at_once=at_once, all_verdicts=True)))
+    assert verdicts[0] == verdicts[1]
+    assert set(verdicts[0].values()) > {Outcome.SLOWER, Outcome.WRONG_RESULT, Outcome.NOT_JUDGED}
     assert not overlapping
 
 
@@ -574,17 +576,17 @@ def test_what_finds_no_memory_beside_others_is_measured_alone(method: str, alone
     script = Script(*"abc", noise=2e-4)
     failing = Mock(side_effect=FULL)
     script.on(CANDIDATE, method, failing, "b", when=lambda: alone or not failing.called)
-    found = script.run(at_once=4)
+    verdicts = script.run(at_once=4)
     expected = Outcome.NOT_JUDGED if alone else Outcome.SAME
-    assert outcomes(found) == {"a": Outcome.SAME, "b": expected, "c": Outcome.SAME}
+    assert outcomes(verdicts) == {"a": Outcome.SAME, "b": expected, "c": Outcome.SAME}
 
 
 @pytest.mark.parametrize("method", ["make_ready", "turn", "proofs"])
 def test_a_process_that_ends_in_a_wave_takes_no_other_benchmark_with_it(method: str) -> None:
     script = Script(*"abcd", noise=2e-4)
     script.on(BASE, method, died(), "b", launch=6)
-    found = script.run(at_once=4)
-    assert outcomes(found) == {**dict.fromkeys("acd", Outcome.SAME), "b": Outcome.NOT_JUDGED}
+    verdicts = script.run(at_once=4)
+    assert outcomes(verdicts) == {**dict.fromkeys("acd", Outcome.SAME), "b": Outcome.NOT_JUDGED}
     assert {name: counts(script)[name] for name in "acd"} == {key: {LOOKS[0]} for key in "acd"}
 
 
@@ -596,13 +598,16 @@ def test_the_report_holds_all_that_was_measured_and_how_long_it_took() -> None:
     script.slower("a", device_seconds=1.05)
     script.alike("b")
     script.names[BASE].append("gone")
-    found = script.run()
+    verdicts = script.run()
     report = json.loads(json.dumps(script.session.report(), allow_nan=False))
     assert (report["base"], report["candidate"]) == ("the base", "the candidate")
-    assert report["others"] == [str(found["gone"])]
+    assert report["others"] == [str(verdicts["gone"])]
     assert report["affected"] == {"a": "f.py differs", "c": "f.py differs"}
-    for name, one in report["benchmarks"].items():
-        assert (one["outcome"], one["text"]) == (found[name].outcome.title, found[name].text)
+    for name, benchmark in report["benchmarks"].items():
+        assert (benchmark["outcome"], benchmark["text"]) == (
+            verdicts[name].outcome.title,
+            verdicts[name].text,
+        )
     slower = report["benchmarks"]["a"]
     assert len(slower["blocks"][DEVICE]) == len(slower["all_work"][DEVICE])
     assert len(slower["confirmation"][DEVICE]) == CONFIRM_BLOCKS
@@ -621,5 +626,5 @@ def test_a_statistic_is_over_turns_both_ways_and_not_over_pairs() -> None:
     script.on(CANDIDATE, "turn", lambda name: dict.fromkeys(metrics, math.exp(next(turns))))
     script.on(BASE, "turn", dict.fromkeys(metrics, 1.0))
     script.run(effort=replace(script.effort, pairs=6, repeated=6))
-    for series in script.session.found["a"].series.values():
+    for series in script.session.compared["a"].series.values():
         assert series.statistics == pytest.approx([0.05] * len(series.statistics))

@@ -36,7 +36,7 @@ def as_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names() -> list[str]:
-    return [one.name for one in declared(CPU, PACKAGE, FILES)]
+    return [benchmark.name for benchmark in declared(CPU, PACKAGE, FILES)]
 
 
 # -- what there is ----------------------------------------------------------------------------
@@ -55,17 +55,19 @@ def test_on_a_cpu_kernels_are_listed_to_be_verified_and_all_others_to_be_timed()
 
 @pytest.mark.usefixtures("as_with_a_gpu")
 def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smallest() -> None:
-    found = declared(GPU, PACKAGE)
-    assert {one.timed.provider for one in found} >= {"eager", "triton"}
-    assert {one.timed.op for one in found} >= {"adamw", "rms_norm"}
+    benchmarks = declared(GPU, PACKAGE)
+    assert {benchmark.timed.provider for benchmark in benchmarks} >= {"eager", "triton"}
+    assert {benchmark.timed.op for benchmark in benchmarks} >= {"adamw", "rms_norm"}
     cases: dict[tuple[str, str], dict[str, int]] = {}
-    for one in (one for one in found if not (one.further or one.untimed)):
-        assert one.timed.dtype == ("fp32" if one.timed.op == "adamw" else "bf16")
-        op = OPS[one.timed.op]
-        stated = {**ON_GPU, **op.slowdowns, **op[one.timed.provider].slowdowns}
-        assert all(slowdown == stated[metric] for metric, slowdown in one.slowdowns.items())
-        case = dict.fromkeys(one.slowdowns, one.timed.case)
-        cases.setdefault((one.timed.op, one.timed.provider), {}).update(case)
+    for benchmark in (
+        benchmark for benchmark in benchmarks if not (benchmark.further or benchmark.untimed)
+    ):
+        assert benchmark.timed.dtype == ("fp32" if benchmark.timed.op == "adamw" else "bf16")
+        op = OPS[benchmark.timed.op]
+        stated = {**ON_GPU, **op.slowdowns, **op[benchmark.timed.provider].slowdowns}
+        assert all(slowdown == stated[metric] for metric, slowdown in benchmark.slowdowns.items())
+        case = dict.fromkeys(benchmark.slowdowns, benchmark.timed.case)
+        cases.setdefault((benchmark.timed.op, benchmark.timed.provider), {}).update(case)
     small = cases.pop(("swiglu", "naive"))
     assert small[DEVICE] < len(OPS["swiglu"].timed) - 1, "the largest is not for it"
     assert small[HOST] == 0
@@ -75,32 +77,50 @@ def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smalle
 
 @pytest.mark.usefixtures("as_with_a_gpu")
 def test_on_a_gpu_each_case_between_these_is_a_further_benchmark_of_device_time() -> None:
-    found = [one for one in declared(GPU, PACKAGE) if one.further]
+    benchmarks = [benchmark for benchmark in declared(GPU, PACKAGE) if benchmark.further]
     for op in tree_ops():
         for provider in op.providers.values():
-            some = [one for one in found if one.timed.op == op.name]
-            cases = [one.timed.case for one in some if one.timed.provider == provider.name]
+            some = [benchmark for benchmark in benchmarks if benchmark.timed.op == op.name]
+            cases = [
+                benchmark.timed.case
+                for benchmark in some
+                if benchmark.timed.provider == provider.name
+            ]
             covered = range(2 if provider.name == "naive" else len(op.timed))
             assert cases == list(covered[1:-1]), provider
-    assert len({one.name for one in declared(GPU, PACKAGE)}) == len(declared(GPU, PACKAGE))
-    assert {tuple(one.slowdowns.items()) for one in found} == {((DEVICE, FURTHER),)}
-    assert not any(one.further for one in declared(CPU, PACKAGE))
+    assert len({benchmark.name for benchmark in declared(GPU, PACKAGE)}) == len(
+        declared(GPU, PACKAGE)
+    )
+    assert {tuple(benchmark.slowdowns.items()) for benchmark in benchmarks} == {
+        ((DEVICE, FURTHER),)
+    }
+    assert not any(benchmark.further for benchmark in declared(CPU, PACKAGE))
 
 
 @pytest.mark.usefixtures("as_with_a_gpu")
 def test_a_further_benchmark_has_no_smaller_tolerance_than_its_provider(weigh: Op) -> None:
     weigh.timed = [Case(N=n, D=n) for n in (8, 16, 24, 32)]
     weigh.slowdowns = {DEVICE: 0.3}
-    found = [one for one in declared(GPU, PACKAGE, FILES) if one.timed.op == "weigh_rows"]
-    further = [one for one in found if one.further and one.timed.provider == "eager"]
-    assert [one.timed.case for one in further] == [1, 2]
-    assert all(one.slowdowns == {DEVICE: 0.3} for one in further)
+    benchmarks = [
+        benchmark
+        for benchmark in declared(GPU, PACKAGE, FILES)
+        if benchmark.timed.op == "weigh_rows"
+    ]
+    further = [
+        benchmark
+        for benchmark in benchmarks
+        if benchmark.further and benchmark.timed.provider == "eager"
+    ]
+    assert [benchmark.timed.case for benchmark in further] == [1, 2]
+    assert all(benchmark.slowdowns == {DEVICE: 0.3} for benchmark in further)
 
 
 def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> None:
     assert WEIGHED in names()
     assert len(set(names())) == len(names())
-    assert all(one.module == OPS[one.timed.op].module for one in declared(CPU, PACKAGE))
+    assert all(
+        benchmark.module == OPS[benchmark.timed.op].module for benchmark in declared(CPU, PACKAGE)
+    )
 
 
 @pytest.mark.usefixtures("as_with_a_gpu")
@@ -112,12 +132,16 @@ def test_what_cannot_be_queued_is_verified_on_a_gpu_and_not_timed(weigh: Op) -> 
 
 
 def test_a_provider_says_which_file_registered_it(weigh: Op) -> None:
-    (one,) = (one for one in declared(CPU, PACKAGE, FILES) if one.name == WEIGHED)
-    assert one.registered == weigh.module == one.module
+    (benchmark,) = (
+        benchmark for benchmark in declared(CPU, PACKAGE, FILES) if benchmark.name == WEIGHED
+    )
+    assert benchmark.registered == weigh.module == benchmark.module
     code = "op.provider('elsewhere')(op['eager'].call)"
     exec(code, {"op": weigh, "__name__": "ops.of_another_file"})
-    others = [one for one in declared(CPU, PACKAGE, FILES) if "-elsewhere-" in one.name]
-    assert [(one.module, one.registered) for one in others] == [
+    benchmarks = [
+        benchmark for benchmark in declared(CPU, PACKAGE, FILES) if "-elsewhere-" in benchmark.name
+    ]
+    assert [(benchmark.module, benchmark.registered) for benchmark in benchmarks] == [
         (weigh.module, "ops.of_another_file")
     ]
 
@@ -160,12 +184,12 @@ def test_tolerances_are_those_that_an_op_or_its_provider_states(
     else:
         weigh.slowdowns = dict.fromkeys(stated, 0.5)
         weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
-    for device, wanted in ((CPU, on_cpu), (GPU, on_gpu)):
-        found: dict[str, float] = {}
-        for one in declared(device, PACKAGE, FILES):
-            if (one.timed.op, one.timed.provider) == ("weigh_rows", "eager"):
-                found.update(one.slowdowns)
-        assert found == wanted
+    for device, expected in ((CPU, on_cpu), (GPU, on_gpu)):
+        slowdowns: dict[str, float] = {}
+        for benchmark in declared(device, PACKAGE, FILES):
+            if (benchmark.timed.op, benchmark.timed.provider) == ("weigh_rows", "eager"):
+                slowdowns.update(benchmark.slowdowns)
+        assert slowdowns == expected
 
 
 @pytest.mark.parametrize(

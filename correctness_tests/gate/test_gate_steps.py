@@ -30,9 +30,9 @@ def proven_once() -> Verified:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "VERIFIED", 32)
-        found = StepSubject(TIMED, "cpu").verify(0)
+        verified = StepSubject(TIMED, "cpu").verify(0)
     torch.set_num_threads(threads)
-    return found
+    return verified
 
 
 @pytest.fixture
@@ -46,45 +46,47 @@ def proven(proven_once: Verified, monkeypatch: pytest.MonkeyPatch) -> Iterator[V
 
 
 def started() -> StepSubject:
-    made = StepSubject(TIMED, "cpu")
-    made.run_once()
-    return made
+    subject = StepSubject(TIMED, "cpu")
+    subject.run_once()
+    return subject
 
 
 def test_a_cpu_times_one_step_beside_the_ops() -> None:
-    (one,) = benchmarks(CPU)
-    assert (one.name, one.timed, one.slowdowns) == (NAME, TIMED, {}), "the usual ones"
+    (benchmark,) = benchmarks(CPU)
+    assert (benchmark.name, benchmark.timed, benchmark.slowdowns) == (NAME, TIMED, {}), (
+        "the usual ones"
+    )
     side = Side("cpu", "tinyllama.ops", more=f"{benchmarks.__module__}:benchmarks")
-    assert NAME in [each.name for each in side.benchmarks()]
+    assert NAME in [benchmark.name for benchmark in side.benchmarks()]
 
 
 @pytest.mark.long
 def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(proven: Verified) -> None:
     assert len(proven.losses) == module.VERIFIED
-    made = started()
-    made.expect(proven)
+    subject = started()
+    subject.expect(proven)
     for _ in range(2):
-        assert 0 < made.gated_turn(0)[DEVICE] < 60
-    assert made.step.loss_series() == pytest.approx(
-        proven.losses[: len(made.step.losses)], rel=1e-6
+        assert 0 < subject.gated_turn(0)[DEVICE] < 60
+    assert subject.step.loss_series() == pytest.approx(
+        proven.losses[: len(subject.step.losses)], rel=1e-6
     )
 
 
 @pytest.mark.long
 def test_runs_begin_with_the_same_batches_and_the_same_model() -> None:
-    made = started()
-    assert made.input_digest() == started().input_digest()
-    other = started()
-    other.step.batches = other.step.batches.flip(0)
-    assert made.input_digest() != other.input_digest()
+    subject = started()
+    assert subject.input_digest() == started().input_digest()
+    changed = started()
+    changed.step.batches = changed.step.batches.flip(0)
+    assert subject.input_digest() != changed.input_digest()
     for attribute, changes in (("shape", {"num_kv_heads": 4}), ("config", {"accumulate": 2})):
-        other = started()
-        setattr(other.step, attribute, replace(getattr(other.step, attribute), **changes))
-        assert made.input_digest() != other.input_digest(), changes
+        changed = started()
+        setattr(changed.step, attribute, replace(getattr(changed.step, attribute), **changes))
+        assert subject.input_digest() != changed.input_digest(), changes
     smaller = started()
     left = {name: p for name, p in smaller.step.parameters.items() if name != "layers.1.w_q"}
     smaller.step.parameters = left
-    assert made.input_digest() != smaller.input_digest()
+    assert subject.input_digest() != smaller.input_digest()
 
 
 @pytest.mark.long
@@ -94,9 +96,9 @@ def test_a_step_whose_update_is_not_adamw_is_no_proof(
 ) -> None:
     """Its gradients are right, and its losses are those of any run of the same code."""
     monkeypatch.setattr(module, "VERIFIED", 4)
-    made = started()
-    made._check_update()
-    optimizer = made.step.training.optimizer
+    subject = started()
+    subject._check_update()
+    optimizer = subject.step.training.optimizer
     step = type(optimizer).step
 
     @torch.no_grad()
@@ -115,17 +117,17 @@ def test_a_step_whose_update_is_not_adamw_is_no_proof(
     else:
         monkeypatch.setattr(type(optimizer), "step", wrongly)
     with pytest.raises(WrongResultError, match=r"is not AdamW's|steps are counted"):
-        made.verify(0)
+        subject.verify(0)
 
 
 @pytest.mark.long
 def test_a_wrong_gradient_is_found_by_what_the_verified_run_was_allowed(proven: Verified) -> None:
     assert len(proven.allowed) == len(started().step.parameters)
     for name in ("embedding", "layers.0.w_q"):
-        made = started()
-        made.step.parameters[name].register_hook(lambda gradient: 1.01 * gradient)
+        subject = started()
+        subject.step.parameters[name].register_hook(lambda gradient: 1.01 * gradient)
         with pytest.raises(WrongResultError, match=f"1 of .* no right gradient: {name}"):
-            made.expect(proven)
+            subject.expect(proven)
 
 
 @pytest.mark.long
@@ -136,26 +138,26 @@ def test_a_wrong_gradient_is_found_by_what_the_verified_run_was_allowed(proven: 
 def test_every_step_of_a_turn_is_held_to_the_verified_run(
     proven: Verified, place: int, wrong: float
 ) -> None:
-    made = started()
-    made.expect(proven)
+    subject = started()
+    subject.expect(proven)
     losses = list(proven.losses)
-    losses[len(made.step.losses) + place] *= wrong
-    made.losses = losses
+    losses[len(subject.step.losses) + place] *= wrong
+    subject.losses = losses
     with pytest.raises(WrongResultError, match=r"the loss is .*, verified was"):
-        made.gated_turn(0)
+        subject.gated_turn(0)
 
 
 @pytest.mark.long
 def test_all_work_of_a_turn_is_of_all_its_steps(proven: Verified) -> None:
-    made = started()
-    made.expect(proven)
-    usual, slow = made._call, iter([0.5, 0.0])
+    subject = started()
+    subject.expect(proven)
+    step_call, slow = subject._call, iter([0.5, 0.0])
 
     def call() -> None:
         time.sleep(next(slow, 0.0))
-        usual()
+        step_call()
 
-    made._call = call  # type: ignore[method-assign]
-    turn = made.gated_turn(0)
+    subject._call = call  # type: ignore[method-assign]
+    turn = subject.gated_turn(0)
     assert turn[ALL_WORK + DEVICE] >= 0.5 / (1 + module.CALLS)
     assert turn[DEVICE] < 0.5

@@ -54,11 +54,11 @@ def test_a_wrong_result_is_found_before_it_is_timed_and_in_a_timed_call(
         with pytest.raises(WrongResultError):
             subject(call).verify(next(NUMBER))
         return
-    made = subject(call)
-    verified(made)
+    timed_call = subject(call)
+    verified(timed_call)
     call.turned = True
     with pytest.raises(WrongResultError):
-        verified(made)
+        verified(timed_call)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -76,11 +76,11 @@ def test_the_judge_chooses_which_call_is_held_to_float64(subject: Make, place: i
         wrong = bool(begun) and next(calls) % CALLS == place
         return weighed(x, weight) * (1.02 if wrong else 1.0)
 
-    made = subject(call)
+    timed_call = subject(call)
     begun.append(True)
-    verified(made, kept=place + 1)
+    verified(timed_call, call_number=place + 1)
     with pytest.raises(WrongResultError, match="a timed call: y: error"):
-        verified(made, kept=place)
+        verified(timed_call, call_number=place)
 
 
 class Remembers:
@@ -101,11 +101,11 @@ class Remembers:
 @pytest.mark.parametrize("key", ["address", "first", "last"])
 def test_a_remembered_result_is_wrong_since_values_are_new(subject: Make, key: str) -> None:
     call = Turning(Remembers(key))
-    made = subject(call)
+    timed_call = subject(call)
     call.turned = True
-    turn(made)
+    turn(timed_call)
     with pytest.raises(WrongResultError, match="a timed call: y: error"):
-        verified(made)
+        verified(timed_call)
 
 
 class Late(torch.Tensor):
@@ -133,9 +133,9 @@ class Spoils(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
-        given = dy.clone()
+        gradient = dy.clone()
         dy.zero_()
-        return given
+        return gradient
 
 
 @pytest.mark.parametrize(
@@ -204,16 +204,16 @@ def test_values_of_turns_are_near_known_ones_and_the_same_for_one_seed(
 ) -> None:
     """Integers, single numbers and the gaps between strided elements stay as they are."""
     timed = Timed(op, "eager", 0, "fp32", layout)
-    both = [TimedCall(timed, "cpu", "tinyllama.ops", ()) for _ in range(2)]
-    shown: list[list[torch.Tensor]] = []
-    for seed, made in ((3, both[0]), (3, both[1]), (4, both[0])):
-        made.seed = seed
-        made._give(made.passes[-1])
-        shown.append([memory(one) for one in _tensors(made.inputs)])
-        known, now = [*_tensors(made._master())], [*_tensors(made.inputs)]
-    assert all(map(torch.equal, shown[0], shown[1])), "for both sides"
-    assert not all(map(torch.equal, shown[0], shown[2]))
-    for value, of in zip(now, known, strict=True):
+    timed_calls = [TimedCall(timed, "cpu", "tinyllama.ops", ()) for _ in range(2)]
+    contents: list[list[torch.Tensor]] = []
+    for seed, timed_call in ((3, timed_calls[0]), (3, timed_calls[1]), (4, timed_calls[0])):
+        timed_call.seed = seed
+        timed_call._give(timed_call.passes[-1])
+        contents.append([memory(tensor) for tensor in _tensors(timed_call.inputs)])
+        masters, now = [*_tensors(timed_call._master())], [*_tensors(timed_call.inputs)]
+    assert all(map(torch.equal, contents[0], contents[1])), "for both sides"
+    assert not all(map(torch.equal, contents[0], contents[2]))
+    for value, of in zip(now, masters, strict=True):
         gaps = copied(of)
         assert (value.shape, value.stride()) == (of.shape, of.stride())
         if of.dtype.is_floating_point and of.numel() > 1:
@@ -230,17 +230,17 @@ def memory(value: torch.Tensor) -> torch.Tensor:
 
 def test_inputs_lie_where_they_lay_in_the_turn_before(subject: Make) -> None:
     """As in a training loop, and each of a row has its own."""
-    seen: list[int] = []
+    addresses: list[int] = []
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        seen.append(x.data_ptr())
+        addresses.append(x.data_ptr())
         return weighed(x, weight)
 
-    made, turns = subject(call), []
+    timed_call, turns = subject(call), []
     for _ in range(3):
-        seen.clear()
-        turn(made)
-        turns.append(list(seen))
+        addresses.clear()
+        turn(timed_call)
+        turns.append(list(addresses))
     assert turns[0] == turns[1] == turns[2]
     assert len(set(turns[0])) == CALLS
 
@@ -257,7 +257,7 @@ def test_a_digest_tells_one_element_and_two_that_are_swapped(dtype: torch.dtype)
     changed, swapped = flat.clone(), flat.clone()
     changed[7] = flat[8]
     swapped[[3, 90]] = flat[[90, 3]]
-    assert len({digest([each]) for each in (flat, changed, swapped, flat.view(2, -1))}) == 4
+    assert len({digest([tensor]) for tensor in (flat, changed, swapped, flat.view(2, -1))}) == 4
     assert digest([flat.view(2, -1).T.contiguous().T]) == digest([flat.view(2, -1)])
 
 
@@ -281,11 +281,11 @@ def test_the_fastest_calls_are_the_figure_and_the_first_counts_as_work(
         now[0] += left.pop(0) if left else 0.0
         return weighed(x, weight)
 
-    made = subject(call)
+    timed_call = subject(call)
     monkeypatch.setattr("tinyllama.harness.gate.timed_call.time.perf_counter", lambda: now[0])
     left[:] = took
-    metric = made.repeated
-    assert turn(made) == {
+    metric = timed_call.repeated
+    assert turn(timed_call) == {
         metric: pytest.approx(figure),
         f"{ALL_WORK}{metric}": pytest.approx(work),
     }
@@ -299,9 +299,9 @@ class Ends(torch.Tensor):
 
 
 def test_what_ends_with_a_result_is_in_all_work_and_not_in_the_figure(subject: Make) -> None:
-    made = subject(lambda x, w: weighed(x, w).as_subclass(Ends))
-    seconds = turn(made)
-    metric = made.repeated
+    timed_call = subject(lambda x, w: weighed(x, w).as_subclass(Ends))
+    seconds = turn(timed_call)
+    metric = timed_call.repeated
     assert seconds[f"{ALL_WORK}{metric}"] >= 5e-3 > seconds[str(metric)]
 
 
@@ -310,38 +310,40 @@ def test_what_ends_with_a_result_is_in_all_work_and_not_in_the_figure(subject: M
 def test_a_turn_has_both_readings_of_each_metric(
     subject: Make, device: torch.device, metrics: tuple[str, ...]
 ) -> None:
-    made = subject(metrics=metrics)
-    seconds = verified(made, kept=1)
+    timed_call = subject(metrics=metrics)
+    seconds = verified(timed_call, call_number=1)
     expected = (DEVICE,) if device.type == "cpu" else metrics
     assert {*seconds} - {CALL} == {name for m in expected for name in (m, ALL_WORK + m)}
     assert all(0 < value < 1 for value in seconds.values())
 
 
-@pytest.mark.parametrize(("beside", "ends"), [(0.0, 0.0), (40 * US, 0.0), (0.0, 30 * US)])
-def test_all_work_has_other_streams_and_destructors_in_it(beside: float, ends: float) -> None:
+@pytest.mark.parametrize(("second_stream", "ends"), [(0.0, 0.0), (40 * US, 0.0), (0.0, 30 * US)])
+def test_all_work_has_other_streams_and_destructors_in_it(
+    second_stream: float, ends: float
+) -> None:
     """On a simulated queue, in which a second stream works at the same time."""
     queue = SimulatedQueue(launch=1 * US)
     clock, calls = Clock(queue), 7
     synchronize = queue.synchronize
-    others = [0.0]
+    stream_ends = [0.0]
 
-    def both() -> None:
+    def synchronize_all() -> None:
         synchronize()
-        queue.host = max(queue.host, others[0])
+        queue.host = max(queue.host, stream_ends[0])
 
-    queue.synchronize = both  # type: ignore[method-assign]
+    queue.synchronize = synchronize_all  # type: ignore[method-assign]
 
     def row() -> None:
         for _ in range(calls):
             queue.call(delay=1 * US)()
-            if beside:
-                others[0] = max(queue.free, others[0]) + beside
+            if second_stream:
+                stream_ends[0] = max(queue.free, stream_ends[0]) + second_stream
             if ends:
                 queue.enqueue(ends)
 
-    found = clock.all_work(row, before=lambda: None)
-    expected = calls * (KERNEL + ends + beside)
-    assert found == pytest.approx(expected, rel=0.1, abs=3 * US)
+    seconds = clock.all_work(row, before=lambda: None)
+    expected = calls * (KERNEL + ends + second_stream)
+    assert seconds == pytest.approx(expected, rel=0.1, abs=3 * US)
     assert clock.read(queue.call(delay=1 * US)).device == pytest.approx(KERNEL)
 
 
@@ -389,8 +391,8 @@ def test_work_that_is_added_takes_a_share_of_each_call(subject: Make) -> None:
             pass
         return weighed(x, weight)
 
-    made = subject(call)
-    if made.device.type != "cpu":
+    timed_call = subject(call)
+    if timed_call.device.type != "cpu":
         pytest.skip("a GPU's work is not that of the host")
-    made.slow_down(0.5)
-    assert verified(made)[DEVICE] >= 3e-3
+    timed_call.slow_down(0.5)
+    assert verified(timed_call)[DEVICE] >= 3e-3

@@ -44,8 +44,8 @@ def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> Non
     name, worker = "linear-torch-N256D128F256-bf16/forward+backward", Worker("a side")
     try:
         worker.make("side", FACTORY, device=str(gpu), package="tinyllama.ops", timeout=READY)
-        for asked in (("warm_up_blas",), ("begin", name, (DEVICE,))):
-            worker.call("side", *asked, timeout=READY)
+        for request in (("warm_up_blas",), ("begin", name, (DEVICE,))):
+            worker.call("side", *request, timeout=READY)
         assert worker.call("side", "counted", name, timeout=READY)["kept_bytes"] == 0
     finally:
         worker.close()

@@ -69,9 +69,11 @@ def compiled(source: str, chip: str, folder: Path, **options: Any) -> Launched:
     x = torch.empty(1000, device="meta")
     with recorded(chip) as launches:
         module_of(source, folder).scale[(4,)](x, x, 1000, BLOCK=256, **options)
-    made = resources.compilation(launches[0], chip)
+    compilation = resources.compilation(launches[0], chip)
     with patch.dict(os.environ, TRITON_CACHE_DIR=str(folder / "cache")):
-        kernel = triton.compile(made.source, target=target_of(chip), options=made.options.__dict__)
+        kernel = triton.compile(
+            compilation.source, target=target_of(chip), options=compilation.options.__dict__
+        )
     return Launched(kernel, launches[0].grid)
 
 
@@ -86,7 +88,7 @@ def chip(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def usual(chip: str, folder: Path) -> Launched:
+def launch(chip: str, folder: Path) -> Launched:
     return compiled(KERNEL, chip, folder)
 
 
@@ -96,28 +98,28 @@ def usual(chip: str, folder: Path) -> Launched:
 @pytest.mark.long
 @pytest.mark.parametrize("change", ALIKE)
 def test_what_moves_lines_moves_no_code(
-    usual: Launched, chip: str, folder: Path, change: str
+    launch: Launched, chip: str, folder: Path, change: str
 ) -> None:
     assert ALIKE[change] != KERNEL
-    other = compiled(ALIKE[change], chip, folder)
-    assert fingerprint([other]) == fingerprint([usual])
+    changed = compiled(ALIKE[change], chip, folder)
+    assert fingerprint([changed]) == fingerprint([launch])
 
 
-def test_another_kernel_option_or_grid_is_seen(usual: Launched, chip: str, folder: Path) -> None:
-    others = [
+def test_another_kernel_option_or_grid_is_seen(launch: Launched, chip: str, folder: Path) -> None:
+    changed = [
         compiled(KERNEL.replace("* 2.0", "* 3.0"), chip, folder),
         compiled(KERNEL, chip, folder, num_warps=8),
-        Launched(usual.kernel, (5,)),
+        Launched(launch.kernel, (5,)),
     ]
-    every = [[usual], [usual, usual], *([other] for other in others)]
-    assert len({str(fingerprint(launches)) for launches in every}) == len(every)
+    launch_lists = [[launch], [launch, launch], *([launched] for launched in changed)]
+    assert len({str(fingerprint(launches)) for launches in launch_lists}) == len(launch_lists)
 
 
-def test_no_instruction_is_stripped(usual: Launched, chip: str) -> None:
-    text = str(usual.kernel.asm[STAGE[chip]])
-    kept = code_of(usual.kernel.asm).splitlines()
+def test_no_instruction_is_stripped(launch: Launched, chip: str) -> None:
+    text = str(launch.kernel.asm[STAGE[chip]])
+    code_lines = code_of(launch.kernel.asm).splitlines()
     raw = [line for line in text.splitlines() if INSTRUCTION[chip].match(line)]
     assert len(raw) > 20
-    assert len([line for line in kept if INSTRUCTION[chip].match(line)]) == len(raw)
-    assert len(kept) < len(text.splitlines()), "and some lines are"
-    assert not re.search(r"scales\.py|\.loc\b|\.debug_", "\n".join(kept))
+    assert len([line for line in code_lines if INSTRUCTION[chip].match(line)]) == len(raw)
+    assert len(code_lines) < len(text.splitlines()), "and some lines are"
+    assert not re.search(r"scales\.py|\.loc\b|\.debug_", "\n".join(code_lines))

@@ -113,7 +113,7 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
 def test_what_is_proved_decides_before_what_is_unknown(
     green: Report, outcomes: list[Outcome], status: int
 ) -> None:
-    green.verdicts = [line("main", str(n), each, "") for n, each in enumerate(outcomes)]
+    green.verdicts = [line("main", str(n), outcome, "") for n, outcome in enumerate(outcomes)]
     green.conclude()
     assert green.status == status
 

@@ -59,7 +59,7 @@ def test_differences_name_files_modes_and_what_is_gone(
     (checkout / "op.py").chmod(0o755)
     base = repository.of_commit(repository.resolve("main"))
     changed = repository.changed(base, repository.of_working_tree())
-    assert [(each.name, each.mode, each.deleted) for each in changed] == [
+    assert [(difference.name, difference.mode, difference.deleted) for difference in changed] == [
         (".gitignore", False, True),
         ("op.py", True, False),
     ]

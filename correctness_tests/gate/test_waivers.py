@@ -17,14 +17,14 @@ def waivers(folder: Path, text: str, base: str = "", device: str = "gpu") -> Wai
 
 
 def test_a_slowdown_is_accepted_of_its_metric_alone(tmp_path: Path) -> None:
-    found = waivers(tmp_path, f"{ENTRY}amount = 0.03\n")
-    assert found.amount(NAME, "device_seconds") == pytest.approx(0.03)
-    assert found.amount(NAME, "host_seconds") == found.amount("other", "device_seconds") == 0
+    accepted = waivers(tmp_path, f"{ENTRY}amount = 0.03\n")
+    assert accepted.amount(NAME, "device_seconds") == pytest.approx(0.03)
+    assert accepted.amount(NAME, "host_seconds") == accepted.amount("other", "device_seconds") == 0
 
 
 def test_counts_may_be_accepted_by_number(tmp_path: Path) -> None:
-    found = waivers(tmp_path, f'{ENTRY}metric = "copies"\namount = 2\n')
-    assert (found.more(NAME, "copies"), found.amount(NAME, "copies")) == (2, 0)
+    accepted = waivers(tmp_path, f'{ENTRY}metric = "copies"\namount = 2\n')
+    assert (accepted.more(NAME, "copies"), accepted.amount(NAME, "copies")) == (2, 0)
 
 
 def test_what_the_base_accepts_is_not_accepted_again(tmp_path: Path) -> None:
@@ -50,10 +50,10 @@ def test_an_entry_is_an_error_from_its_release_on(tmp_path: Path, version: str) 
 
 
 def test_an_unknown_benchmark_is_an_error(tmp_path: Path) -> None:
-    found = waivers(tmp_path, f"{ENTRY}amount = 0.03\n")
-    found.check([NAME])
+    accepted = waivers(tmp_path, f"{ENTRY}amount = 0.03\n")
+    accepted.check([NAME])
     with pytest.raises(ValueError, match="no such benchmark"):
-        found.check(["other"])
+        accepted.check(["other"])
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,12 @@ class Script:
         self.random: dict[str, np.random.Generator] = {}  # by benchmark: pairs ask in any order
         self.seed = seed
         self.names = {side: list(names or ("a",)) for side in SIDES}
-        usual = ON_CPU if device.type == "cpu" else ON_GPU
-        self.slowdowns = {side: dict(usual) for side in SIDES}
+        slowdowns = ON_CPU if device.type == "cpu" else ON_GPU
+        self.slowdowns = {side: dict(slowdowns) for side in SIDES}
         self.identity: dict[str, dict[str, Any]] = {side: {} for side in SIDES}
         self.ratios: dict[tuple[str, str], float] = {}
         self.works: dict[tuple[str, str], float] = {}  # of all work beside the figure
-        self.own: set[str] = set()  # benchmarks of which an own file differs
+        self.edited_ops: set[str] = set()  # benchmarks of which an own file differs
         self.untimed: dict[str, str] = {}  # why a benchmark has no time here
         self.rules: list[Rule] = []
         self.sources: dict[str, dict[str, tuple[str, str]]] = {side: {} for side in SIDES}
@@ -99,7 +99,9 @@ class Script:
         self.accepted_by_base: list[Waiver] = []
         self.watch = Watching()
         self.launches = 0
-        self.asked: list[tuple[int, str, str, tuple[Any, ...]]] = []  # launch, side, method, args
+        self.requests: list[
+            tuple[int, str, str, tuple[Any, ...]]
+        ] = []  # launch, side, method, args
         self.said: list[str] = []
         self.session: Session
         self.verdicts: list[Verdict] = []
@@ -150,7 +152,7 @@ class Script:
 
     @property
     def confirmed(self) -> bool:
-        states = self.session.found.values()
+        states = self.session.compared.values()
         return any(state.again and not unconfirmed(state) for state in states)
 
     # -- the comparison ---------------------------------------------------------------------
@@ -159,9 +161,9 @@ class Script:
         """The verdicts by name, of which each is there once."""
         self.session = Session(self.setting(**changes))
         self.verdicts = self.session.run()
-        found = {verdict.name: verdict for verdict in self.verdicts}
-        assert len(found) == len(self.verdicts), self.verdicts
-        return found
+        verdicts = {verdict.name: verdict for verdict in self.verdicts}
+        assert len(verdicts) == len(self.verdicts), self.verdicts
+        return verdicts
 
     def ends(self, outcome: Outcome, *said: str, name: str = "a", **changes: Any) -> Verdict:
         """Run. So it is with one, and with the status; all of this is said of it. Where one of
@@ -170,8 +172,12 @@ class Script:
         assert verdict.outcome is outcome, verdict
         assert all(text in verdict.text for text in said), verdict
         assert self.status == outcome.status, self.verdicts
-        others = [one for one in self.verdicts if one is not verdict]
-        assert name not in self.session.found or {o.outcome for o in others} <= {Outcome.SAME}
+        other_verdicts = [
+            other_verdict for other_verdict in self.verdicts if other_verdict is not verdict
+        ]
+        assert name not in self.session.compared or {o.outcome for o in other_verdicts} <= {
+            Outcome.SAME
+        }
         return verdict
 
     @property
@@ -180,7 +186,7 @@ class Script:
         return worst(verdict.outcome for verdict in self.verdicts).status
 
     def setting(self, **changes: Any) -> Setting:
-        usual: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "base": _tree(BASE),
             "candidate": _tree(CANDIDATE),
             "device": self.device,
@@ -195,7 +201,7 @@ class Script:
             "say": self.said.append,
             "pairs": self.pairs,
         }
-        return Setting(**{**usual, **changes})
+        return Setting(**{**defaults, **changes})
 
     @contextmanager
     def pairs(
@@ -215,17 +221,19 @@ class Script:
 
     def affected(self, benchmarks: Sequence[Benchmark]) -> dict[str, Affected]:
         """What differs by the sources of both sides."""
-        found = {}
+        affected = {}
         for name in (benchmark.name for benchmark in benchmarks):
             base, candidate = (self.sources[s].get(name, (s, s)) for s in SIDES)
             if base[0] != candidate[0]:
-                found[name] = Affected("f.py differs", base[1] != candidate[1], name in self.own)
-        return found
+                affected[name] = Affected(
+                    "f.py differs", base[1] != candidate[1], name in self.edited_ops
+                )
+        return affected
 
     # -- what a side answers ----------------------------------------------------------------
 
     def answer(self, worker: "ScriptedWorker", method: str, args: tuple[Any, ...]) -> Any:
-        self.asked.append((worker.launch, worker.tree.name, method, args))
+        self.requests.append((worker.launch, worker.tree.name, method, args))
         benchmark = args[0] if args else None
         for rule in self.rules:
             if (
@@ -236,26 +244,28 @@ class Script:
             ):
                 if isinstance(rule.answer, BaseException):
                     raise rule.answer
-                found = rule.answer(benchmark) if callable(rule.answer) else rule.answer
-                return times(found) if method == "turn" else found
+                answer = rule.answer(benchmark) if callable(rule.answer) else rule.answer
+                return times(answer) if method == "turn" else answer
         return getattr(self, f"_{method}", lambda *_: None)(worker, *args)
 
     def _identity(self, worker: "ScriptedWorker") -> dict[str, Any]:
-        usual = {"python": "3.14 /usr", "versions": VERSIONS, "device": "a device"}
+        defaults = {"python": "3.14 /usr", "versions": VERSIONS, "device": "a device"}
         root = str(worker.tree.root.resolve())
-        return {"root": root, **usual, **self.identity[worker.tree.name]}
+        return {"root": root, **defaults, **self.identity[worker.tree.name]}
 
     def _benchmarks(self, worker: "ScriptedWorker") -> list[Benchmark]:
-        side, found = worker.tree.name, []
+        side, benchmarks = worker.tree.name, []
         for name in self.names[side]:
-            stated = self.states.get((side, name), {**self.slowdowns[side], **worker.tree.usual})
+            stated = self.states.get(
+                (side, name), {**self.slowdowns[side], **worker.tree.team_slowdowns}
+            )
             timed, bars = Timed(name, "eager", 0, "bf16"), self.bars.get((side, name), {})
-            one = Benchmark(name, timed, f"ops.{name}", stated, layouts=bars)
+            benchmark = Benchmark(name, timed, f"ops.{name}", stated, layouts=bars)
             factory = "a:step" if name in self.factories else ""
             if why := self.untimed.get(name, ""):
-                one = replace(one, slowdowns={}, untimed=why)
-            found.append(replace(one, factory=factory, further=name in self.further))
-        return found
+                benchmark = replace(benchmark, slowdowns={}, untimed=why)
+            benchmarks.append(replace(benchmark, factory=factory, further=name in self.further))
+        return benchmarks
 
     def _declarations(self, worker: "ScriptedWorker") -> dict[str, str]:
         return {}
@@ -281,14 +291,14 @@ class Script:
         return 0.0
 
     def _turn(
-        self, worker: "ScriptedWorker", name: str, seed: int, kept: int | None
+        self, worker: "ScriptedWorker", name: str, seed: int, call_number: int | None
     ) -> dict[str, float]:
-        found = {}
+        seconds = {}
         for metric in self.slowdowns[CANDIDATE]:
-            found[metric] = SECONDS[metric] * self._factor(worker, name, metric)
+            seconds[metric] = SECONDS[metric] * self._factor(worker, name, metric)
             more = 1.0 if worker.tree.name == BASE else self.works.get((name, metric), 1.0)
-            found[ALL_WORK + metric] = more * found[metric]
-        return found
+            seconds[ALL_WORK + metric] = more * seconds[metric]
+        return seconds
 
     def _factor(self, worker: "ScriptedWorker", name: str, metric: str) -> float:
         if worker.tree.name == BASE:
@@ -315,26 +325,26 @@ class ScriptedWorker:
         self.shifts: dict[tuple[str, str], float] = {}
 
     def make(self, key: str, factory: str, *, timeout: float, **arguments: Any) -> None:
-        assert arguments["usual"] == self.tree.usual
+        assert arguments["team_slowdowns"] == self.tree.team_slowdowns
         self.script.answer(self, "make", ())
 
     def call(self, key: str, method: str, *args: Any, timeout: float) -> Any:
         return self.script.answer(self, method, args)
 
     def stop(self) -> None:
-        self.script.asked.append((self.launch, self.tree.name, "stop", ()))
+        self.script.requests.append((self.launch, self.tree.name, "stop", ()))
 
     def resume(self) -> None:
-        self.script.asked.append((self.launch, self.tree.name, "resume", ()))
+        self.script.requests.append((self.launch, self.tree.name, "resume", ()))
 
     def hang_up(self) -> None:
         pass
 
     def kill(self) -> None:
-        self.script.asked.append((self.launch, self.tree.name, "kill", ()))
+        self.script.requests.append((self.launch, self.tree.name, "kill", ()))
 
     def close(self) -> None:
-        self.script.asked.append((self.launch, self.tree.name, "close", ()))
+        self.script.requests.append((self.launch, self.tree.name, "close", ()))
 
 
 class ScriptedPair(Pair):
@@ -362,8 +372,8 @@ def times(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def proof(**changes: Any) -> Proof:
     """Of a result that is right."""
-    usual = Proof((4, 1), (4, 1), True, (1.0,) * 8, (1.0,) * 8, 0.1)
-    return replace(usual, **changes)
+    right = Proof((4, 1), (4, 1), True, (1.0,) * 8, (1.0,) * 8, 0.1)
+    return replace(right, **changes)
 
 
 def outcomes(verdicts: Mapping[str, Verdict]) -> dict[str, Outcome]:

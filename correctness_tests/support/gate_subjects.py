@@ -35,8 +35,8 @@ class Turning:
         self.wrong, self.turned = wrong, False
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = (self.wrong if self.turned else weighed)(x, weight)
-        return found
+        result: torch.Tensor = (self.wrong if self.turned else weighed)(x, weight)
+        return result
 
 
 @pytest.fixture
@@ -58,30 +58,32 @@ def subject(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Ma
         assert DEVICE not in metrics or "own_gpu" in request.fixturenames, "mark the test"
         op.providers["tried"] = replace(op["eager"], name="tried", call=call, **traits)
         timed = Timed("weigh_rows", "tried", case, dtype, layout)
-        made = TimedCall(timed, str(device), PACKAGE, FILES, metrics)
-        made.run_once()
-        return made
+        timed_call = TimedCall(timed, str(device), PACKAGE, FILES, metrics)
+        timed_call.run_once()
+        return timed_call
 
     yield make
     op.providers.pop("tried", None)
 
 
-def turn(made: TimedCall) -> dict[str, float]:
+def turn(timed_call: TimedCall) -> dict[str, float]:
     """What a turn on new values takes."""
-    return made.gated_turn(next(NUMBER))
+    return timed_call.gated_turn(next(NUMBER))
 
 
-def verified(made: TimedCall, kept: int = 0) -> dict[str, float]:
+def verified(timed_call: TimedCall, call_number: int = 0) -> dict[str, float]:
     """The same; the call of that number is held to float64."""
-    seconds = made.gated_turn(next(NUMBER), kept)
-    made.proofs()
+    seconds = timed_call.gated_turn(next(NUMBER), call_number)
+    timed_call.proofs()
     return seconds
 
 
 def nudged(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Right, and of the same norm; one element has another last bit."""
     y = weighed(x, weight)
-    other = y.detach().clone(memory_format=torch.contiguous_format)
-    one = other.view(-1)[3:4]
-    one.copy_(torch.nextafter(one, torch.full_like(one, torch.inf)))  # and nobody waits for it
-    return y + (other - y.detach())
+    changed = y.detach().clone(memory_format=torch.contiguous_format)
+    element = changed.view(-1)[3:4]
+    element.copy_(
+        torch.nextafter(element, torch.full_like(element, torch.inf))
+    )  # and nobody waits for it
+    return y + (changed - y.detach())

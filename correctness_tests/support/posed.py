@@ -36,18 +36,18 @@ class Launcher:
     """As Triton's own, by its arguments."""
 
     def __init__(self, kernel: Any, args: tuple[Any, ...]) -> None:
-        self.kernel, self.given = kernel, args
+        self.kernel, self.args = kernel, args
         self.like = {
-            i: (one.dtype, _span(one))
-            for i, one in enumerate(args)
-            if isinstance(one, torch.Tensor)
+            i: (arg.dtype, _span(arg))
+            for i, arg in enumerate(args)
+            if isinstance(arg, torch.Tensor)
         }
         self.described = {
-            i: (one.base.dtype, _span(one.base))
-            for i, one in enumerate(args)
-            if is_descriptor(type(one))
+            i: (arg.base.dtype, _span(arg.base))
+            for i, arg in enumerate(args)
+            if is_descriptor(type(arg))
         }
-        self.traits = [traits(one) for one in args]
+        self.traits = [traits(arg) for arg in args]
 
     def __call__(
         self, gridX: int, gridY: int, gridZ: int, stream: int, function: int, *args: Any
@@ -124,7 +124,7 @@ def posed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Posed]:
 
     from tinyllama.harness.kernels.launch import Kernel
 
-    found = Posed()
+    stub = Posed()
     plan: Any = plans.planned
     ready: dict[int, Any] = {}
 
@@ -132,15 +132,15 @@ def posed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Posed]:
         named = {name: value for name, value in kwargs.items() if name in self.arg_names}
         bound = self.signature.bind(*args, **named)
         bound.apply_defaults()
-        given = tuple(bound.arguments.values())
-        found.specialised.append(Compiled(self, given))
-        found.specialised[-1].run.interpret((*grid, 1, 1)[:3], given)
-        return found.specialised[-1]
+        bound_args = tuple(bound.arguments.values())
+        stub.specialised.append(Compiled(self, bound_args))
+        stub.specialised[-1].run.interpret((*grid, 1, 1)[:3], bound_args)
+        return stub.specialised[-1]
 
     def planned(*args: Any) -> Any:
-        results, made = plan(*args)
-        found.plans.append(made)
-        return results, made
+        results, plan_of_call = plan(*args)
+        stub.plans.append(plan_of_call)
+        return results, plan_of_call
 
     monkeypatch.setattr(JITFunction, "run", run)
     monkeypatch.setattr(launch_cache, "knows", lambda index: True)
@@ -150,7 +150,7 @@ def posed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Posed]:
     monkeypatch.setattr(plans, "planned", planned)
     monkeypatch.setattr(Kernel, "_ready", property(lambda self: ready.setdefault(id(self), {})))
     _forget()
-    yield found
+    yield stub
     _forget()
 
 

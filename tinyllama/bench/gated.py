@@ -51,14 +51,14 @@ class TimedStep:
 
 def benchmarks(device: torch.device) -> list[Benchmark]:
     """The steps that are timed on a device."""
-    found = []
+    declared_steps = []
     for tier, group, needs in TIMED:
         here = not_here(Group.parse(group), device) is None
         if here and not any(cannot(need, device) for need in needs):
             name = f"step-{tier}-{group}/forward+backward+update"
             step = TimedStep(tier, group)
-            found.append(Benchmark(name, step, __name__, factory=FACTORY))
-    return found
+            declared_steps.append(Benchmark(name, step, __name__, factory=FACTORY))
+    return declared_steps
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class StepSubject:
 
     def __init__(self, timed: TimedStep, device: str) -> None:
         self.device = current(device)
-        with launched() as found:
+        with launched() as launches:
             self.step = TierStep(timed.tier, group=timed.group, device=device)
-        self._launched = found
+        self._launched = launches
         self.clock = Clock(self.step.queue, spin_seconds=1e-3)
         self.losses: list[float] = []
         self.share = self.extra = 0.0  # added work: a share of a step, seconds on the device
@@ -143,10 +143,10 @@ class StepSubject:
         if not torch.equal(steps, optimizer.steps):
             raise WrongResultError(f"{float(optimizer.steps):g} steps are counted, not {steps:g}")
         names = {id(value): name for name, value in self.step.parameters.items()}
-        for what, now, then, wanted in zip(STATES, lists, before, exact, strict=True):
+        for what, now, then, expected in zip(STATES, lists, before, exact, strict=True):
             for place, tensor in enumerate(now):
-                moved = wanted[place] - then[place]
-                error = (tensor.detach().double() - wanted[place]).norm()
+                moved = expected[place] - then[place]
+                error = (tensor.detach().double() - expected[place]).norm()
                 if not error <= UPDATE_SLACK * moved.norm():
                     name = names.get(id(optimizer.parameters[place]), str(place))
                     raise WrongResultError(f"the update of {name}: its {what} is not AdamW's")
@@ -154,10 +154,10 @@ class StepSubject:
     def _check(self, place: int) -> None:
         if place >= len(self.losses):
             raise WrongResultError(f"step {place}: the verified run has {len(self.losses)}")
-        got, wanted = float(self.step.losses[place]), self.losses[place]
-        if not (math.isfinite(wanted) and abs(got - wanted) <= LOSS_SLACK * abs(wanted)):
+        got, expected = float(self.step.losses[place]), self.losses[place]
+        if not (math.isfinite(expected) and abs(got - expected) <= LOSS_SLACK * abs(expected)):
             raise WrongResultError(
-                f"step {place}: the loss is {got:.6g}, verified was {wanted:.6g}"
+                f"step {place}: the loss is {got:.6g}, verified was {expected:.6g}"
             )
 
     def warm_up(self, seconds: float) -> None:
@@ -170,15 +170,15 @@ class StepSubject:
     def rehearse(self) -> None:
         """Nothing: every step is of the verified run."""
 
-    def gated_turn(self, seed: int, kept: int | None = None) -> dict[str, float]:
+    def gated_turn(self, seed: int, call_number: int | None = None) -> dict[str, float]:
         """Seconds of a step, by reading, on the next batches. Each loss is held to the verified
         run's. Raises WrongResultError."""
         self._calibrate()
         before = len(self.step.losses)
-        found = self._turn()
+        seconds = self._turn()
         for place in range(before, len(self.step.losses)):
             self._check(place)
-        return found
+        return seconds
 
     def _turn(self) -> dict[str, float]:
         synchronize(self.device)

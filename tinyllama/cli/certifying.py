@@ -91,7 +91,9 @@ class Certifying:
                 late = seconds is not None and ended - began + longest > seconds
                 if late:
                     break
-            wrong = [one.verdict for one in session.found.values() if one.verdict is not None]
+            wrong = [
+                state.verdict for state in session.compared.values() if state.verdict is not None
+            ]
             for verdict in wrong:
                 print(f"not certified: {verdict}")
             return not wrong
@@ -121,23 +123,27 @@ class Certifying:
 
     def show(self, merges: int) -> int:
         """Print and write the error rates; 1 where a bar is missed."""
-        chosen = {one.name: one.slowdowns for one in self._chosen()}
-        usual = {metric: stated for one in chosen.values() for metric, stated in one.items()}
-        rules = {metric: (margin_of(metric, self.device), usual[metric]) for metric in usual}
+        chosen = {benchmark.name: benchmark.slowdowns for benchmark in self._chosen()}
+        slowdown_of = {
+            metric: stated for slowdowns in chosen.values() for metric, stated in slowdowns.items()
+        }
+        rules = {
+            metric: (margin_of(metric, self.device), slowdown_of[metric]) for metric in slowdown_of
+        }
         try:
-            found = certify(self.noise, versions(), rules, chosen, chosen, merges)
+            certificate = certify(self.noise, versions(), rules, chosen, chosen, merges)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        console().print(_table(found))
-        for bar in found.bars:
+        console().print(_table(certificate))
+        for bar in certificate.bars:
             print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
         if self.only == "*":
             path = self._folder / "certificate.json"
-            found.save(path)
+            certificate.save(path)
             print(f"wrote {path}")
         else:
             print("not written: a certificate covers every benchmark")
-        return 0 if all(bar.held for bar in found.bars) else 1
+        return 0 if all(bar.held for bar in certificate.bars) else 1
 
     @property
     def _folder(self) -> Path:
@@ -145,22 +151,26 @@ class Certifying:
 
     def _chosen(self) -> list[Benchmark]:
         """The benchmarks of this tree whose names match. Further cases have no A/A blocks."""
-        every = [one for one in benchmarks_of(ROOT, self.device, _registered()) if not one.further]
-        found = [one for one in every if fnmatchcase(one.name, self.only)]
-        if not found:
+        benchmarks = [
+            benchmark
+            for benchmark in benchmarks_of(ROOT, self.device, _registered())
+            if not benchmark.further
+        ]
+        chosen = [benchmark for benchmark in benchmarks if fnmatchcase(benchmark.name, self.only)]
+        if not chosen:
             raise ConfigError(
                 f"--only {self.only!r}: no benchmark of {self.device} has such a name"
             )
-        return found
+        return chosen
 
     @contextmanager
     def _session(self, slowed: Mapping[str, float]) -> Iterator[Session]:
         """A session of this tree against itself. Raises BusyError for a disturbed device."""
 
         def tree(name: str, slowed: Mapping[str, float]) -> Tree:
-            usual = config.load(ROOT).slowdowns
+            slowdowns = config.load(ROOT).slowdowns
             caches = Path(folder) / name
-            return Tree(name, ROOT, sys.executable, "itself", caches, slowed, usual)
+            return Tree(name, ROOT, sys.executable, "itself", caches, slowed, slowdowns)
 
         def wait(reason: str) -> None:
             progress(f"waiting up to {WAIT:.0f} s: {reason}")
@@ -204,13 +214,13 @@ def _slowed_metric(benchmark: Benchmark) -> str:
 
 def _shares(benchmarks: Iterable[Benchmark]) -> dict[str, float]:
     """The share of work added to each benchmark: each metric cycles through the slowdowns."""
-    found: dict[str, float] = {}
-    seen: Counter[str] = Counter()
-    for one in benchmarks:
-        metric = _slowed_metric(one)
-        found[one.name] = SLOWDOWNS[seen[metric] % len(SLOWDOWNS)]
-        seen[metric] += 1
-    return found
+    shares: dict[str, float] = {}
+    counts: Counter[str] = Counter()
+    for benchmark in benchmarks:
+        metric = _slowed_metric(benchmark)
+        shares[benchmark.name] = SLOWDOWNS[counts[metric] % len(SLOWDOWNS)]
+        counts[metric] += 1
+    return shares
 
 
 def _as_expected(verdict: Verdict, share: float | None, session: Session) -> bool:
@@ -220,9 +230,9 @@ def _as_expected(verdict: Verdict, share: float | None, session: Session) -> boo
     SLOWER. With less, no figure may be FASTER. A higher kernel count does not replace a slowdown
     in time that was not found.
     """
-    if share is None or verdict.name not in session.found:
+    if share is None or verdict.name not in session.compared:
         return False
-    benchmark = session.found[verdict.name].benchmark
+    benchmark = session.compared[verdict.name].benchmark
     metric = _slowed_metric(benchmark)
     readings = {metric, ALL_WORK + metric}
     timed = worst([f.outcome for f in verdict.figures if f.metric in readings])
@@ -250,15 +260,23 @@ def _block(session: Session, wave: str, statistics: dict[str, dict[str, float]])
     )
 
 
-def _table(found: Certificate) -> Table:
-    table = Table(title=f"{found.device}: {found.blocks} A/A blocks, {found.merges:,} merges")
-    names = ("benchmark", "metric", "spread", *(f"{float(s):.0%}" for s in found.found[0].detected))
+def _table(certificate: Certificate) -> Table:
+    blocks = f"{certificate.blocks} A/A blocks, {certificate.merges:,} merges"
+    table = Table(title=f"{certificate.device}: {blocks}")
+    names = (
+        "benchmark",
+        "metric",
+        "spread",
+        *(f"{float(s):.0%}" for s in certificate.found[0].detected),
+    )
     for name in (*names, "finds"):
         table.add_column(name, justify="left" if name in names[:2] else "right")
-    for one in found.found:
-        shares = [f"{share:.1%}" for share in one.detected.values()]
-        smallest = "none" if one.smallest is None else f"{one.smallest:.1%}"
-        table.add_row(one.benchmark, one.metric, f"{one.spread:.2%}", *shares, smallest)
+    for detection in certificate.found:
+        shares = [f"{share:.1%}" for share in detection.detected.values()]
+        smallest = "none" if detection.smallest is None else f"{detection.smallest:.1%}"
+        table.add_row(
+            detection.benchmark, detection.metric, f"{detection.spread:.2%}", *shares, smallest
+        )
     return table
 
 

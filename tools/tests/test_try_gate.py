@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
-from correctness_tests.support.gate_samples import run, told
+from correctness_tests.support.gate_samples import gate_report, run
 from tinyllama.harness.gate import config, snapshots
 from tinyllama.harness.gate.affected import Change
 from tinyllama.harness.gate.benchmarks import Benchmark
@@ -53,18 +53,24 @@ def test_a_branch_changes_what_it_says_and_nothing_else(
 ) -> None:
     root = checked_out(base, base.with_name(name), name)
     with snapshots.opened(root) as repository:
-        both = (repository.of_commit(repository.resolve(each)) for each in (f"{name}~1", name))
-        differences = repository.changed(*both)
+        trees = (
+            repository.of_commit(repository.resolve(revision)) for revision in (f"{name}~1", name)
+        )
+        differences = repository.changed(*trees)
     change = Change(base, root, differences, config.load(ROOT).unrelated or ())
     change.benchmarks = declared
-    changed = {one.name for one in declared if change.why(one)}
-    every = {one.name for one in declared}
+    changed = {benchmark.name for benchmark in declared if change.why(benchmark)}
+    names = {benchmark.name for benchmark in declared}
     if name in CHANGED:
-        ops = {one.timed.op for one in declared if one.name in changed and not one.factory}
+        ops = {
+            benchmark.timed.op
+            for benchmark in declared
+            if benchmark.name in changed and not benchmark.factory
+        }
         assert CHANGED[name] in ops
         assert ops.isdisjoint({"silu_mul", "rms_norm", "adamw"} - {CHANGED[name]})
     else:
-        assert changed == (set() if name == "comments" else every)
+        assert changed == (set() if name == "comments" else names)
 
 
 RIGHT = """
@@ -117,23 +123,24 @@ def test_an_edit_fits_once_or_says_so(tmp_path: Path) -> None:
 
 def test_a_slower_kernel_is_to_be_named() -> None:
     kernel, host = BRANCHES["slower-kernel"], BRANCHES["slower-host"]
-    right = told(moved="rms_norm_forward: a call of 9.0 us -> a call of 9.7 us")
+    right = gate_report(moved="rms_norm_forward: a call of 9.0 us -> a call of 9.7 us")
     assert not kernel.wrong(run(10, right))
-    assert "rms_norm_forward" in kernel.wrong(run(10, told(moved="fill: 1 us")))[0]
+    assert "rms_norm_forward" in kernel.wrong(run(10, gate_report(moved="fill: 1 us")))[0]
     assert (
-        "device_seconds" in kernel.wrong(run(10, told("host_seconds", moved="rms_norm_forward")))[0]
+        "device_seconds"
+        in kernel.wrong(run(10, gate_report("host_seconds", moved="rms_norm_forward")))[0]
     )
-    assert not host.wrong(run(10, told("host_seconds")))
+    assert not host.wrong(run(10, gate_report("host_seconds")))
     assert "host_seconds" in host.wrong(run(10, right))[0]
     assert kernel.wrong(run(10, right, seconds=181.0)) == ["it took 181 s, not 180"]
-    assert "INCONCLUSIVE" in kernel.wrong(run(11, told(outcome="INCONCLUSIVE")))[0]
+    assert "INCONCLUSIVE" in kernel.wrong(run(11, gate_report(outcome="INCONCLUSIVE")))[0]
 
 
 def test_what_is_not_slower_is_to_be_green() -> None:
     same = {"verdicts": [{"outcome": "SAME"}], "comparisons": []}
     assert not BRANCHES["everything"].wrong(run(0, same))
     assert BRANCHES["comments"].wrong(run(0, same)) == ["some are SAME"]
-    assert BRANCHES["everything"].wrong(run(10, told()))[0] == "some are SLOWER"
+    assert BRANCHES["everything"].wrong(run(10, gate_report()))[0] == "some are SLOWER"
     assert BRANCHES["slower-host"].wrong(run(0, same))[0] == "status 0"
 
 

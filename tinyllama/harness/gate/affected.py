@@ -49,8 +49,12 @@ class Change:
         self.unrelated = tuple(unrelated)
         self.benchmarks: list[Benchmark] = []
         counted = [e for e in differences if e.name.endswith(".py") or not self._unrelated(e.name)]
-        self.differing = [each.name for each in counted if self._differs(each, kernels=True)]
-        self._host = {each.name for each in counted if self._differs(each, kernels=False)}
+        self.differing = [
+            difference.name for difference in counted if self._differs(difference, kernels=True)
+        ]
+        self._host = {
+            difference.name for difference in counted if self._differs(difference, kernels=False)
+        }
         self.imported = cache(self._imported)
         self.everything = cache(self._everything)
 
@@ -62,19 +66,23 @@ class Change:
         names = [name for name in self.differing if not host or name in self._host]
         return next((name for name in names if self._reaches(name, benchmark)), "")
 
-    def own(self, benchmark: Benchmark) -> bool:
+    def op_differs(self, benchmark: Benchmark) -> bool:
         """Whether a file of the op's own folder or file differs."""
         for root in self.trees:
             if path := module_file(root, benchmark.module):
-                own = path.relative_to(root).as_posix().removesuffix("__init__.py")
-                if any(name.startswith(own) for name in self.differing):
+                prefix = path.relative_to(root).as_posix().removesuffix("__init__.py")
+                if any(name.startswith(prefix) for name in self.differing):
                     return True
         return False
 
     def files(self, benchmark: Benchmark) -> set[str]:
         """The files that a benchmark imports in either tree. A training step runs every op."""
         of = self.benchmarks if benchmark.factory else [benchmark]
-        modules = {name for each in [benchmark, *of] for name in (each.module, each.registered)}
+        modules = {
+            name
+            for benchmark_of in [benchmark, *of]
+            for name in (benchmark_of.module, benchmark_of.registered)
+        }
         return set().union(*(self.imported(root, n) for root in self.trees for n in modules if n))
 
     def related(self) -> list[str]:
@@ -104,8 +112,11 @@ class Change:
 
     def _package(self, name: str) -> str:
         """The folder whose code reads a file of data: its own, or the package around it."""
-        own, *above = Path(name).parents
-        for folder, code in [(own, "*.py"), *((each, "__init__.py") for each in above)]:
+        folder_of_file, *above = Path(name).parents
+        for folder, code in [
+            (folder_of_file, "*.py"),
+            *((parent, "__init__.py") for parent in above),
+        ]:
             if any(next((root / folder).glob(code), None) for root in self.trees):
                 return str(folder)
         return name
@@ -197,5 +208,5 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _is_kernel(function: ast.FunctionDef) -> bool:
-    names = (ast.unparse(each).partition("(")[0] for each in function.decorator_list)
+    names = (ast.unparse(decorator).partition("(")[0] for decorator in function.decorator_list)
     return any(name in _KERNEL_DECORATORS for name in names)

@@ -25,17 +25,17 @@ def moved(
     changes = {
         name: change
         for name in {**before, **after}
-        if _apart(before.get(name, NONE), after.get(name, NONE), timed)
+        if _differ(before.get(name, NONE), after.get(name, NONE), timed)
         # What became faster explains no slowdown.
         and (
             (change := after.get(name, NONE).median - before.get(name, NONE).median) > 0
             or not timed
         )
     }
-    whole = sum(abs(change) for change in changes.values())
+    total = sum(abs(change) for change in changes.values())
     lines = []
     for name in sorted(changes, key=lambda name: -abs(changes[name]))[:MOST]:
-        if abs(changes[name]) >= SHARE * whole:
+        if abs(changes[name]) >= SHARE * total:
             lines.append(f"{name}: {before.get(name, NONE)} -> {after.get(name, NONE)}")
     lines += _resources(base[-1]["resources"], candidate[-1]["resources"])
     if not lines and not timed:
@@ -65,15 +65,15 @@ NONE = _Kernel(0, (0.0,))
 
 
 def _kernels(profiles: Sequence[dict[str, Any]]) -> dict[str, _Kernel]:
-    found = {}
+    kernels = {}
     for name in sorted({name for profile in profiles for name in profile["kernels"]}):
-        seen = [profile["kernels"].get(name, (0, 0.0)) for profile in profiles]
-        launches, seconds = zip(*seen, strict=True)
-        found[name] = _Kernel(max(launches), seconds)
-    return found
+        readings = [profile["kernels"].get(name, (0, 0.0)) for profile in profiles]
+        launches, seconds = zip(*readings, strict=True)
+        kernels[name] = _Kernel(max(launches), seconds)
+    return kernels
 
 
-def _apart(before: _Kernel, after: _Kernel, timed: bool) -> bool:
+def _differ(before: _Kernel, after: _Kernel, timed: bool) -> bool:
     """Whether its launch count changed, or it takes longer by Mann and Whitney's test."""
     if before.launches != after.launches or not timed:
         return before.launches != after.launches

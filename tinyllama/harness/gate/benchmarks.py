@@ -35,7 +35,7 @@ BASE, CANDIDATE = "base", "candidate"  # the names of the sides
 
 
 @dataclass(frozen=True)
-class Own:
+class TeamOps:
     """The ops of a repository that is not the harness's.
 
     files: paths and patterns relative to the root of a tree, as pytest expands them; each side has
@@ -48,23 +48,27 @@ class Own:
     names: tuple[str, ...] = ()
     version: str = "0"
 
-    def found(self, root: Path) -> tuple[str, ...]:
+    def paths(self, root: Path) -> tuple[str, ...]:
         """The files of ops that a tree has, as absolute paths."""
-        matches = (glob.glob(each, root_dir=root, recursive=True) for each in self.files)
+        matches = (glob.glob(pattern, root_dir=root, recursive=True) for pattern in self.files)
         paths = (str(root / name) for names in matches for name in sorted(names))
         return tuple(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
     def providers(self, registry: Registry, named: Mapping[str, str]) -> dict[str, list[Provider]]:
         """By op, the providers that are benchmarks. named: the file of each module."""
         declared = declared_by(registry, {*named, *self.modules})
-        return {op: each for op, each in declared.items() if not self.names or op in self.names}
+        return {
+            op: providers
+            for op, providers in declared.items()
+            if not self.names or op in self.names
+        }
 
 
 @dataclass(frozen=True)
 class Registered:
     """What is gated.
 
-    package: whose ops are loaded, and are benchmarks unless ``own`` says which are. factory:
+    package: whose ops are loaded, and are benchmarks unless ``team_ops`` says which are. factory:
     ``module:name`` of a function that gives the further benchmarks of a device; empty: there are
     none. modules: those that time the further benchmarks; both sides run the judge's files of them.
     """
@@ -72,7 +76,7 @@ class Registered:
     package: str
     factory: str = ""
     modules: tuple[str, ...] = ()
-    own: Own | None = None
+    team_ops: TeamOps | None = None
 
 
 def strays(root: Path) -> list[str]:
@@ -132,25 +136,27 @@ def declared(
     device: torch.device,
     package: str,
     files: Sequence[str] = (),
-    usual: Mapping[str, float] | None = None,
-    own: Own | None = None,
+    team_slowdowns: Mapping[str, float] | None = None,
+    team_ops: TeamOps | None = None,
 ) -> list[Benchmark]:
-    """The benchmarks of a device: each provider of each op of the tree, or of its own ones. usual:
-    `usual_slowdowns` of what a team states.
+    """The benchmarks of a device: each provider of each op of the tree, or in its own ones.
+    team_slowdowns: what a team states in its pyproject.toml, by metric; see `usual_slowdowns`.
 
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. Device time of the cases between these is
     `Benchmark.further`. On a CPU the smallest is timed alone. A provider with a backward of its own
     is timed on the op's slowest layout, too. One that cannot be timed has a benchmark without any.
     """
-    found = []
+    benchmarks = []
     named = loaded(package, tuple(files))[1]
 
     def place(module: str) -> str:
         """Its name, or in a repository of one's own the path of the file that it is."""
-        return os.path.relpath(named[module]) if own and module in named else module
+        return os.path.relpath(named[module]) if team_ops and module in named else module
 
-    def made(op: Op, provider: Provider, timed: Timed, stated: Mapping[str, float]) -> Benchmark:
+    def benchmark_of(
+        op: Op, provider: Provider, timed: Timed, stated: Mapping[str, float]
+    ) -> Benchmark:
         return Benchmark(
             _name(op, timed),
             timed,
@@ -159,55 +165,55 @@ def declared(
             registered=place(provider.module),
         )
 
-    for op, provider, every in _every(device, package, files, own):
-        slowdowns = _slowdowns(op, provider, device, usual or {})
-        covered = [timed for timed in every if _not_timed(op, timed, device) is None]
+    for op, provider, cases in _provider_cases(device, package, files, team_ops):
+        slowdowns = _slowdowns(op, provider, device, team_slowdowns or {})
+        covered = [timed for timed in cases if _not_timed(op, timed, device) is None]
         for timed, metrics in _gated(covered, device):
             stated = {metric: slowdowns[metric] for metric in metrics}
-            found.append(made(op, provider, timed, stated))
-            if DEVICE in metrics and (laid_out := _laid_out(op, found[-1])):
-                found.append(laid_out)
+            benchmarks.append(benchmark_of(op, provider, timed, stated))
+            if DEVICE in metrics and (laid_out := _laid_out(op, benchmarks[-1])):
+                benchmarks.append(laid_out)
         for timed in covered[1:-1] if device.type != "cpu" else ():
             stated = {DEVICE: max(FURTHER, slowdowns[DEVICE])}
-            found.append(replace(made(op, provider, timed, stated), further=True))
+            benchmarks.append(replace(benchmark_of(op, provider, timed, stated), further=True))
         if not covered:
-            reason = str(_not_timed(op, every[0], device))
-            stands = replace(made(op, provider, every[0], {}), untimed=reason)
-            found.append(replace(stands, name=f"{op.name}-{provider.name}/results"))
-    return found
+            reason = str(_not_timed(op, cases[0], device))
+            stands = replace(benchmark_of(op, provider, cases[0], {}), untimed=reason)
+            benchmarks.append(replace(stands, name=f"{op.name}-{provider.name}/results"))
+    return benchmarks
 
 
-def _laid_out(op: Op, usual: Benchmark) -> Benchmark | None:
+def _laid_out(op: Op, benchmark: Benchmark) -> Benchmark | None:
     """The benchmark of a case on the op's slowest layout; None for a provider that is composed of
     torch's functions: which layouts those copy is torch's decision."""
     layouts = getattr(op, "layouts", {})  # a base may be from before an op had these
-    if not layouts or op[usual.timed.provider].derived is None:
+    if not layouts or op[benchmark.timed.provider].derived is None:
         return None
-    timed = replace(usual.timed, layout=next(iter(layouts)))
-    slowdowns = {DEVICE: usual.slowdowns[DEVICE]}
+    timed = replace(benchmark.timed, layout=next(iter(layouts)))
+    slowdowns = {DEVICE: benchmark.slowdowns[DEVICE]}
     return replace(
-        usual, name=_name(op, timed), timed=timed, slowdowns=slowdowns, layouts=dict(layouts)
+        benchmark, name=_name(op, timed), timed=timed, slowdowns=slowdowns, layouts=dict(layouts)
     )
 
 
 def _chosen(
-    package: str, files: Sequence[str], own: Own | None
+    package: str, files: Sequence[str], team_ops: TeamOps | None
 ) -> tuple[Registry, dict[str, list[Provider]]]:
     """All ops, and by name those of which benchmarks are made, with their providers."""
     registry, named = loaded(package, tuple(files))
-    for op in registry.values() if own is not None else ():
+    for op in registry.values() if team_ops is not None else ():
         op.timed = op.timed or [derived_case(op)]
-    if own is not None:
-        return registry, own.providers(registry, named)
+    if team_ops is not None:
+        return registry, team_ops.providers(registry, named)
     return registry, {op.name: list(op.providers.values()) for op in registry.values()}
 
 
-def _every(
-    device: torch.device, package: str, files: Sequence[str], own: Own | None
+def _provider_cases(
+    device: torch.device, package: str, files: Sequence[str], team_ops: TeamOps | None
 ) -> Iterator[tuple[Op, Provider, list[Timed]]]:
     """Each provider of each op that is timed, on each of its timed cases."""
     dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
-    registry, chosen = _chosen(package, files, own)
+    registry, chosen = _chosen(package, files, team_ops)
     for op, providers in ((registry[name], providers) for name, providers in chosen.items()):
         short, places = timed_dtype(op, dtype), range(len(op.timed))
         for provider in providers if op.timed else ():
@@ -217,7 +223,7 @@ def _every(
 def derived_case(op: Op) -> Case:
     """The case that is timed where an op names none: its largest, with the first axis of its inputs
     doubled until they have `DERIVED_BYTES` in float32, as far as `Op.fits` allows."""
-    case = max(op.cases, key=lambda each: elements(op, each))
+    case = max(op.cases, key=lambda candidate: elements(op, candidate))
     axes = (axis for tensor in op.inputs.values() for axis in tensor.axes)
     axis = next((name for name in axes if isinstance(case.dims.get(name), int)), None)
     while axis is not None and 4 * elements(op, case) < DERIVED_BYTES:
@@ -238,9 +244,9 @@ def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, 
 
 
 def _slowdowns(
-    op: Op, provider: Provider, device: torch.device, usual: Mapping[str, float]
+    op: Op, provider: Provider, device: torch.device, defaults: Mapping[str, float]
 ) -> dict[str, float]:
-    """The slowdowns that a provider states, else its op, else the usual ones.
+    """The slowdowns that a provider states, else its op, else the defaults.
 
     Raises ValueError for an unknown metric or an invalid slowdown.
     """
@@ -251,7 +257,7 @@ def _slowdowns(
                     f"{who}: slowdowns of {metric!r}: {share!r}: give {' or '.join(ON_GPU)} "
                     "a share above 0, as 0.02"
                 )
-    return usual_slowdowns(device, {**usual, **op.slowdowns, **provider.slowdowns})
+    return usual_slowdowns(device, {**defaults, **op.slowdowns, **provider.slowdowns})
 
 
 def _not_timed(op: Op, timed: Timed, device: torch.device) -> str | None:
@@ -283,9 +289,9 @@ class Listed:
     """found: what both sides have; new: what the base's tree lacks; others: verdicts on what cannot
     be compared."""
 
-    found: dict[str, Benchmark] = field(default_factory=dict)
+    common: dict[str, Benchmark] = field(default_factory=dict)
     new: dict[str, Benchmark] = field(default_factory=dict)
-    others: list[Verdict] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
 
 def check_identities(
@@ -342,23 +348,27 @@ def matched(
     except ValueError as error:
         raise Stopped(Verdict("accepted", Outcome.MISSING, str(error))) from error
     listed = Listed()
-    both = {**base, **candidate}
-    if unknown := [op for op in ops if not any(map(_is_of(op), both.values()))]:
+    benchmarks = {**base, **candidate}
+    if unknown := [op for op in ops if not any(map(_is_of(op), benchmarks.values()))]:
         text = f"--op {unknown[0]}: neither side has a benchmark of it"
         raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
     if ops:
-        both = {n: one for n, one in both.items() if any(_is_of(op)(one) for op in ops)}
-    for name in [n for n in both if only is None or only(n)]:
+        benchmarks = {
+            n: benchmark
+            for n, benchmark in benchmarks.items()
+            if any(_is_of(op)(benchmark) for op in ops)
+        }
+    for name in [n for n in benchmarks if only is None or only(n)]:
         if name not in candidate and accepted.is_removed(name):
-            listed.others.append(Verdict(name, Outcome.SAME, "removed, and accepted as such"))
+            listed.verdicts.append(Verdict(name, Outcome.SAME, "removed, and accepted as such"))
         elif name not in candidate:
             text = "the base has it, the candidate does not"
-            listed.others.append(Verdict(name, Outcome.MISSING, text))
+            listed.verdicts.append(Verdict(name, Outcome.MISSING, text))
         elif name in base:
-            listed.found[name] = _stricter(base[name], candidate[name])
+            listed.common[name] = _stricter(base[name], candidate[name])
         elif toolchains:
             text = "the base's interpreter does not have it"
-            listed.others.append(Verdict(name, Outcome.NO_BASELINE, text))
+            listed.verdicts.append(Verdict(name, Outcome.NO_BASELINE, text))
         else:
             listed.new[name] = candidate[name]
     return listed
@@ -374,11 +384,15 @@ def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
     )
 
 
-def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+def _smaller(base: Mapping[str, float], candidate: Mapping[str, float]) -> dict[str, float]:
     """The smaller value of each name, whichever of the two has it."""
-    return {name: min(v[name] for v in (one, other) if name in v) for name in {**other, **one}}
+    return {
+        name: min(v[name] for v in (base, candidate) if name in v) for name in {**candidate, **base}
+    }
 
 
 def _is_of(op: str) -> Callable[[Benchmark], bool]:
     """Whether a benchmark is one of that op; a step is of none."""
-    return lambda one: isinstance(one.timed, Timed) and not one.factory and one.timed.op == op
+    return lambda benchmark: (
+        isinstance(benchmark.timed, Timed) and not benchmark.factory and benchmark.timed.op == op
+    )

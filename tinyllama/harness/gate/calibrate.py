@@ -249,7 +249,7 @@ def load(path: Path) -> dict[str, Any]:
         slowdowns = {tuple(figure.detected) for figure in certificate.found}
         if len(slowdowns) > 1:
             raise ValueError("found: detected is not of the same slowdowns everywhere")
-        [float(slowdown) for each in slowdowns for slowdown in each]
+        [float(slowdown) for keys in slowdowns for slowdown in keys]
     except ValueError as error:
         raise ValueError(f"{path} is no certificate: {error}: certify again") from error
     stored: dict[str, Any] = msgspec.to_builtins(certificate)
@@ -336,7 +336,7 @@ def _too_few(device: str, blocks: list[Block], usable: list[Block], figures: lis
         f"figure, and a certificate needs {LEAST_BLOCKS} or more: record more"
     )
     lacking = {figure: sum(not _holds(block, figure) for block in blocks) for figure in figures}
-    benchmark, metric = figure = max(lacking, key=lambda each: lacking[each], default=("", ""))
+    benchmark, metric = figure = max(lacking, key=lambda name: lacking[name], default=("", ""))
     missing = lacking.get(figure)
     return f"{text}; {metric} of {benchmark} is missing from {missing}" if missing else text
 
@@ -424,26 +424,26 @@ def _bars(certificate: Certificate) -> list[Bar]:
             f"{alarms}, from {c.blocks} blocks",
         ),
         Bar("95% of merges of equal sides all green", c.all_green >= 0.95, f"{c.all_green:.2%}"),
-        _each(
+        _bar_of(
             "blocks of equal sides lean to neither by a fifth of the margin",
             [(f, f.leaning >= lean, f"{f.mean:+.2%}") for f in c.found],
         ),
-        _each(
+        _bar_of(
             "99% of slowdowns of 2% found by those that state 2%",
             [_share(f, f.detected["0.02"]) for f in fine],
         ),
-        _each(
+        _bar_of(
             "every slowdown of 5% found by those that state 2%",
             [_share(f, f.detected["0.05"], 1.0) for f in fine],
         ),
-        _each(
+        _bar_of(
             "99% of slowdowns of the tolerance found", [_share(f, f.at_tolerance) for f in claimed]
         ),
     ]
     return [bar for bar in bars if bar]
 
 
-def _each(text: str, cases: Sequence[tuple[Detection, bool, str]]) -> Bar | None:
+def _bar_of(text: str, cases: Sequence[tuple[Detection, bool, str]]) -> Bar | None:
     """None where no figure is asked: a bar that nothing could miss is none."""
     missed = [f"{f.metric} of {f.benchmark} ({said})" for f, holds, said in cases if not holds]
     counted = f"{len(cases) - len(missed)} of {len(cases)}"

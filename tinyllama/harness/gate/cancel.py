@@ -48,7 +48,9 @@ class Interruption:
         self.limit = limit
         handled = [signal.SIGINT, signal.SIGTERM]
         handled += [] if seconds is None else [signal.SIGALRM]
-        self._before = {one: signal.signal(one, self._end) for one in handled}
+        self._before = {
+            signal_number: signal.signal(signal_number, self._end) for signal_number in handled
+        }
         if seconds is not None:
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
 
@@ -64,7 +66,7 @@ class Interruption:
         """Restore what was before."""
         if signal.SIGALRM in self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
+        for signal_number, handler in self._before.items():
+            signal.signal(signal_number, handler)
         self._before = {}
         worker.end_all(False)

@@ -132,9 +132,9 @@ def _chosen(options: Options, repository: Repository, folder: Path) -> Iterator[
 def _trusted(options: Options, repository: Repository) -> list[str]:
     """The labels of judges that are believed, beside those of the bases: the harness that runs
     here, unless it is the checkout's own; and whom the user names."""
-    own = [] if repository.root.resolve() == HARNESS else [str(HARNESS), INSTALLED]
+    labels = [] if repository.root.resolve() == HARNESS else [str(HARNESS), INSTALLED]
     of_interpreters = ["this tree"] if options.against_env and not options.against else []
-    return [*own, *of_interpreters, *filter(None, [options.judge])]
+    return [*labels, *of_interpreters, *filter(None, [options.judge])]
 
 
 def _ended(judge: Judge, options: Options, root: Path, path: Path, folder: Path) -> int:
@@ -147,9 +147,9 @@ def _ended(judge: Judge, options: Options, root: Path, path: Path, folder: Path)
     (folder / "task.json").write_bytes(msgspec.json.encode(task))
     environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     outside = (
-        each
-        for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if each and not real(Path(each)).is_relative_to(real(root))
+        folder
+        for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if folder and not real(Path(folder)).is_relative_to(real(root))
     )
     search = os.pathsep.join([str(judge.folder), *outside])
     process = subprocess.Popen(

@@ -59,9 +59,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"lanes: {name!r} cannot be asked for by --groups: rename it")
         for metric, ratio in self.tolerances.items():
             if metric not in TOLERANCES or not is_number(ratio) or ratio < 1:
-                known = ", ".join(TOLERANCES)
+                metrics = ", ".join(TOLERANCES)
                 raise ValueError(
-                    f"tolerances: {metric} = {ratio!r}: give one of {known} a ratio from 1, as 1.03"
+                    f"tolerances: {metric} = {ratio!r}: give one of {metrics} a ratio "
+                    "from 1, as 1.03"
                 )
         for metric, share in self.slowdowns.items():
             if metric not in GATED or not is_number(share) or not 0 < share < 1:
@@ -70,7 +71,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     "as 0.01"
                 )
 
-    def asked(self, name: str | None) -> tuple[str, ...] | None:
+    def groups_of(self, name: str | None) -> tuple[str, ...] | None:
         """The groups of a lane, or without a name those of every run; None where it sets none."""
         return self.groups if name is None else self.lanes.get(name)
 

@@ -24,19 +24,20 @@ def count_figures(
     base: Mapping[str, int],
     candidate: Mapping[str, int],
     accepted: Callable[[str], tuple[float, int]],
-    wanted: Sequence[str] = (),
+    required: Sequence[str] = (),
 ) -> list[Figure]:
     """SLOWER for more than the base plus what is accepted; FASTER for less than the base.
 
-    accepted: metric -> by which share, and by which number, the base may be exceeded. wanted: the
-    metrics that both sides must have. A side without launches and copies was not profiled: MISSING.
+    accepted: metric -> by which share, and by which number, the base may be exceeded. required:
+    the metrics that both sides must have. A side without launches and copies was not profiled:
+    MISSING.
     """
     figures = [
         _count(metric, base.get(metric), candidate.get(metric), *accepted(metric))
-        for metric in {**dict.fromkeys(wanted), **base, **candidate}
+        for metric in {**dict.fromkeys(required), **base, **candidate}
     ]
-    seen = [any(side.get(m) for m in ("kernels", "copies")) for side in (base, candidate)]
-    if all(seen) or "kernels" not in wanted:
+    profiled = [any(side.get(m) for m in ("kernels", "copies")) for side in (base, candidate)]
+    if all(profiled) or "kernels" not in required:
         return figures
     text = "the profiler saw no launch and no copy of a side: may this device be profiled?"
     blind = Figure("kernels", Outcome.MISSING, text)
@@ -44,17 +45,19 @@ def count_figures(
 
 
 def layouts_missed(
-    found: Mapping[str, Ratio], bars: Mapping[str, float], accepted: float
+    ratios: Mapping[str, Ratio], bars: Mapping[str, float], accepted: float
 ) -> tuple[str, ...]:
     """The layouts whose ratio is certainly above the bar."""
     missed = (
-        one for one, bar in bars.items() if one in found and found[one].low > bar * (1 + accepted)
+        layout
+        for layout, bar in bars.items()
+        if layout in ratios and ratios[layout].low > bar * (1 + accepted)
     )
     return tuple(missed)
 
 
 def layout_figures(
-    found: Mapping[str, Ratio],
+    ratios: Mapping[str, Ratio],
     bars: Mapping[str, float],
     accepted: float,
     base: Mapping[str, Ratio] | None = None,
@@ -63,19 +66,19 @@ def layout_figures(
     where that is certainly above the bar, and above what the base takes. accepted: by which share
     the bar may be exceeded. base: the base's ratios of the layouts that the candidate misses."""
     figures = []
-    missed = layouts_missed(found, bars, accepted)
+    missed = layouts_missed(ratios, bars, accepted)
     for layout, bar in bars.items():
         metric, limit = f"layouts {layout}", bar * (1 + accepted)
-        if layout not in found:
+        if layout not in ratios:
             figures.append(Figure(metric, Outcome.MISSING, f"{metric}: not measured"))
             continue
-        text = f"{metric} {found[layout]} times as long as contiguous, allowed {limit:g}"
+        text = f"{metric} {ratios[layout]} times as long as contiguous, allowed {limit:g}"
         outcome = Outcome.SLOWER if layout in missed else Outcome.SAME
         if layout in missed and base is not None and layout in base:
             text = f"{text}; the base takes {base[layout]}"
-            if found[layout].low <= base[layout].high:
+            if ratios[layout].low <= base[layout].high:
                 outcome = Outcome.SAME
-        figures.append(Figure(metric, outcome, text, after=found[layout].median))
+        figures.append(Figure(metric, outcome, text, after=ratios[layout].median))
     return figures
 
 

@@ -25,7 +25,7 @@ def declarations(ops: Iterable[Op]) -> dict[str, str]:
             stated = (provider.slack, provider.deterministic, provider.overwrites)
             parts[f"slack of {provider.name}"] = stated
         for part, value in parts.items():
-            digest = hashlib.sha256(_plain(value).encode()).hexdigest()
+            digest = hashlib.sha256(_text_of(value).encode()).hexdigest()
             digests[f"{op.name}: {part}"] = digest
     return digests
 
@@ -49,12 +49,12 @@ def _source(function: Any) -> str:
     return ast.dump(tree)
 
 
-def _plain(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """A text of plain values that is the same in every process."""
     if isinstance(value, Mapping):
-        return repr(sorted((_plain(key), _plain(each)) for key, each in value.items()))
+        return repr(sorted((_text_of(key), _text_of(item)) for key, item in value.items()))
     if isinstance(value, (set, frozenset)):
-        return repr(sorted(map(_plain, value)))
+        return repr(sorted(map(_text_of, value)))
     if isinstance(value, (list, tuple)):
-        return repr([_plain(each) for each in value])
+        return repr([_text_of(item) for item in value])
     return repr(value)

@@ -111,11 +111,11 @@ class DeviceGuard:
     ) -> str | None:
         """`before`, once the device is idle or the seconds are over. waiting: is told why, with the
         first figure of a reason, so that a log need not repeat it."""
-        end, told = time.monotonic() + seconds, ""
+        end, last_reason = time.monotonic() + seconds, ""
         while (reason := self.before()) and time.monotonic() < end:
-            if _FIGURES.sub("", reason) != _FIGURES.sub("", told):
-                told = reason
-            waiting(told)
+            if _FIGURES.sub("", reason) != _FIGURES.sub("", last_reason):
+                last_reason = reason
+            waiting(last_reason)
             time.sleep(min(5.0, seconds))
         return reason
 
@@ -162,11 +162,11 @@ class DeviceGuard:
         return throttled and f"the GPU is throttled: {throttled}"
 
 
-def _why_unreadable(found: Sensor | str) -> str | None:
+def _why_unreadable(sensor: Sensor | str) -> str | None:
     """Why a sensor can read nothing that disturbs its GPU; None where it reads something."""
-    if isinstance(found, str):
-        return found
-    for ask in (found.processes, found.busy_share, found.throttled):
+    if isinstance(sensor, str):
+        return sensor
+    for ask in (sensor.processes, sensor.busy_share, sensor.throttled):
         with contextlib.suppress(NotToldError):
             ask()
             return None

@@ -44,7 +44,7 @@ class Gate:
         self.options, self.repository, self.progress = task.options, repository, progress
         chosen = task.options.device
         self.device = usable_device(chosen) if chosen else default_device()
-        self.interruption, self.held = Interruption(), False  # held: the device, by a comparison
+        self.interruption, self.holds_device = Interruption(), False  # for a comparison
         self.report = Report(
             repository.of_working_tree(),
             task.judge,
@@ -74,7 +74,7 @@ class Gate:
     def _against(self, revision: str | None, python: str, seconds: Stages) -> None:
         commit = None if revision is None else self.repository.resolve(revision)
         label = " ".join(filter(None, [revision, python if python != sys.executable else ""]))
-        guard, lock, self.held = DeviceGuard(self.device), ExitStack(), False
+        guard, lock, self.holds_device = DeviceGuard(self.device), ExitStack(), False
 
         def use_device() -> str | None:
             return self._hold(guard, lock) if self.device.type != "cpu" else None
@@ -103,7 +103,7 @@ class Gate:
         try:
             with lock, workspace.prepared(request) as prepared:
                 self._compare(base, prepared)
-                if self.held and (disturbed := guard.after()):
+                if self.holds_device and (disturbed := guard.after()):
                     self._say(label, "device", Outcome.BUSY, disturbed)
         except (NotJudgedError, SnapshotError, OSError) as error:
             self._say(label, "comparison", Outcome.NOT_JUDGED, str(error))
@@ -123,13 +123,13 @@ class Gate:
             verdicts = session.interrupted(why or "Ctrl-C")
             raise KeyboardInterrupt(why) from error  # what killed processes led to is no result
         finally:
-            expected = [*session.found, *session.new]
+            expected = [*session.compared, *session.new]
             self.report.bases[-1] = msgspec.structs.replace(base, expected=expected, ended=ended)
-            for each in verdicts:
-                text = each.text  # without the folders of this run
+            for verdict in verdicts:
+                text = verdict.text  # without the folders of this run
                 for tree in session.trees:
                     text = text.replace(f"{tree.root}/", "")
-                self._say(base.label, each.name, each.outcome, text)
+                self._say(base.label, verdict.name, verdict.outcome, text)
             self.report.comparisons.append({"against": base.label, **session.report()})
             self._note(prepared)
 
@@ -158,7 +158,7 @@ class Gate:
             lock.enter_context(device_lock(self.device, WAIT, self._wait))
         except BusyError as error:
             return str(error)
-        self.held = True
+        self.holds_device = True
         return None
 
     def _say(self, against: str, name: str, outcome: Outcome, text: str) -> None:

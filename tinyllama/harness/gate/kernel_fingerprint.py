@@ -33,7 +33,7 @@ _OPTIONS = (
 
 def code(text: str, stage: str) -> str:
     """PTX or AMD assembly without debug lines and comments."""
-    kept, inside = [], False
+    lines, inside = [], False
     for line in text.splitlines():
         if _DEBUG_SECTION.match(line):
             inside = True
@@ -43,8 +43,8 @@ def code(text: str, stage: str) -> str:
             continue
         bare = _COMMENTS[stage].sub("", line).rstrip()
         if bare:
-            kept.append(bare)
-    return "\n".join(kept)
+            lines.append(bare)
+    return "\n".join(lines)
 
 
 def code_of(asm: Any) -> str:
@@ -57,27 +57,27 @@ def code_of(asm: Any) -> str:
 
 def fingerprint(launches: Iterable[Launched]) -> list[str]:
     """A digest of each launch, in order."""
-    return [_digest(one) for one in launches]
+    return [_digest(launch) for launch in launches]
 
 
-def _digest(one: Launched) -> str:
-    metadata = one.kernel.metadata
+def _digest(launch: Launched) -> str:
+    metadata = launch.kernel.metadata
     options = {name: getattr(metadata, name, None) for name in _OPTIONS}
-    whole = [code_of(one.kernel.asm), list(one.grid), options]
-    return hashlib.sha256(json.dumps(whole, default=str).encode()).hexdigest()
+    content = [code_of(launch.kernel.asm), list(launch.grid), options]
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
 
 
 def resources(launches: Iterable[Launched]) -> dict[str, dict[str, int]]:
     """The resources of each kernel by name; of several launches, those of the last."""
-    found = {}
-    for one in launches:
-        kernel, metadata = one.kernel, one.kernel.metadata
-        found[str(getattr(metadata, "name", kernel))] = {
+    by_name = {}
+    for launch in launches:
+        kernel, metadata = launch.kernel, launch.kernel.metadata
+        by_name[str(getattr(metadata, "name", kernel))] = {
             "registers": int(getattr(kernel, "n_regs", 0) or 0),
             "spills": int(getattr(kernel, "n_spills", 0) or 0),
             "shared": int(getattr(metadata, "shared", 0) or 0),
             "warps": int(getattr(metadata, "num_warps", 0) or 0),
             "stages": int(getattr(metadata, "num_stages", 0) or 0),
-            "programs": math.prod(one.grid),
+            "programs": math.prod(launch.grid),
         }
-    return found
+    return by_name

@@ -100,7 +100,7 @@ class Block:
             for metric in metrics
         }
         works = {m: math.log(_work(candidate, m) / _work(base, m)) for m in metrics}
-        return Block({metric: float(of_block(each)) for metric, each in logs.items()}, works)
+        return Block({metric: float(of_block(ratios)) for metric, ratios in logs.items()}, works)
 
 
 def _work(turns: Sequence[Turn], metric: str) -> float:

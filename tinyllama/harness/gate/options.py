@@ -143,7 +143,9 @@ def of_pytest(arguments: Sequence[str]) -> Options | None:
 
     Raises UsageError for any other option: it would leave something out, or measure something else.
     """
-    if not any(each.partition("=")[0] in ("--against", "--against-env") for each in arguments):
+    if not any(
+        argument.partition("=")[0] in ("--against", "--against-env") for argument in arguments
+    ):
         return None
     parser = argparse.ArgumentParser(prog="pytest", add_help=False, allow_abbrev=False)
     parser.error = _refuse  # type: ignore[assignment,method-assign]
@@ -154,12 +156,12 @@ def of_pytest(arguments: Sequence[str]) -> Options | None:
     for ignored in ("-p", "--tb", "--color", "--rootdir"):
         parser.add_argument(ignored, action="append", dest="ignored_values")
     parser.add_argument("paths", nargs="*")
-    known, unknown = parser.parse_known_args(list(arguments))
-    for path in (path for path in known.paths if not Path(path).exists()):
+    parsed, unknown = parser.parse_known_args(list(arguments))
+    for path in (path for path in parsed.paths if not Path(path).exists()):
         raise UsageError(f"{path}: no such folder of timings; tests cannot be named one by one")
     if unknown:
         raise UsageError(f"{unknown[0]}: the gate times every benchmark; remove it")
-    return Options.of(known)
+    return Options.of(parsed)
 
 
 def _refuse(message: str) -> None:

@@ -57,7 +57,7 @@ class Tree:
     """A side before it runs.
 
     label: the user's name for it. caches: the folder of its compiled code, which all its processes
-    share. slowed, usual: see `worker.Side`.
+    share. slowed, team_slowdowns: see `worker.Side`.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Tree:
     label: str
     caches: Path
     slowed: Mapping[str, float] = field(default_factory=dict)
-    usual: Mapping[str, float] = field(default_factory=dict)
+    team_slowdowns: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Pair:
         # Idle threads spin, which slows the other side, and other pairs that work at once.
         shared = len(os.sched_getaffinity(0)) // (2 * AT_ONCE)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
-        if self.registered.own is not None:
+        if self.registered.team_ops is not None:
             inherited = filter(None, [os.environ.get("PYTHONPATH")])
             env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *inherited])
         modules = (FACTORY.partition(":")[0], self.registered.package, *_IMPORTED_LATE)
@@ -180,10 +180,10 @@ class Pair:
 
         def make(name: str) -> None:
             tree = self.trees[name]
-            more = {"slowed": dict(tree.slowed), "usual": dict(tree.usual)}
+            more = {"slowed": dict(tree.slowed), "team_slowdowns": dict(tree.team_slowdowns)}
             make_side(self.workers[name], self.device, self.registered, **more)
 
-        self._both(make)
+        self._on_both(make)
         self.is_open = True
 
     def pids(self) -> list[int]:
@@ -215,11 +215,11 @@ class Pair:
             if self.stopping:
                 self.workers[name].stop()
 
-    def each(self, method: str, *args: Any, timeout: float = TURN) -> dict[str, Any]:
+    def ask_both(self, method: str, *args: Any, timeout: float = TURN) -> dict[str, Any]:
         """Ask both sides at the same time; nothing is timed then."""
-        return self._both(lambda name: self.ask(name, method, *args, timeout=timeout))
+        return self._on_both(lambda name: self.ask(name, method, *args, timeout=timeout))
 
-    def _both(self, do: Callable[[str], Any]) -> dict[str, Any]:
+    def _on_both(self, do: Callable[[str], Any]) -> dict[str, Any]:
         with ThreadPoolExecutor(2) as pool:
             answers_by_side = {name: pool.submit(do, name) for name in self.order}
         answers = {}
@@ -236,10 +236,10 @@ class Pair:
     def begin(self, benchmark: Benchmark) -> dict[str, float]:
         """Prepare a benchmark on both sides; returns the seconds of their first calls."""
         metrics = tuple(benchmark.slowdowns)
-        return self.each("begin", benchmark.name, metrics, timeout=READY)
+        return self.ask_both("begin", benchmark.name, metrics, timeout=READY)
 
     def end(self, benchmark: Benchmark) -> None:
-        self.each("end", benchmark.name)
+        self.ask_both("end", benchmark.name)
 
     def verify(self, benchmark: Benchmark) -> dict[str, Any]:
         """Hold the results of both sides to float64 on values that neither has seen, and the
@@ -257,7 +257,7 @@ class Pair:
     def hold_results(self, benchmark: Benchmark) -> None:
         """The same, of the call that the last turn kept. Other pairs may work meanwhile."""
         if not benchmark.factory:
-            self._hold_to_base(self.each("proofs", benchmark.name, timeout=READY))
+            self._hold_to_base(self.ask_both("proofs", benchmark.name, timeout=READY))
 
     @staticmethod
     def _hold_to_base(proofs: Mapping[str, Any]) -> None:
@@ -278,7 +278,7 @@ class Pair:
             standard = proofs[side] if benchmark.factory else None
             self.ask(side, "make_ready", benchmark.name, standard, warm_up, timeout=READY)
 
-        self._both(ready)
+        self._on_both(ready)
         return seconds
 
     def pace(self, name: str, benchmark: Benchmark) -> float:
@@ -363,7 +363,7 @@ class Pair:
         """Pin both sides to one processor while one of them is timed, and stop each that waits:
         nothing that its calls have left goes on."""
         if self.processor is not None:
-            self.each("pin", self.processor)
+            self.ask_both("pin", self.processor)
         for worker in self.workers.values():
             worker.stop()
         self.stopping = True
@@ -374,11 +374,11 @@ class Pair:
             for worker in self.workers.values():
                 worker.resume()
             if self.processor is not None and not self.failed:
-                self.each("pin", None)
+                self.ask_both("pin", None)
 
     def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Block:
         turns: dict[str, list[Turn]] = {BASE: [], CANDIDATE: []}
-        first, kept = new_seed(), secrets.randbelow(2**20)
+        first, call_number = new_seed(), secrets.randbelow(2**20)
         for name in reversed(self.order):  # a process's first turn is colder and does not count
             self._turn(name, benchmark, first)
         began = time.monotonic()
@@ -387,7 +387,7 @@ class Pair:
             last, seed = enough or index == pairs - 1, new_seed()
             for name in self.order[:: 1 if index % 2 == 0 else -1]:
                 pace = paces.get(name, 0.0)
-                turn = self._turn(name, benchmark, seed, kept if last else None, pace)
+                turn = self._turn(name, benchmark, seed, call_number if last else None, pace)
                 turns[name].append(turn)
             if last:
                 break
@@ -398,11 +398,11 @@ class Pair:
         name: str,
         benchmark: Benchmark,
         seed: int,
-        kept: int | None = None,
+        call_number: int | None = None,
         pace: float = 0.0,
     ) -> Turn:
         """A turn of one side. seed: of its values. Raises ValueError for anything that is none."""
-        turn: Turn = self.ask(name, "turn", benchmark.name, seed, kept)
+        turn: Turn = self.ask(name, "turn", benchmark.name, seed, call_number)
         check_turn(turn, name, benchmark.slowdowns, pace)
         return turn
 
@@ -418,6 +418,6 @@ def make_side(
         device=str(device),
         package=registered.package,
         more=registered.factory,
-        own=registered.own,
+        team_ops=registered.team_ops,
         **more,
     )

@@ -33,13 +33,15 @@ def instrument(judge: Path, modules: Iterable[str]) -> list[str]:
     return [*_INSTRUMENT, *timing]
 
 
-def shown(differences: Iterable[Difference], timing: Iterable[str]) -> list[str]:
+def judging_files(differences: Iterable[Difference], timing: Iterable[str]) -> list[str]:
     """The files that differ and would judge. timing: names of further ones."""
-    every = (*_SHOWN, *timing)
-    return [d.name for d in differences if any(fnmatchcase(d.name, each) for each in every)]
+    patterns = (*_SHOWN, *timing)
+    return [
+        d.name for d in differences if any(fnmatchcase(d.name, pattern) for pattern in patterns)
+    ]
 
 
 def deleted_tests(differences: Iterable[Difference]) -> list[str]:
     """The files of tests that the candidate lacks."""
-    gone = (each.name for each in differences if each.deleted)
+    gone = (difference.name for difference in differences if difference.deleted)
     return [name for name in gone if any(fnmatchcase(name, pattern) for pattern in _TESTS)]

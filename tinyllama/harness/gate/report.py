@@ -109,16 +109,16 @@ class Report(msgspec.Struct):
 
     def lines(self) -> list[str]:
         """The summary for a terminal, one line a verdict, what decides last."""
-        shown = sorted(self.verdicts, key=lambda line: list(Outcome).index(line.verdict))
+        lines = sorted(self.verdicts, key=lambda line: list(Outcome).index(line.verdict))
         several = len(self.bases) > 1
         first = []
         for outcome in (Outcome.IDENTICAL, Outcome.NOT_DECIDED):
-            alike = [line for line in shown if line.verdict is outcome]
+            alike = [line for line in lines if line.verdict is outcome]
             if len(alike) > MOST_ALIKE:
-                shown = [line for line in shown if line.verdict is not outcome]
+                lines = [line for line in lines if line.verdict is not outcome]
                 first.append(f"{outcome.title:<12} {len(alike)} benchmarks: {alike[0].text}")
-        each = [f"against {line.against}: {line}" if several else str(line) for line in shown]
-        return [*first, *each, *self.remarks()]
+        texts = [f"against {line.against}: {line}" if several else str(line) for line in lines]
+        return [*first, *texts, *self.remarks()]
 
     def remarks(self) -> list[str]:
         """What is said beside the verdicts."""
@@ -136,7 +136,7 @@ class Report(msgspec.Struct):
         """How many verdicts there are of each outcome, references apart from candidates."""
         parts = []
         for of, title in ((False, ""), (True, "references: ")):
-            counts = Counter(each.verdict for each in self.verdicts if each.is_reference is of)
+            counts = Counter(line.verdict for line in self.verdicts if line.is_reference is of)
             if counts:
                 words = ", ".join(f"{counts[o]} {o.title}" for o in Outcome if counts[o])
                 parts.append(f"{title}{words}")
@@ -144,12 +144,12 @@ class Report(msgspec.Struct):
 
     def markdown(self) -> str:
         """For a comment on a pull request."""
-        told = [line for line in self.verdicts if line.verdict is not Outcome.IDENTICAL]
+        differing = [line for line in self.verdicts if line.verdict is not Outcome.IDENTICAL]
         rows = (
             f"| {line.outcome} | `{line.name}` | {line.text.replace('|', '/')} |".replace("\n", " ")
-            for line in told
+            for line in differing
         )
-        table = ["| verdict | benchmark | figures |", "|---|---|---|", *rows] if told else []
+        table = ["| verdict | benchmark | figures |", "|---|---|---|", *rows] if differing else []
         rest = [f"- {text}" for text in self.remarks()]
         return "\n".join([f"**Gate: {self.counted()}**", "", *table, "", *rest]) + "\n"
 

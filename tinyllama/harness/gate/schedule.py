@@ -36,8 +36,10 @@ def pairs_at_once(device: torch.device) -> int:
 def timing_processor(device: torch.device) -> int:
     """The processor that both sides are pinned to. It is not the first, which does the system's own
     work, and mostly differs between GPUs, each of which may have a gate at work."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    return others[zlib.crc32(identity(device).encode()) % len(others)] if others else first
+    first, *processors = sorted(os.sched_getaffinity(0))
+    return (
+        processors[zlib.crc32(identity(device).encode()) % len(processors)] if processors else first
+    )
 
 
 @contextmanager
@@ -104,7 +106,7 @@ class PairPool:
         def first_use(pair: Pair) -> None:
             with suppress(SideError):  # of whoever asks it next
                 pair.open()
-                pair.each("warm_up_blas")
+                pair.ask_both("warm_up_blas")
 
         with ThreadPoolExecutor(max(1, len(self._next))) as pool:
             opening = pool.map(first_use, self._next)

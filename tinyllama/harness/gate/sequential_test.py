@@ -150,15 +150,15 @@ def bounds(statistics: Floats, look: int, rule: Rule, history: Spread) -> Bounds
 def _standard_error(statistics: Floats, history: Spread) -> tuple[Floats, Floats]:
     """The standard error of the mean over blocks, with its degrees of freedom."""
     blocks = statistics.shape[-1]
-    own, floor = statistics.var(axis=-1, ddof=1), LEAST_SPREAD**2
-    freedom = np.full(own.shape, blocks - 1.0)
-    variance = own
+    sampled, floor = statistics.var(axis=-1, ddof=1), LEAST_SPREAD**2
+    freedom = np.full(sampled.shape, blocks - 1.0)
+    variance = sampled
     if history.freedom:
-        known = max(history.deviation**2, floor)
-        limit = known * scipy.stats.f.isf(UNLIKE_HISTORY, blocks - 1, history.freedom)
-        pooled = history.freedom * known + (blocks - 1) * own
-        alike = own <= limit
-        variance = np.where(alike, pooled / (history.freedom + blocks - 1), own)
+        expected = max(history.deviation**2, floor)
+        limit = expected * scipy.stats.f.isf(UNLIKE_HISTORY, blocks - 1, history.freedom)
+        pooled = history.freedom * expected + (blocks - 1) * sampled
+        alike = sampled <= limit
+        variance = np.where(alike, pooled / (history.freedom + blocks - 1), sampled)
         freedom = np.where(alike, history.freedom + blocks - 1.0, blocks - 1.0)
     return np.sqrt(np.maximum(variance, floor) / blocks), freedom
 

@@ -68,16 +68,16 @@ class Session:
         self.setting = setting
         self.trees = (setting.base, setting.candidate)
         self.effort = setting.effort or Effort.on(setting.device)
-        self.found: dict[str, BenchmarkState] = {}
+        self.compared: dict[str, BenchmarkState] = {}
         self.new: dict[str, BenchmarkState] = {}
         self.affected: Mapping[str, Affected] = {}
-        self.others: list[Verdict] = []
+        self.further_verdicts: list[Verdict] = []
         self.versions: dict[str, str] = {}
         self.launched = self.disturbed = self.discarded = 0
         self.changed: list[str] = []  # of what ops declare, where the base's holds
         self.seconds = Stages(setting.seconds)  # those before the session too
         self.stage = ""
-        self._asked: set[Callable[[], str | None]] = set()  # of the device, once each
+        self._device_checks: set[Callable[[], str | None]] = set()  # of the device, once each
         with self.seconds.of("trees"):
             self._contents = {tree.name: self._contents_of(tree) for tree in self.trees}
 
@@ -88,8 +88,8 @@ class Session:
                 self._attribute()
             self._check_untouched()
         except Stopped as stop:
-            self.others.append(stop.verdict)
-            for state in [*self.undecided(), *filter(unconfirmed, self.found.values())]:
+            self.further_verdicts.append(stop.verdict)
+            for state in [*self.undecided(), *filter(unconfirmed, self.compared.values())]:
                 text = f"not measured: {stop.verdict.text}"
                 self.settle(state, stop.verdict.outcome, text)
         if any(verdict.outcome is Outcome.MISSING for verdict in self.verdicts()):
@@ -144,7 +144,7 @@ class Session:
 
     def _wrong_decides(self) -> bool:
         """Whether a result is wrong, so that no time can make the merge green."""
-        wrong = [s for s in self.found.values() if has_outcome(s, Outcome.WRONG_RESULT)]
+        wrong = [s for s in self.compared.values() if has_outcome(s, Outcome.WRONG_RESULT)]
         if not wrong or self.setting.all_verdicts:
             return False
         for state in self.unsettled():
@@ -155,7 +155,7 @@ class Session:
     # -- verdicts ---------------------------------------------------------------------------
 
     def undecided(self) -> list[BenchmarkState]:
-        return [state for state in self.found.values() if state.verdict is None]
+        return [state for state in self.compared.values() if state.verdict is None]
 
     def unsettled(self) -> list[BenchmarkState]:
         """The undecided ones, and those that are NEW and not measured yet."""
@@ -170,14 +170,14 @@ class Session:
         state.verdict = Verdict(state.name, outcome, text, tuple(state.figures))
 
     def verdicts(self) -> Iterator[Verdict]:
-        yield from self.others
-        for state in (*self.found.values(), *self.new.values()):
+        yield from self.further_verdicts
+        for state in (*self.compared.values(), *self.new.values()):
             yield state.verdict or Verdict(state.name, Outcome.MISSING, "no verdict was reached")
 
     def interrupted(self, why: str) -> list[Verdict]:
         """The verdicts of a comparison that did not end: what is undecided is NOT DECIDED, and so
         is what is SLOWER and was not confirmed."""
-        for state in [*self.unsettled(), *filter(unconfirmed, self.found.values())]:
+        for state in [*self.unsettled(), *filter(unconfirmed, self.compared.values())]:
             self.settle(state, Outcome.NOT_DECIDED, f"{why} ended the gate; {_so_far(state)}")
         return list(self.verdicts())
 
@@ -189,7 +189,7 @@ class Session:
     @contextmanager
     def errors_as_verdict(self, state: BenchmarkState) -> Iterator[None]:
         """An error with one benchmark is its verdict; the others continue."""
-        states = [*self.found.values(), *self.new.values()]
+        states = [*self.compared.values(), *self.new.values()]
         settled = sum(each_state.verdict is not None for each_state in states)
         block = f", block {self.launched}" if self.launched else ""
         text = f"{self.stage}: {state.name}; {settled} of {len(states)} settled{block}"
@@ -215,8 +215,8 @@ class Session:
             "discarded": self.discarded,
             "affected": {name: affected.why for name, affected in self.affected.items()},
             "judge_changed": self.changed,
-            "benchmarks": {n: state.report() for n, state in {**self.found, **self.new}.items()},
-            "others": [str(verdict) for verdict in self.others],
+            "benchmarks": {n: state.report() for n, state in {**self.compared, **self.new}.items()},
+            "others": [str(verdict) for verdict in self.further_verdicts],
         }
 
     # -- processes, trees, time -------------------------------------------------------------
@@ -257,8 +257,8 @@ class Session:
 
     def _ask_device(self, may: Callable[[], str | None]) -> None:
         """Ask once whether the device may be used, or timed. Raises Stopped."""
-        if may not in self._asked:
-            self._asked.add(may)
+        if may not in self._device_checks:
+            self._device_checks.add(may)
             if reason := may():
                 raise Stopped(Verdict("device", Outcome.BUSY, reason))
 
@@ -277,7 +277,7 @@ class Session:
     def _list(self, pair: Pair) -> None:
         """The benchmarks of both sides. Raises Stopped where they cannot be compared."""
         with self.part("list benchmarks"):
-            who = pair.each("identity")
+            who = pair.ask_both("identity")
             self.versions = who[CANDIDATE]["versions"]
             check_identities(
                 {name: tree.root for name, tree in pair.trees.items()},
@@ -285,7 +285,7 @@ class Session:
                 toolchains=self.setting.toolchains,
                 one_tree=self.setting.toolchains or self.setting.measure_all,
             )
-            has = pair.each("benchmarks")
+            has = pair.ask_both("benchmarks")
             base, candidate = (
                 {benchmark.name: benchmark for benchmark in has[side]} for side in (BASE, CANDIDATE)
             )
@@ -299,14 +299,14 @@ class Session:
             )
         blind = self.setting.measure_all or self.setting.toolchains
         if not blind:
-            self.affected = self.setting.affected([*listed.found.values(), *listed.new.values()])
-        own = {name for name, affected in self.affected.items() if affected.own}
-        compared = {n: b for n, b in listed.found.items() if not b.further or n in own}
-        self.found = {name: BenchmarkState(b) for name, b in compared.items()}
+            self.affected = self.setting.affected([*listed.common.values(), *listed.new.values()])
+        edited = {name for name, affected in self.affected.items() if affected.op_differs}
+        compared = {n: b for n, b in listed.common.items() if not b.further or n in edited}
+        self.compared = {name: BenchmarkState(b) for name, b in compared.items()}
         self.new = {n: BenchmarkState(b) for n, b in listed.new.items() if not b.further}
-        self.others += listed.others
+        self.further_verdicts += listed.verdicts
         if not self.setting.toolchains:
-            declared = pair.each("declarations")
+            declared = pair.ask_both("declarations")
             self.changed += changed_declarations(declared[BASE], declared[CANDIDATE])
         self._check_import({side: who[side].get("import_seconds", 0.0) for side in who})
 
@@ -320,11 +320,13 @@ class Session:
         if seconds[CANDIDATE] <= limit():
             return
         with self.pairs() as (pair,):
-            again = pair.each("identity")
+            again = pair.ask_both("identity")
         seconds = {side: min(seconds[side], again[side]["import_seconds"]) for side in seconds}
         if seconds[CANDIDATE] > limit():
             text = f"{seconds[BASE]:.1f} -> {seconds[CANDIDATE]:.1f} s, allowed {limit():.1f}"
-            self.others.append(Verdict("import", Outcome.SLOWER, f"the import of the ops: {text}"))
+            self.further_verdicts.append(
+                Verdict("import", Outcome.SLOWER, f"the import of the ops: {text}")
+            )
 
     def _find_identical(self) -> None:
         if self.setting.measure_all or self.setting.toolchains:
@@ -338,8 +340,10 @@ class Session:
         that differ. They are timed first: once one of them is SLOWER, the merge is decided and the
         others need no preparation."""
         differ = self.undecided()
-        own = [s for s in differ if (a := self.affected.get(s.name)) is not None and a.own]
-        return [] if self.setting.all_verdicts or 2 * len(own) > len(differ) else own
+        edited = [
+            s for s in differ if (a := self.affected.get(s.name)) is not None and a.op_differs
+        ]
+        return [] if self.setting.all_verdicts or 2 * len(edited) > len(differ) else edited
 
     # -- prepared, verified -----------------------------------------------------------------
 
@@ -382,7 +386,7 @@ class Session:
             with self.errors_as_verdict(state):
                 try:
                     pair = self.working(pair)
-                    pair.each("warm_up_blas")  # a pair may be new
+                    pair.ask_both("warm_up_blas")  # a pair may be new
                     self._prepare_benchmark(pair, state, audit)
                     pair.end(state.benchmark)  # the next one has the memory
                 except SideError as error:
@@ -394,7 +398,7 @@ class Session:
     def _prepare_benchmark(self, pair: Pair, state: BenchmarkState, audit: bool) -> None:
         benchmark, name = state.benchmark, state.name
         seconds = pair.begin(benchmark)
-        inputs = pair.each("inputs", name)
+        inputs = pair.ask_both("inputs", name)
         if inputs[BASE] != inputs[CANDIDATE]:
             text = (
                 "its inputs are not those of the base: give what is another benchmark another name"
@@ -404,8 +408,8 @@ class Session:
             state.proofs = pair.verify(benchmark)
             text = f"its results are verified, and not timed: {benchmark.untimed}"
             return self.settle(state, Outcome.SAME, text)
-        counted = pair.each("counted", name)
-        compiled = pair.each("compiled", name)
+        counted = pair.ask_both("counted", name)
+        compiled = pair.ask_both("compiled", name)
         allowed = self.allowed(state)
         metrics = COUNTED_ON_GPU if self.setting.device.type != "cpu" else ()
         state.figures += count_figures(counted[BASE], counted[CANDIDATE], allowed, metrics)
@@ -546,7 +550,9 @@ class Session:
             amount = self.setting.accepted.amount(state.name, metric)
             margin = margin_of(metric, self.setting.device)
             tolerance = state.benchmark.slowdowns[metric]
-            tests = sum(len(each_state.benchmark.slowdowns) for each_state in self.found.values())
+            tests = sum(
+                len(each_state.benchmark.slowdowns) for each_state in self.compared.values()
+            )
             rule = Rule(tests=tests, margin=margin + amount, tolerance=tolerance + amount)
             history = self.setting.noise.spread(state.name, metric, self.versions)
             state.series[metric] = Series(rule, history, amount)
@@ -564,7 +570,7 @@ class Session:
 
     def _confirm(self) -> list[BenchmarkState]:
         """Measure SLOWER times again in fresh processes; returns what is SLOWER then."""
-        suspects = [*filter(unconfirmed, self.found.values())]
+        suspects = [*filter(unconfirmed, self.compared.values())]
         if suspects:
             most = f"at most {CONFIRM_BLOCKS} fresh blocks"
             self.setting.say(f"{len(suspects)} SLOWER: confirmed in {most}")
@@ -577,7 +583,7 @@ class Session:
             if has_outcome(state, Outcome.SLOWER):  # an error meanwhile is its verdict
                 state.figures = [_confirmed(state, figure) for figure in state.figures]
                 self._conclude(state)
-        return [state for state in self.found.values() if has_outcome(state, Outcome.SLOWER)]
+        return [state for state in self.compared.values() if has_outcome(state, Outcome.SLOWER)]
 
     # -- audited, attributed ----------------------------------------------------------------
 
@@ -586,7 +592,7 @@ class Session:
         a confirmed SLOWER counts."""
         alike = [
             state
-            for state in self.found.values()
+            for state in self.compared.values()
             if state.verdict == Verdict(state.name, Outcome.IDENTICAL, _ALIKE)
         ]
         audited = random.sample(alike, min(self.setting.audit, len(alike)))
@@ -603,7 +609,7 @@ class Session:
 
     def _attribute(self) -> None:
         """Find out which kernels of the SLOWER benchmarks changed."""
-        slower = [state for state in self.found.values() if has_outcome(state, Outcome.SLOWER)]
+        slower = [state for state in self.compared.values() if has_outcome(state, Outcome.SLOWER)]
         if not slower:
             return
         try:

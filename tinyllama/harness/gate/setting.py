@@ -22,12 +22,12 @@ class Affected:
     """Why a benchmark is measured.
 
     why: in words. host: more differs than the bodies of kernels; without it, equal compiled kernels
-    are IDENTICAL, too. own: a file of the op's own differs; such benchmarks are timed first.
+    are IDENTICAL, too. op_differs: a file of the op's own differs; such benchmarks are timed first.
     """
 
     why: str
     host: bool = True
-    own: bool = False
+    op_differs: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ class BenchmarkState:
         return {
             "outcome": self.verdict.outcome.title if self.verdict else None,
             "text": self.verdict.text if self.verdict else None,
-            "figures": [{**asdict(one), "outcome": one.outcome.title} for one in self.figures],
+            "figures": [
+                {**asdict(figure), "outcome": figure.outcome.title} for figure in self.figures
+            ],
             "blocks": {metric: series.statistics for metric, series in self.series.items()},
             "all_work": {metric: series.all_work for metric, series in self.series.items()},
             "confirmation": {metric: series.again for metric, series in self.series.items()},

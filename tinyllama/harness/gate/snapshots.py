@@ -146,8 +146,8 @@ class Repository:
 
     def written(self, snapshot: Snapshot) -> list[str]:
         """The files of a snapshot's folder that were changed since, without bytecode."""
-        every = ("--modified", "--deleted", "--others", "--exclude=__pycache__/")
-        names = self.git("ls-files", "-z", *every, index=snapshot.index, at=snapshot.root)
+        options = ("--modified", "--deleted", "--others", "--exclude=__pycache__/")
+        names = self.git("ls-files", "-z", *options, index=snapshot.index, at=snapshot.root)
         links = tuple(f"{name}/" for name, _, _ in self._submodules(snapshot.tree))
         return [n for n in names.split("\0") if n and not f"{n}/".startswith(links or ("\0",))]
 
@@ -160,8 +160,8 @@ class Repository:
                 yield name, commit, Repository(self.root / name, folder)
 
     def _path(self, name: str) -> Path:
-        asked = ("rev-parse", "--path-format=absolute", "--git-path", name)
-        return Path(self.git(*asked).removesuffix("\n"))
+        command = ("rev-parse", "--path-format=absolute", "--git-path", name)
+        return Path(self.git(*command).removesuffix("\n"))
 
     @contextmanager
     def _index(self) -> Iterator[Path]:
@@ -173,14 +173,14 @@ class Repository:
     ) -> str:
         """What git prints. index: in the place of the checkout's. at: the folder of the files.
         feed: what git reads. Raises SnapshotError."""
-        kept = {
+        inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("GIT_") or name.startswith(_KEPT_VARIABLES)
         }
         # A commit is what its name says, whatever `git replace` and grafts put in its place.
-        plain = {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": os.devnull}
-        environment = {**kept, **plain, **self._environment}
+        settings = {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": os.devnull}
+        environment = {**inherited, **settings, **self._environment}
         where = at or self.root
         if index is not None:
             environment["GIT_INDEX_FILE"] = str(index)

@@ -74,7 +74,7 @@ class TimedCall(OpContender):
         self.masters: dict[str, Inputs] = {}  # by layout: drawn once, since drawing is slow
         self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
         self.seed = self.place = 0  # of the values of a turn; of the call that is prepared
-        self.kept: _Call | None = None  # of the last turn, where the judge asked for it
+        self.retained: _Call | None = None  # of the last turn, where the judge asked for it
         self.share = self.extra = 0.0  # added work: a share of a call, seconds on the device
         self.kept_bytes = 0  # by the first call, for later ones
 
@@ -97,21 +97,27 @@ class TimedCall(OpContender):
         """Take a turn that does not count: it makes what later ones find."""
         self.gated_turn(0)
 
-    def gated_turn(self, seed: int, kept: int | None = None) -> dict[str, float]:
+    def gated_turn(self, seed: int, call_number: int | None = None) -> dict[str, float]:
         """Seconds of a call, by reading, on values from this seed alone.
 
-        kept: any number; the call of that number, modulo their number, keeps its results for
+        call_number: any number; the call of that number, modulo their number, keeps its results for
         `proofs`. On the device's clock that is always the call whose time is the figure.
         """
         self._calibrate()
-        self.seed, self.kept, readings = seed, None, dict[str, float]()
-        choice = -1 if kept is None else kept % (int(self.clocked) + CALLS * bool(self.repeated))
+        self.seed, self.retained, readings = seed, None, dict[str, float]()
+        choice = (
+            -1
+            if call_number is None
+            else call_number % (int(self.clocked) + CALLS * bool(self.repeated))
+        )
         if self.clocked:
             self.place = CALLS
             reading = self.clock.read(self._run, self._prepare_last)
             readings |= {DEVICE: reading.device, CALL: max(reading.device, reading.host)}
             if choice == 0:
-                self.kept = _Call(self.place, self.inputs, self.args, self.outputs, self.gradients)
+                self.retained = _Call(
+                    self.place, self.inputs, self.args, self.outputs, self.gradients
+                )
             self.place = 0
             work = self.row_clock.all_work(self._run_in_a_row, self._prepare_last)
             readings[ALL_WORK + DEVICE] = work / CALLS
@@ -152,7 +158,7 @@ class TimedCall(OpContender):
         self._run()
         call.seconds = time.perf_counter() - began
         if keep:
-            call.outputs, call.gradients, self.kept = self.outputs, self.gradients, call
+            call.outputs, call.gradients, self.retained = self.outputs, self.gradients, call
         self.outputs, self.gradients = (), ()  # here, where what ends with them is timed
 
     def ready(self) -> None:
@@ -184,9 +190,9 @@ class TimedCall(OpContender):
     def proofs(self) -> dict[str, Proof]:
         """Hold the results of the call that the last turn kept to float64. Raises
         WrongResultError, ValueError where none was kept."""
-        if self.kept is None:
+        if self.retained is None:
             raise ValueError(f"{self.case}: the last turn kept no call")
-        call = self.kept
+        call = self.retained
         self.inputs, self.args = call.inputs, call.args
         self.outputs, self.gradients = call.outputs, call.gradients
         inputs = self._varied(_copies(self._master()), call.place)
@@ -196,10 +202,10 @@ class TimedCall(OpContender):
         self, results: dict[str, torch.Tensor], inputs: Inputs, what: str
     ) -> dict[str, Proof]:
         eager = self.op["eager"].call
-        plain = evaluate(self.op, eager, inputs)
+        reference = evaluate(self.op, eager, inputs)
         exact = evaluate(self.op, eager, inputs.double())
         try:
-            return prove(results, plain, exact, self.case.provider.slack_in(self.case.dtype))
+            return prove(results, reference, exact, self.case.provider.slack_in(self.case.dtype))
         except WrongResultError as error:
             raise WrongResultError(f"{self.case}: {what}{error}") from error
 
@@ -218,10 +224,10 @@ class TimedCall(OpContender):
             self._give(self.passes[-1], name)
             self._run()
             inputs = _copies(self._master())
-            if self.layout == self.usual:
+            if self.layout == self.declared_layout:
                 self._varied(inputs, self.place)
             self._proven(self._collected(), inputs, f"{name} inputs: ")
-        self._keep_usual()
+        self._keep_declared_layout()
         self._forget()
 
     def layouts(self, names: Sequence[str], rounds: int) -> dict[str, Ratio]:
@@ -229,12 +235,14 @@ class TimedCall(OpContender):
         try:
             return super().layouts(names, rounds)
         finally:
-            self._keep_usual()
+            self._keep_declared_layout()
 
-    def _keep_usual(self) -> None:
-        """Return to the usual layout, and drop the inputs of others."""
-        self.layout = self.usual
-        self.masters = {name: kept for name, kept in self.masters.items() if name == self.usual}
+    def _keep_declared_layout(self) -> None:
+        """Return to the declared layout, and drop the inputs of others."""
+        self.layout = self.declared_layout
+        self.masters = {
+            name: master for name, master in self.masters.items() if name == self.declared_layout
+        }
 
     # -- what is counted --------------------------------------------------------------------
 
@@ -302,8 +310,8 @@ class TimedCall(OpContender):
     def _fresh(self, layout: str = "") -> Inputs:
         """The inputs of the next call: with the values of this turn, in the memory that is kept for
         its place; or in another layout."""
-        self.layout = layout or self.usual
-        if self.layout != self.usual:
+        self.layout = layout or self.declared_layout
+        if self.layout != self.declared_layout:
             return _copies(self._master())
         if self.place not in self.places:
             self.places[self.place] = _copies(self._master())
@@ -320,15 +328,15 @@ class TimedCall(OpContender):
         numbers = torch.rand(FACTORS, generator=generator, device=self.device)
         numbers.sub_(0.5).mul_(WIDTH).add_(1)
         factors: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by width and dtype
-        for kept, value in zip(_tensors(into), _tensors(self._master()), strict=True):
+        for target, value in zip(_tensors(into), _tensors(self._master()), strict=True):
             if value.dtype.is_floating_point and value.numel() > 1 and 0 not in value.stride():
                 key = width, _ = value.shape[-1], value.dtype
                 if key not in factors:
                     repeated = numbers.repeat(-(-width // FACTORS)) if width > FACTORS else numbers
                     factors[key] = repeated[:width].to(value.dtype)
-                torch.mul(value, factors[key], out=kept)
+                torch.mul(value, factors[key], out=target)
             else:
-                kept.untyped_storage().copy_(value.untyped_storage())
+                target.untyped_storage().copy_(value.untyped_storage())
         return into
 
 

@@ -41,40 +41,42 @@ class Untimed:
             inputs = candidate.inputs(case)
             run = run_case(candidate, inputs)
             if run.error or run.out_of_bounds or candidate.wrong(case, run.results, inputs):
-                told = (f"{f.case}: {f.check}: {f.message}" for f in faults(candidate, case))
-                raise WrongResultError(next(told, f"{case}: it is wrong in one of two equal calls"))
+                messages = (f"{f.case}: {f.check}: {f.message}" for f in faults(candidate, case))
+                raise WrongResultError(
+                    next(messages, f"{case}: it is wrong in one of two equal calls")
+                )
             eager, slack = candidate.op["eager"].call, candidate.provider.slack_in(case.dtype)
-            plain = evaluate(candidate.op, eager, inputs)
+            reference = evaluate(candidate.op, eager, inputs)
             exact = evaluate(candidate.op, eager, inputs.double())
             proofs |= {
                 f"{case}: {name}": proof
-                for name, proof in _proofs(run.results, plain, exact, SLACK * slack).items()
+                for name, proof in _proofs(run.results, reference, exact, SLACK * slack).items()
             }
         return proofs
 
     def _cases(self) -> list[OpCase]:
         op, name = self.candidate.op, self.candidate.provider.name
-        plain = [
+        cases = [
             case
             for case in op_cases([op], providers=[name])
             if not case.varied and case.unsupported() is None
         ]
-        if not plain:
+        if not cases:
             raise ValueError(f"{op.name}-{name} covers none of its declared cases")
-        smallest = min(elements(op, case.case) for case in plain)
+        smallest = min(elements(op, case.case) for case in cases)
         most = max(MOST_ELEMENTS, smallest)
-        return [case for case in plain if elements(op, case.case) <= most]
+        return [case for case in cases if elements(op, case.case) <= most]
 
 
-def _proofs(results: Results, plain: Results, exact: Results, slack: float) -> dict[str, Proof]:
+def _proofs(results: Results, reference: Results, exact: Results, slack: float) -> dict[str, Proof]:
     """Proofs of results that the measured rule of `check` found right. A gradient may be zero in
     exact arithmetic, so what is allowed is at least a rounding of the largest result."""
     largest = max(float(oracle.norm()) for oracle in exact.values())
     proofs = {}
     for name, oracle in exact.items():
-        errors = [float((each[name].double() - oracle).norm()) for each in (results, plain)]
-        floating = plain[name].dtype.is_floating_point
-        rounding = torch.finfo(plain[name].dtype).eps * largest if floating else 0.0
+        errors = [float((values[name].double() - oracle).norm()) for values in (results, reference)]
+        floating = reference[name].dtype.is_floating_point
+        rounding = torch.finfo(reference[name].dtype).eps * largest if floating else 0.0
         allowed = slack * max(*errors, rounding)
-        proofs[name] = proof_of(results[name], plain[name], oracle, allowed)
+        proofs[name] = proof_of(results[name], reference[name], oracle, allowed)
     return proofs

@@ -40,9 +40,9 @@ class Proof:
     allowed: float
 
 
-def prove(results: Results, plain: Results, exact: Results, slack: float) -> dict[str, Proof]:
+def prove(results: Results, reference: Results, exact: Results, slack: float) -> dict[str, Proof]:
     """Hold results to what the reference gives in float64 (``exact``), with a multiple of the error
-    that it makes in their own dtype (``plain``), over each tensor and in each row.
+    that it makes in their own dtype (``reference``), over each tensor and in each row.
 
     slack: how many times as much a provider may err. Raises WrongResultError.
     """
@@ -50,27 +50,27 @@ def prove(results: Results, plain: Results, exact: Results, slack: float) -> dic
     for name, oracle in exact.items():
         if name not in results:
             raise WrongResultError(f"no {name}")
-        value, wanted = results[name], plain[name]
-        if (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
+        value, expected = results[name], reference[name]
+        if (value.shape, value.dtype) != (expected.shape, expected.dtype):
             shape = f"{tuple(value.shape)} {value.dtype}"
             raise WrongResultError(f"{name} is {shape}, unlike the reference's")
         allowed = 0.0
         for norm, where in ((_widest_row, " in a row"), (_norm, "")):
-            eps = torch.finfo(wanted.dtype).eps if wanted.dtype.is_floating_point else 0.0
-            allowed = max(norm(wanted.double() - oracle), eps * norm(oracle)) * SLACK * slack
+            eps = torch.finfo(expected.dtype).eps if expected.dtype.is_floating_point else 0.0
+            allowed = max(norm(expected.double() - oracle), eps * norm(oracle)) * SLACK * slack
             error = norm(value.double() - oracle)
             if not error <= allowed < math.inf:
                 raise WrongResultError(f"{name}: error {error:.3g} > {allowed:.3g}{where}")
-        proofs[name] = proof_of(value, wanted, oracle, allowed)
+        proofs[name] = proof_of(value, expected, oracle, allowed)
     return proofs
 
 
 def proof_of(
-    value: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, allowed: float
+    value: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor, allowed: float
 ) -> Proof:
     return Proof(
         _strides(value),
-        _strides(plain),
+        _strides(reference),
         value.is_contiguous(),
         projections(value),
         projections(exact),
@@ -84,20 +84,20 @@ def hold_to_base(base: Mapping[str, Proof], candidate: Mapping[str, Proof]) -> N
 
     The mean square of eight projections exceeds nine times the square of the norm once in 1e14.
     """
-    for name, wanted in base.items():
+    for name, expected in base.items():
         if name not in candidate:
             raise WrongResultError(f"the base's reference gives {name}, the candidate does not")
         proof = candidate[name]
-        pairs = zip(proof.projections, wanted.exact, strict=True)
+        pairs = zip(proof.projections, expected.exact, strict=True)
         error = math.sqrt(statistics.mean((now - then) ** 2 for now, then in pairs))
-        if not error <= 3 * wanted.allowed < math.inf:
+        if not error <= 3 * expected.allowed < math.inf:
             raise WrongResultError(
                 f"{name}: about {error:.3g} from the base's reference, which allows "
-                f"{wanted.allowed:.3g}"
+                f"{expected.allowed:.3g}"
             )
-        if not proof.dense and proof.strides not in (wanted.strides, wanted.reference_strides):
+        if not proof.dense and proof.strides not in (expected.strides, expected.reference_strides):
             raise WrongResultError(
-                f"{name} has the strides {proof.strides}, the base's {wanted.strides}: whoever "
+                f"{name} has the strides {proof.strides}, the base's {expected.strides}: whoever "
                 "reads it next would pay for the copy"
             )
 

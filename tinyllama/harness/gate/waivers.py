@@ -78,8 +78,8 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def more(self) -> int:
         """How many more; 0 where the amount is a share."""
-        whole = self.metric in COUNTED and isinstance(self.amount, int)
-        return int(self.amount or 0) if whole else 0
+        is_count = self.metric in COUNTED and isinstance(self.amount, int)
+        return int(self.amount or 0) if is_count else 0
 
     @property
     def share(self) -> float:
@@ -122,11 +122,11 @@ class Waivers:
         )
         return now and not before
 
-    def check(self, known: Collection[str]) -> None:
-        """Raise ValueError for an entry of a benchmark that is not among the known names."""
+    def check(self, benchmarks: Collection[str]) -> None:
+        """Raise ValueError for an entry of a benchmark that is not among these names."""
         for entry in self.entries:
             gone = entry.removed and entry in self.of_base  # no side has it any more
-            if entry.benchmark not in known and not gone:
+            if entry.benchmark not in benchmarks and not gone:
                 raise ValueError(
                     f"{self.path}: {entry.benchmark!r}: there is no such benchmark here: rename or "
                     "delete the entry, or name the device that has it: device = 'cpu' or 'gpu'"
@@ -144,8 +144,8 @@ def load(path: Path, version: str, base: Path | None = None, *, device: str) -> 
                 f"{version}: delete the entry, or accept it anew with a reason"
             )
     here, of_base = (
-        tuple(entry for entry in each if entry.device in ("", device))
-        for each in (entries, _read(base, of_base=True) if base else ())
+        tuple(entry for entry in of_tree if entry.device in ("", device))
+        for of_tree in (entries, _read(base, of_base=True) if base else ())
     )
     names = [(entry.benchmark, entry.metric) for entry in here]
     if twice := [name for name in names if names.count(name) > 1]:

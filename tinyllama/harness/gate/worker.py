@@ -19,7 +19,7 @@ import torch
 import tinyllama
 from tinyllama.harness.gate.benchmarks import (
     Benchmark,
-    Own,
+    TeamOps,
     declared,
     strays,
     usual_slowdowns,
@@ -42,9 +42,9 @@ class Side:
 
     package: of the ops. more: ``module:name`` of a function that gives a device's benchmarks beside
     those of ops. slowed: benchmark -> share of its device time that is added to each call as real
-    work, to see the gate find it; never used in a comparison. usual: by metric, the smallest
-    slowdown that must not be called SAME, of what states none. own: only these ops of the tree in
-    the current folder are benchmarks; the harness is an installed one.
+    work, to see the gate find it; never used in a comparison. team_slowdowns: by metric, the
+    smallest slowdown that must not be called SAME, of what states none. team_ops: only these ops
+    of the tree in the current folder are benchmarks; the harness is an installed one.
     """
 
     def __init__(
@@ -54,12 +54,16 @@ class Side:
         files: Sequence[str] = (),
         slowed: Mapping[str, float] | None = None,
         more: str = "",
-        usual: Mapping[str, float] | None = None,
-        own: Own | None = None,
+        team_slowdowns: Mapping[str, float] | None = None,
+        team_ops: TeamOps | None = None,
     ) -> None:
-        self.device, self.package, self.own = current(device), package, own
-        self.files = own.found(Path.cwd()) if own else tuple(files)
-        self.slowed, self.more, self.usual = dict(slowed or {}), more, dict(usual or {})
+        self.device, self.package, self.team_ops = current(device), package, team_ops
+        self.files = team_ops.paths(Path.cwd()) if team_ops else tuple(files)
+        self.slowed, self.more, self.team_slowdowns = (
+            dict(slowed or {}),
+            more,
+            dict(team_slowdowns or {}),
+        )
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
         began = time.perf_counter()
@@ -78,24 +82,26 @@ class Side:
 
     def _root(self) -> str:
         """The folder of the code; a file of it that is from elsewhere, where there is one."""
-        if self.own is None:
+        if self.team_ops is None:
             return str(Path(tinyllama.__file__).resolve().parent.parent)
         root = Path.cwd().resolve()
         return next(iter(strays(root)), str(root))
 
     def benchmarks(self) -> list[Benchmark]:
-        benchmarks = declared(self.device, self.package, self.files, self.usual, self.own)
+        benchmarks = declared(
+            self.device, self.package, self.files, self.team_slowdowns, self.team_ops
+        )
         further = _imported(self.more)(self.device) if self.more else []
-        usual = usual_slowdowns(self.device, self.usual)
+        defaults = usual_slowdowns(self.device, self.team_slowdowns)
         return [
             *benchmarks,
-            *(replace(step, slowdowns=step.slowdowns or usual) for step in further),
+            *(replace(step, slowdowns=step.slowdowns or defaults) for step in further),
         ]
 
     def declarations(self) -> dict[str, str]:
         """By ``op: part``, digests of what the ops declare that decides on their providers."""
         registry, named = loaded(self.package, self.files)
-        names = self.own.providers(registry, named) if self.own else registry
+        names = self.team_ops.providers(registry, named) if self.team_ops else registry
         return declarations(registry[name] for name in names)
 
     def pin(self, processor: int | None) -> None:
@@ -158,10 +164,11 @@ class Side:
         subject.warm_up(warm_up)
         subject.rehearse()
 
-    def turn(self, name: str, seed: int, kept: int | None = None) -> dict[str, float]:
+    def turn(self, name: str, seed: int, call_number: int | None = None) -> dict[str, float]:
         """Seconds of a call, by reading. seed: of its input values, which no process has seen;
-        kept: the call that keeps its results. A subject that is no op's has values of its own."""
-        readings: dict[str, float] = self.subjects[name].gated_turn(seed, kept)
+        call_number: the call that keeps its results. A subject that is no op's has values of its
+        own."""
+        readings: dict[str, float] = self.subjects[name].gated_turn(seed, call_number)
         return readings
 
     def proofs(self, name: str) -> dict[str, Proof]:

@@ -18,13 +18,13 @@ import torch
 
 import tinyllama
 from tinyllama.harness.gate import affected, config, waivers
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Own, Registered
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered, TeamOps
 from tinyllama.harness.gate.calibrate import Noise
 from tinyllama.harness.gate.config import Config
 from tinyllama.harness.gate.device_guard import DeviceGuard
 from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.pair import Tree, make_side
-from tinyllama.harness.gate.protected_files import GATE, deleted_tests, instrument, shown
+from tinyllama.harness.gate.protected_files import GATE, deleted_tests, instrument, judging_files
 from tinyllama.harness.gate.schedule import launcher, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Affected, Setting
@@ -87,7 +87,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
         folder = Path(name)
         with trees:
             base_tree = repository.of_commit(request.commit) if request.commit else request.tree
-            whole = repository.changed(base_tree, request.tree)
+            differences = repository.changed(base_tree, request.tree)
             ours = repository.has(base_tree, GATE)  # else the tree of another repository
             rules = config.load(HARNESS) if ours else Config()
             timing = [rules.benchmarks.partition(":")[0], *rules.timing] if rules.benchmarks else []
@@ -101,7 +101,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
         of_base, here = config.load(base, of_base=True), config.load(candidate)
         toolchains = request.python != sys.executable
         if not toolchains:
-            _check_dependencies(base, candidate, [each.name for each in whole])
+            _check_dependencies(base, candidate, [difference.name for difference in differences])
         sides = {
             BASE: Tree(
                 BASE,
@@ -109,7 +109,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
                 request.python,
                 request.label,
                 folder / "base-caches",
-                usual=of_base.slowdowns,
+                team_slowdowns=of_base.slowdowns,
             ),
             CANDIDATE: Tree(
                 CANDIDATE,
@@ -117,7 +117,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
                 sys.executable,
                 f"tree {request.tree[:10]}",
                 folder / "candidate-caches",
-                usual=here.slowdowns,
+                team_slowdowns=here.slowdowns,
             ),
         }
         change = affected.Change(
@@ -166,16 +166,16 @@ def prepared(request: Request) -> Iterator[Prepared]:
         )
         protected = [
             name
-            for name in shown(whole, replaced)
+            for name in judging_files(differences, replaced)
             if _code(repository, base_tree, name) != _code(repository, request.tree, name)
         ]
-        yield Prepared(session, change, protected, deleted_tests(whole))
+        yield Prepared(session, change, protected, deleted_tests(differences))
 
 
 def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> list[Benchmark]:
     """The benchmarks of a tree on a device, listed in a process of its own."""
     with worker.Worker("benchmarks", cwd=root) as process:
-        make_side(process, device, registered, usual=dict(config.load(root).slowdowns))
+        make_side(process, device, registered, team_slowdowns=dict(config.load(root).slowdowns))
         benchmarks: list[Benchmark] = process.call("side", "benchmarks")
     return benchmarks
 
@@ -206,7 +206,7 @@ def _registered(options: Options, base: Config, here: Config, candidate: Path) -
         raise NotJudgedError(
             "no ops are named: add --ops FILE, or [tool.tinyllama] ops to pyproject.toml"
         )
-    return Registered(OPS, own=Own(patterns, () if options.ops else modules, options.op))
+    return Registered(OPS, team_ops=TeamOps(patterns, () if options.ops else modules, options.op))
 
 
 def _affected(
@@ -214,11 +214,15 @@ def _affected(
 ) -> Mapping[str, Affected]:
     change.benchmarks = list(benchmarks)
     if everything:
-        return {each.name: Affected("--all") for each in benchmarks}
+        return {benchmark.name: Affected("--all") for benchmark in benchmarks}
     return {
-        each.name: Affected(why, host=bool(change.why(each, host=True)), own=change.own(each))
-        for each in benchmarks
-        if (why := change.why(each))
+        benchmark.name: Affected(
+            why,
+            host=bool(change.why(benchmark, host=True)),
+            op_differs=change.op_differs(benchmark),
+        )
+        for benchmark in benchmarks
+        if (why := change.why(benchmark))
     }
 
 
@@ -244,8 +248,8 @@ def _instrumented(repository: Repository, tree: str, paths: Sequence[str]) -> st
 
 def _compile_bytecode(snapshots: Sequence[Snapshot]) -> None:
     """Workers write none into a tree. A file that cannot be compiled fails where it is imported."""
-    each = str(max(1, len(os.sched_getaffinity(0)) // 4))  # processes
-    command = (sys.executable, "-I", "-S", "-m", "compileall", "-qq", "-j", each)
+    processes = str(max(1, len(os.sched_getaffinity(0)) // 4))  # processes
+    command = (sys.executable, "-I", "-S", "-m", "compileall", "-qq", "-j", processes)
     compiling = [
         subprocess.Popen([*command, str(snapshot.root)], stdout=subprocess.DEVNULL)
         for snapshot in snapshots

@@ -22,7 +22,7 @@ class WireError(ValueError):
 
 def encode(value: Any) -> bytes:
     """Raises WireError for a value of another kind, with the place at which it is."""
-    return json.dumps(_plain(value, "the value")).encode()
+    return json.dumps(_sendable(value, "the value")).encode()
 
 
 def decode(text: bytes, *, importing: bool = False) -> Any:
@@ -34,30 +34,30 @@ def decode(text: bytes, *, importing: bool = False) -> Any:
     return _valued(read, importlib.import_module if importing else _loaded)
 
 
-def _plain(value: Any, where: str) -> Any:
+def _sendable(value: Any, where: str) -> Any:
     if isinstance(value, Enum):
         return {"enum": _name(type(value)), "is": value.name}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
-        return _each(value, where)
+        return _items(value, where)
     if isinstance(value, dict):
         pairs = [
-            [_plain(k, f"a key of {where}"), _plain(v, f"{where}[{k!r:.60}]")]
+            [_sendable(k, f"a key of {where}"), _sendable(v, f"{where}[{k!r:.60}]")]
             for k, v in value.items()
         ]
         return {"dict": pairs}
     if isinstance(value, tuple):
         if hasattr(value, "_fields"):
-            return {"of": _name(type(value)), "are": _each(value, where)}
-        return {"tuple": _each(value, where)}
+            return {"of": _name(type(value)), "are": _items(value, where)}
+        return {"tuple": _items(value, where)}
     if isinstance(value, (set, frozenset)):
-        return {"set": _each(sorted(value, key=repr), where)}
+        return {"set": _items(sorted(value, key=repr), where)}
     if isinstance(value, Path):
         return {"path": str(value)}
     if is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in fields(value) if one.init]
-        are = {name: _plain(getattr(value, name), f"{where}.{name}") for name in names}
+        names = [field_of_class.name for field_of_class in fields(value) if field_of_class.init]
+        are = {name: _sendable(getattr(value, name), f"{where}.{name}") for name in names}
         return {"of": _name(type(value)), "are": are}
     raise WireError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot go to "
@@ -65,16 +65,16 @@ def _plain(value: Any, where: str) -> Any:
     )
 
 
-def _each(values: Any, where: str) -> list[Any]:
-    return [_plain(one, f"{where}[{place}]") for place, one in enumerate(values)]
+def _items(values: Any, where: str) -> list[Any]:
+    return [_sendable(item, f"{where}[{place}]") for place, item in enumerate(values)]
 
 
 def _valued(read: Any, module_of: Callable[[str], ModuleType]) -> Any:
     if isinstance(read, list):
-        return [_valued(one, module_of) for one in read]
+        return [_valued(item, module_of) for item in read]
     if not isinstance(read, dict):
         return read
-    made: Any
+    constructor: Any
     try:
         match read:
             case {"dict": pairs}:
@@ -88,11 +88,11 @@ def _valued(read: Any, module_of: Callable[[str], ModuleType]) -> Any:
             case {"enum": str(name), "is": str(member)}:
                 return _class(name, module_of, lambda kind: issubclass(kind, Enum))[member]
             case {"of": str(name), "are": list(values)}:
-                made = _class(name, module_of, lambda kind: hasattr(kind, "_fields"))
-                return made(*_valued(values, module_of))
+                constructor = _class(name, module_of, lambda kind: hasattr(kind, "_fields"))
+                return constructor(*_valued(values, module_of))
             case {"of": str(name), "are": dict(values)}:
-                made = _class(name, module_of, is_dataclass)
-                return made(**{n: _valued(v, module_of) for n, v in values.items()})
+                constructor = _class(name, module_of, is_dataclass)
+                return constructor(**{n: _valued(v, module_of) for n, v in values.items()})
     except (TypeError, KeyError, AttributeError, ImportError) as error:
         raise WireError(f"{read!s:.120}: {type(error).__name__}: {error}") from error
     raise WireError(f"{read!s:.120} is nothing that is sent")
@@ -104,12 +104,12 @@ def _name(kind: type) -> str:
 
 def _class(name: str, module_of: Callable[[str], ModuleType], good: Callable[[Any], bool]) -> Any:
     module, _, qualified = name.partition(":")
-    found: Any = module_of(module)
+    value: Any = module_of(module)
     for part in qualified.split("."):
-        found = getattr(found, part)
-    if not (isinstance(found, type) and good(found)):
+        value = getattr(value, part)
+    if not (isinstance(value, type) and good(value)):
         raise WireError(f"{name} is no class of values")
-    return found
+    return value
 
 
 def _loaded(module: str) -> ModuleType:

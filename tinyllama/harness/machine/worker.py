@@ -199,7 +199,7 @@ class Worker:
         except (TypeError, ValueError) as error:
             raise WorkerError(f"the answer of {self.name} cannot be read: {error}") from error
         if kind == "error":
-            raise WorkerError(str(value), str(details), [str(one) for one in types])
+            raise WorkerError(str(value), str(details), [str(name) for name in types])
         return value
 
     def _ended(self) -> int:
@@ -268,11 +268,11 @@ def close_all(workers: Iterable[Worker]) -> None:
 @contextlib.contextmanager
 def workers() -> Iterator[dict[str, Worker]]:
     """A place for workers by name; all of them are closed at the end."""
-    found: dict[str, Worker] = {}
+    started: dict[str, Worker] = {}
     try:
-        yield found
+        yield started
     finally:
-        close_all(found.values())
+        close_all(started.values())
 
 
 def _qualified(kind: type) -> str:
@@ -288,15 +288,15 @@ PRELOADED: dict[str, float] = {}  # in a worker: the seconds that each of these 
 
 def serve(connection: Connection) -> None:
     """Answer requests until the other side hangs up. An error is an answer, not an end."""
-    kept: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     while True:
         try:
             request = connection.recv_bytes()
         except EOFError:
             return
-        token, asked = request[:TOKEN], request[TOKEN:]
+        token, request_body = request[:TOKEN], request[TOKEN:]
         try:
-            answer = encode(["ok", _answer(kept, *decode(asked, importing=True)), "", []])
+            answer = encode(["ok", _answer(objects, *decode(request_body, importing=True)), "", []])
         except Exception as error:
             first = str(error).strip().splitlines()[:1]
             message = f"{type(error).__name__}: {first[0] if first else 'no message'}"
@@ -305,16 +305,16 @@ def serve(connection: Connection) -> None:
         connection.send_bytes(token + answer)
 
 
-def _answer(kept: dict[str, Any], kind: str, key: str, *rest: Any) -> Any:
+def _answer(objects: dict[str, Any], kind: str, key: str, *rest: Any) -> Any:
     if kind == "make":
         factory, arguments = rest
         module, _, name = factory.partition(":")
-        kept[key] = getattr(importlib.import_module(module), name)(**arguments)
+        objects[key] = getattr(importlib.import_module(module), name)(**arguments)
         return None
     if kind == "call":
         method, args = rest
-        return getattr(kept[key], method)(*args)
-    kept.pop(key, None)
+        return getattr(objects[key], method)(*args)
+    objects.pop(key, None)
     _give_back_memory()
     return None
 

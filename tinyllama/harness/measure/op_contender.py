@@ -159,7 +159,7 @@ class OpContender:
         self.clock = Clock(queue_of(self.device))
         self.flush = flush_of(self.device)
         self.round = 0
-        self.usual = self.layout = timed.layout
+        self.declared_layout = self.layout = timed.layout
         self.inputs: Inputs
         self.args: Leaves = {}
         self.outputs: tuple[torch.Tensor, ...] = ()
@@ -310,7 +310,7 @@ class OpContender:
     def _fresh(self, layout: str = "") -> Inputs:
         """The inputs of the next round, in a layout or (empty) in the usual one."""
         self.round += 1
-        self.layout = layout or self.usual
+        self.layout = layout or self.declared_layout
         return self._drawn()
 
     def _drawn(self) -> Inputs:

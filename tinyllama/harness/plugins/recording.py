@@ -210,7 +210,7 @@ class Recording:
     def _chosen(self) -> list[str]:
         """The groups that the options or pyproject.toml mean, of those of this device."""
         option, declared = self.config.option.groups, ", ".join(self.declared) or "none"
-        lane = self.team.asked(option)
+        lane = self.team.groups_of(option)
         if lane is not None:
             chosen = [name for name in lane if name in self.declared]
             elsewhere = ", ".join(name for name in lane if name not in chosen)
