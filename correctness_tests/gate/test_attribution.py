@@ -50,12 +50,12 @@ def lines(before: Kernels, after: Kernels) -> list[str]:
         ),
     ],
 )
-def test_kernels_that_moved_are_named(before: Kernels, after: Kernels, said: list[str]) -> None:
+def test_slower_kernels_are_named(before: Kernels, after: Kernels, said: list[str]) -> None:
     assert lines(before, after) == said
 
 
 @pytest.mark.parametrize("odd", [9e-3, 1e-9])
-def test_one_profile_that_was_disturbed_changes_nothing(odd: float) -> None:
+def test_a_disturbed_profile_changes_nothing(odd: float) -> None:
     base = [profile({"a": (1, seconds)}) for seconds in (odd, *[1e-6] * (PROFILES - 1))]
     candidate = [profile({"a": (1, 2e-6)})] * PROFILES
     assert moved(base, candidate, timed=True) == ["a: a call of 1.0 us -> a call of 2.0 us"]
@@ -72,13 +72,13 @@ def test_a_kernel_whose_times_only_scatter_is_not_named() -> None:
         return [profile({f"k{n}": (1, t * 1e-6) for n, t in enumerate(row)}) for row in times]
 
     for _ in range(100):
-        lines = moved(drawn(1.0), drawn(1.03), timed=True)
-        assert any(line.startswith("k0:") for line in lines)
-        named += len(lines) - 1
+        messages = moved(drawn(1.0), drawn(1.03), timed=True)
+        assert any(line.startswith("k0:") for line in messages)
+        named += len(messages) - 1
     assert named <= 20
 
 
-def test_where_only_the_host_is_slower_a_kernel_is_named_for_its_launches_alone() -> None:
+def test_a_slower_host_names_kernels_by_launches_alone() -> None:
     before = [profile({"a": (1, 5.3e-6), "b": (1, 1e-6)})] * PROFILES
     longer = [profile({"a": (1, 9.9e-6), "b": (1, 1e-6)})] * PROFILES
     more = [profile({"a": (1, 5.3e-6), "b": (2, 2e-6)})] * PROFILES
@@ -86,7 +86,7 @@ def test_where_only_the_host_is_slower_a_kernel_is_named_for_its_launches_alone(
     assert moved(before, more, timed=False) == ["b: a call of 1.0 us -> 2 calls of 1.0 us"]
 
 
-def test_what_kernels_take_is_said_where_it_changed() -> None:
+def test_changed_resources_of_kernels_are_named() -> None:
     kernels = {"a": (1, 1e-6)}
     base = [profile(kernels, a={"registers": 32, "warps": 4}, gone={"registers": 1})]
     candidate = [profile(kernels, a={"registers": 40, "warps": 4}, new={"registers": 1})]

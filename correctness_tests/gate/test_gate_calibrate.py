@@ -175,7 +175,7 @@ def share_found(slowdown: float, spread: float, rule: Rule, freedom: int) -> flo
 
 
 @pytest.mark.parametrize("spread", [0.006, 0.01, 0.02])
-def test_of_normal_blocks_as_many_slowdowns_are_found_as_theory_says(
+def test_a_certificate_finds_as_many_slowdowns_as_theory_says(
     spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sequential_test, "FAR", 1e9)  # of which theory knows nothing
@@ -216,7 +216,7 @@ def test_a_slowdown_that_is_critical_decides_as_the_gate_does(
 
 
 @pytest.mark.long
-def test_what_a_launch_has_in_common_stays_in_common() -> None:
+def test_a_certificate_keeps_the_noise_that_benchmarks_share() -> None:
     """Ten benchmarks that all show the same are green together as often as one is."""
     alone = certified(normal(0.02)).all_green
     same = certified(np.repeat(normal(0.02), 10, axis=1)).all_green
@@ -255,7 +255,9 @@ def test_a_certificate_needs_20_blocks_that_hold_every_figure() -> None:
         ({"merges": 0}, "0 merges of 1 figures by rules of"),
     ],
 )
-def test_what_was_never_timed_is_not_certified(options: dict[str, Any], message: str) -> None:
+def test_benchmarks_that_were_never_timed_are_not_certified(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         certified(normal(0.005, 30), **options)
 
@@ -340,7 +342,7 @@ def test_a_device_that_is_not_quiet_misses_bars(
     ],
     ids=str,
 )
-def test_what_is_no_certificate_is_an_error_that_names_file_and_field(
+def test_a_broken_certificate_is_an_error_that_names_file_and_field(
     change: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
     results = tmp_path / "results"

@@ -135,7 +135,7 @@ def test_further_and_unnamed_benchmarks_are_not_certified(certify: Certify) -> N
         ("--only=nothing*", "--only 'nothing*': no benchmark of cpu has such a name"),
     ],
 )
-def test_what_cannot_be_asked_for_is_an_error_that_names_it(
+def test_an_invalid_option_is_an_error_that_names_it(
     certify: Certify, capsys: pytest.CaptureFixture[str], bad: str, said: str
 ) -> None:
     assert certify.run("--blocks=0", bad) == USAGE
@@ -143,7 +143,7 @@ def test_what_cannot_be_asked_for_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("look", ["lock", "during", "before"])
-def test_a_device_that_is_held_or_disturbed_is_14(
+def test_a_device_that_is_held_or_disturbed_gives_status_14(
     certify: Certify, monkeypatch: pytest.MonkeyPatch, look: str
 ) -> None:
     if look == "lock":

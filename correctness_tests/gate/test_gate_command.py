@@ -242,7 +242,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_cannot_be_used_is_refused_before_anything_starts(
+def test_an_unusable_option_is_refused_before_anything_starts(
     repository: OwnRepository, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tinyllama.cli import main

@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("device", [CPU, GPU, OTHER])
-def test_a_device_is_held_by_one_and_the_holder_is_named(
+def test_a_locked_device_is_refused_and_its_holder_is_named(
     folder: Path, device: torch.device
 ) -> None:
     with device_lock(device, 0):
@@ -48,7 +48,7 @@ def test_a_device_is_held_by_one_and_the_holder_is_named(
         pass
 
 
-def test_devices_are_locked_apart_and_by_themselves_not_their_number(
+def test_a_lock_is_of_one_gpu_whatever_its_number(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with device_lock(GPU, 0):
@@ -185,7 +185,7 @@ def test_workers_are_ours_and_a_stranger_is_not(
     assert looks(DeviceGuard(GPU, gpu), worker) == [said] * 3
 
 
-def test_of_processes_that_cannot_be_seen_no_more_are_there_than_of_ours(
+def test_a_guard_in_a_container_tolerates_as_many_processes_as_are_ours(
     gpu: Any, worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container the ids are those of the host: those of our own workers may be among them."""

@@ -164,7 +164,7 @@ def test_an_op_that_the_base_lacks_is_new_and_other_ops_are_identical(
     assert {verdict["outcome"] for verdict in verdicts.values()} == {"IDENTICAL", "NEW"}, text
 
 
-def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
+def test_real_work_makes_its_op_slower_and_leaves_others_identical(
     repository: Repository,
 ) -> None:
     """Four times the work: the first look and four blocks more are enough, without a history."""

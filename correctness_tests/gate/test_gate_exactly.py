@@ -46,7 +46,7 @@ def test_one_more_of_anything_is_slower_exactly_and_one_less_faster(metric: str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 2.5, None, True, "3"])
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("metric", COUNTED)
-def test_what_is_no_count_is_missing(side: str, metric: str, value: object) -> None:
+def test_an_invalid_count_is_missing(side: str, metric: str, value: object) -> None:
     script = Script()
     counts = {**COUNTS, metric: value}
     script.on(side, "counted", {name: n for name, n in counts.items() if n is not None})
@@ -107,7 +107,7 @@ def test_compiling_may_take_some_seconds_longer_and_no_more(
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
 @pytest.mark.parametrize("side", SIDES)
-def test_what_is_no_time_to_compile_is_missing(side: str, seconds: float) -> None:
+def test_an_invalid_compile_time_is_missing(side: str, seconds: float) -> None:
     script = Script()
     script.on(side, "begin", seconds)
     assert script.run()["a"].outcome is Outcome.MISSING
@@ -213,7 +213,7 @@ def test_a_new_benchmark_that_is_not_measured_right_is_not_green(
     assert verdicts["newer"].outcome is outcome_of_newer
 
 
-def test_what_is_missing_last_of_all_is_missing_too() -> None:
+def test_a_bad_time_in_the_last_benchmark_makes_new_ones_red() -> None:
     script = Script("a")
     script.names[CANDIDATE] += ["new", "last"]
     script.on(CANDIDATE, "turn", {DEVICE: 1.0}, "last")
@@ -222,7 +222,7 @@ def test_what_is_missing_last_of_all_is_missing_too() -> None:
     assert outcomes(verdicts)["new"] is Outcome.NO_BASELINE
 
 
-def test_what_only_one_interpreter_has_is_not_new() -> None:
+def test_a_benchmark_of_one_interpreter_alone_is_not_new() -> None:
     script = Script("a")
     script.names[CANDIDATE] += ["new"]
     script.identity[BASE]["python"] = "3.10 /other"
@@ -230,7 +230,7 @@ def test_what_only_one_interpreter_has_is_not_new() -> None:
     assert script.status == 12
 
 
-def test_a_base_without_any_benchmark_is_none() -> None:
+def test_a_base_without_benchmarks_is_not_judged() -> None:
     script = Script("a")
     script.names[BASE] = []
     assert outcomes(script.run()) == {BASE: Outcome.NOT_JUDGED}
@@ -262,7 +262,7 @@ def test_no_side_can_leave_a_metric_out(lacking: str) -> None:
     script.ends(Outcome.SLOWER, "host_seconds +800.00%")
 
 
-def test_a_tolerance_under_the_margin_is_of_one_benchmark_and_not_green() -> None:
+def test_a_tolerance_under_the_margin_makes_its_benchmark_missing() -> None:
     script = Script("a", "b")
     for side in SIDES:
         script.states[side, "a"] = {DEVICE: 0.001, HOST: 0.1}
@@ -293,7 +293,7 @@ def test_alpha_is_shared_among_all_figures_of_the_merge() -> None:
     assert [rule.tests for rule in rules] == [2, 80]
 
 
-def test_a_cpu_has_one_time_and_a_wider_margin() -> None:
+def test_a_cpu_is_judged_by_device_time_with_a_wider_margin() -> None:
     script = Script(device=CPU)
     script.slower("a", device_seconds=1.015)
     script.on(BASE, "turn", {DEVICE: SECONDS[DEVICE]})
@@ -304,7 +304,7 @@ def test_a_cpu_has_one_time_and_a_wider_margin() -> None:
     assert list(script.session.compared["a"].series) == [DEVICE]
 
 
-def test_what_is_slower_for_sure_is_not_hidden_by_what_cannot_be_told() -> None:
+def test_an_undecided_time_does_not_hide_a_slower_count() -> None:
     script = Script(noise=0.3)
     script.counts("a", kernels=1)
     script.ends(Outcome.SLOWER, "kernels", "neither certainly under")

@@ -26,7 +26,7 @@ def settled(script: Script, name: str) -> Verdict:
 # -- what is compared -------------------------------------------------------------------------
 
 
-def test_sides_without_benchmarks_compare_nothing() -> None:
+def test_a_gate_without_benchmarks_is_missing() -> None:
     script = Script()
     for side in SIDES:
         script.names[side] = []
@@ -39,7 +39,7 @@ def test_other_inputs_under_one_name_are_another_benchmark() -> None:
     script.ends(Outcome.NO_BASELINE, "its inputs are not those of the base")
 
 
-def test_one_tree_on_both_sides_is_no_comparison() -> None:
+def test_a_tree_compared_with_itself_is_missing() -> None:
     script = Script()
     script.alike("a")
     tree = script.setting().candidate
@@ -51,7 +51,7 @@ def test_one_tree_on_both_sides_is_no_comparison() -> None:
 
 
 @pytest.mark.parametrize(("side", "outcome"), [(BASE, 17), (CANDIDATE, 17)])
-def test_a_side_that_runs_the_code_of_the_other_is_none(side: str, outcome: int) -> None:
+def test_a_side_that_runs_the_other_sides_code_ends_the_gate(side: str, outcome: int) -> None:
     script = Script()
     script.alike("a")
     other_side = BASE if side == CANDIDATE else CANDIDATE
@@ -64,14 +64,14 @@ def test_a_side_that_runs_the_code_of_the_other_is_none(side: str, outcome: int)
 @pytest.mark.parametrize(
     ("what", "value"), [("device", "another device"), ("versions", {"torch": "3.2"})]
 )
-def test_another_device_or_other_versions_are_13(what: str, value: Any) -> None:
+def test_another_device_or_other_versions_give_status_13(what: str, value: Any) -> None:
     script = Script()
     script.alike("a")
     script.identity[BASE][what] = value
     script.ends(Outcome.OTHER_DEVICE_OR_VERSION, name=what)
 
 
-def test_two_toolchains_that_are_one_compare_nothing() -> None:
+def test_two_equal_toolchains_are_missing() -> None:
     script = Script()
     assert script.run(toolchains=True)["toolchain"].outcome is Outcome.MISSING
     assert script.status == 15
@@ -85,7 +85,7 @@ def test_two_toolchains_that_are_one_compare_nothing() -> None:
 @pytest.mark.parametrize(
     ("side", "outcome"), [(BASE, Outcome.NOT_JUDGED), (CANDIDATE, Outcome.NOT_JUDGED)]
 )
-def test_a_side_that_cannot_even_begin(
+def test_a_side_that_cannot_begin_ends_the_gate(
     side: str, outcome: Outcome, how: Callable[[], WorkerError], method: str
 ) -> None:
     """It does not import, does not build, has no such API, dies or hangs."""
@@ -97,7 +97,7 @@ def test_a_side_that_cannot_even_begin(
 @pytest.mark.parametrize("method", ["warm_up_blas", *OF_ONE, "end"])
 @pytest.mark.parametrize("how", [died, hung])
 @pytest.mark.parametrize("side", SIDES)
-def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
+def test_a_worker_that_dies_preparing_a_benchmark_spoils_no_other(
     side: str, how: Callable[[], WorkerError], method: str
 ) -> None:
     script = Script("a", "b")
@@ -108,7 +108,9 @@ def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
 @pytest.mark.parametrize("launch", [2, 5], ids=["first", "fourth"])
 @pytest.mark.parametrize("method", ["begin", "make_ready", "turn", "proofs", "end"])
 @pytest.mark.parametrize("side", SIDES)
-def test_who_dies_in_a_block_takes_no_other_along(side: str, method: str, launch: int) -> None:
+def test_a_worker_that_dies_in_a_block_spoils_no_other_benchmark(
+    side: str, method: str, launch: int
+) -> None:
     script = Script("a", "b")
     script.on(side, method, died(), "a", launch=launch)
     script.ends(Outcome.NOT_JUDGED)
@@ -129,7 +131,9 @@ def test_a_pair_that_does_not_start_again_leaves_nothing_green() -> None:
 
 @pytest.mark.parametrize("method", ["begin", "make_ready", "turn"])
 @pytest.mark.parametrize("side", SIDES)
-def test_who_dies_while_confirming_is_not_slower_and_not_green(side: str, method: str) -> None:
+def test_a_worker_that_dies_confirming_makes_its_benchmark_not_judged(
+    side: str, method: str
+) -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
     script.on(side, method, died(), "a", when=lambda: script.confirming)
@@ -137,7 +141,7 @@ def test_who_dies_while_confirming_is_not_slower_and_not_green(side: str, method
 
 
 @pytest.mark.parametrize("method", ["start", "begin", "profiles"])
-def test_who_dies_while_a_slowdown_is_explained_leaves_it_slower(method: str) -> None:
+def test_a_worker_that_dies_explaining_a_slowdown_leaves_it_slower(method: str) -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
     script.on(CANDIDATE, method, died(), when=lambda: script.confirmed)
@@ -149,7 +153,7 @@ def test_who_dies_while_a_slowdown_is_explained_leaves_it_slower(method: str) ->
 
 @pytest.mark.parametrize("method", ["verify", "make_ready", "turn", "proofs"])
 @pytest.mark.parametrize("side", SIDES)
-def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
+def test_a_wrong_result_of_either_side_gives_status_16(side: str, method: str) -> None:
     script = Script("a", "b")
     script.on(side, method, wrong(), "a")
     said = f"{side}: WrongResultError: a-eager: y"
@@ -162,7 +166,7 @@ def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, -math.inf, None, "1", True])
 @pytest.mark.parametrize("metric", [DEVICE, HOST])
 @pytest.mark.parametrize("side", SIDES)
-def test_what_is_no_time_is_missing(side: str, metric: str, seconds: Any) -> None:
+def test_an_invalid_time_is_missing(side: str, metric: str, seconds: Any) -> None:
     script = Script("a", "b")
     script.on(side, "turn", {**SECONDS, metric: seconds}, "a")
     script.ends(Outcome.MISSING, metric)
@@ -182,7 +186,7 @@ def test_a_turn_without_every_metric_and_no_other_is_missing(
 # -- the device -------------------------------------------------------------------------------
 
 
-def test_a_device_that_others_use_in_block_after_block_is_busy() -> None:
+def test_a_device_that_others_use_in_every_block_is_busy() -> None:
     script = Script("a", "b")
     script.watch = Watching(*["another process"] * 3)
     script.ends(Outcome.BUSY, "another process", name="device")

@@ -52,7 +52,7 @@ def listed(device: torch.device = CPU) -> dict[str, Benchmark]:
 # -- which are timed --------------------------------------------------------------------------
 
 
-def test_a_backward_of_its_own_is_timed_on_the_slowest_layout_too(weigh: Op) -> None:
+def test_a_provider_with_its_own_backward_is_timed_on_the_slowest_layout(weigh: Op) -> None:
     benchmarks = listed()
     assert {PLAIN, STRIDED} < set(benchmarks)
     assert [name for name in benchmarks if "strided" in name or "transposed" in name] == [STRIDED]
@@ -76,7 +76,7 @@ def test_an_op_from_before_there_were_layouts_is_timed_on_contiguous_inputs(weig
     assert PLAIN in listed()
 
 
-def test_on_a_gpu_it_is_one_benchmark_more_for_a_provider_with_kernels(
+def test_on_a_gpu_a_provider_with_kernels_has_a_benchmark_of_a_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(side_file, "cannot", lambda need, device: None)
@@ -131,7 +131,7 @@ def copies_what_is_strided(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
 
 
 @reads_device_time
-def test_who_copies_strided_inputs_alone_is_seen_on_these_alone(subject: Make) -> None:
+def test_a_copy_of_strided_inputs_slows_noncontiguous_layouts_alone(subject: Make) -> None:
     right, slow = (
         subject(call, layout="strided").layouts(("strided", "transposed"), 8)
         for call in (weighed, copies_what_is_strided)

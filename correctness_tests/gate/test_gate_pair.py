@@ -117,7 +117,7 @@ def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) 
 
 
 @pytest.mark.long
-def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(trees: list[Tree]) -> None:
+def test_a_pair_started_ahead_keeps_off_the_timed_processor(trees: list[Tree]) -> None:
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one processor")

@@ -114,7 +114,7 @@ def test_no_merge_is_stopped_falsely_and_no_slowdown_of_5_percent_is_green(model
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_no_noise_is_a_large_effect(model: Model) -> None:
+def test_noise_alone_never_looks_like_a_large_slowdown(model: Model) -> None:
     """Without any history; four blocks of 200,000."""
     blocks = np.random.default_rng(3).choice(
         statistics(model(POOL, np.random.default_rng(2))), (50_000, LOOKS[0])
@@ -123,7 +123,7 @@ def test_no_noise_is_a_large_effect(model: Model) -> None:
 
 
 @pytest.mark.parametrize("colder", [0.0, 0.02, 0.08, 0.3])
-def test_what_caches_cost_after_the_other_side_adds_nothing_to_the_spread(colder: float) -> None:
+def test_cold_caches_after_the_other_side_add_nothing_to_the_spread(colder: float) -> None:
     """Of two turns the first follows its own side. Over single pairs 8% triples the spread."""
     logs = quiet(2000, np.random.default_rng(6))
     summary = statistics(logs + colder * (places() % 2))
@@ -170,12 +170,12 @@ NAN, INF = float("nan"), float("inf")
     ("ratio", "call"),
     [(0.9, Call.FASTER), (0.999, Call.SAME), (1.0, Call.SAME), (1.5, Call.SLOWER)],
 )
-def test_what_is_plain_is_called_at_any_look(look: int, ratio: float, call: Call) -> None:
+def test_a_clear_difference_is_decided_at_every_look(look: int, ratio: float, call: Call) -> None:
     blocks = np.log(ratio) + np.resize(NEAR[::7], look)
     assert decide(blocks, Rule(tests=BENCHMARKS), Spread(0.002, 40)) is call
 
 
-def test_between_margin_and_tolerance_nothing_is_certain() -> None:
+def test_a_difference_between_margin_and_tolerance_takes_more_blocks() -> None:
     blocks = 0.0125 + 4 * NEAR
     assert decide(blocks, Rule(tests=BENCHMARKS, tolerance=0.013), Spread(0.02, 40)) is Call.MORE
 
@@ -210,7 +210,7 @@ def test_a_rule_that_would_decide_anything_is_refused(bad: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("certified", [True, False])
-def test_a_confirmation_is_by_the_device_where_it_is_known_as_certificates_simulate(
+def test_a_confirmation_uses_the_known_spread_of_the_device(
     certified: bool,
 ) -> None:
     """Blocks that scattered by 2% when they decided, and 0.2% more in fresh ones: sure on a device

@@ -99,13 +99,13 @@ def test_a_large_slowdown_ends_at_the_first_look_and_is_confirmed_by_as_many_blo
     assert script.launches == 1 + 2 * LOOKS[0] + 1
 
 
-def test_faster_is_green_and_said() -> None:
+def test_a_faster_benchmark_is_green_and_named() -> None:
     script = Script()
     script.slower("a", device_seconds=0.95)
     assert re.search(r"device_seconds -(5\.|4\.9)", script.ends(Outcome.FASTER).text)
 
 
-def test_between_margin_and_tolerance_it_is_slower_where_that_is_sure_at_once() -> None:
+def test_a_slowdown_between_margin_and_tolerance_is_slower_if_sure_at_once() -> None:
     """Of 1%, over the margin of 0.5% and under the tolerance of 2%."""
     script = Script(noise=2e-4)
     script.slower("a", device_seconds=1.01)
@@ -116,7 +116,7 @@ def test_between_margin_and_tolerance_it_is_slower_where_that_is_sure_at_once() 
 
 
 @pytest.mark.parametrize("draw", range(3))
-def test_what_is_too_noisy_is_inconclusive_after_all_blocks(draw: int) -> None:
+def test_a_noisy_benchmark_is_inconclusive_after_all_blocks(draw: int) -> None:
     script = Script(noise=0.3, seed=draw)
     said = f"in {LOOKS[-1]} blocks, neither certainly under 2.0% nor over 0.5%"
     assert not script.ends(Outcome.INCONCLUSIVE, said).outcome.green
@@ -219,13 +219,13 @@ def test_a_block_is_a_launch_of_its_own_and_the_sides_take_turns() -> None:
             assert order == [b, a, *[a, b, b, a]], "A B B A; B A A B in the next launch"
 
 
-def test_who_waits_is_stopped_and_goes_on_whatever_happens() -> None:
+def test_a_waiting_worker_is_stopped_and_resumed_after_any_failure() -> None:
     script = Script("a", "b")
     script.on(BASE, "turn", died(), "a", launch=3)
     script.run(processor=5)
     for launch, side in itertools.product(range(2, script.launches + 1), SIDES):
         stopped = False
-        processor: int | None = None  # to a processor
+        processor: int | None = None  # that the worker is pinned to
         for at, who, method, args in script.requests:
             if at != launch or (who != side and method != "turn"):
                 continue
@@ -335,10 +335,8 @@ def test_a_clock_that_disagrees_with_the_judges_is_wrong_only_on_an_idle_machine
     assert ("its clock is wrong" in verdicts["a"].text) is (outcome is Outcome.MISSING)
 
 
-@pytest.mark.parametrize(
-    ("may", "expected_begun"), [("use_device", ["a", "b"]), ("wait_until_idle", ["a", "b"])]
-)
-def test_what_needs_no_device_does_not_wait_for_it(may: str, expected_begun: list[str]) -> None:
+@pytest.mark.parametrize("may", ["use_device", "wait_until_idle"])
+def test_an_unaffected_benchmark_does_not_wait_for_the_device(may: str) -> None:
     script = Script("a", "b")
     for name in "ab":
         script.alike(name)
@@ -358,7 +356,7 @@ def test_what_needs_no_device_does_not_wait_for_it(may: str, expected_begun: lis
 # -- what is identical ----------------------------------------------------------------------------
 
 
-def test_what_a_change_does_not_reach_is_identical_and_nothing_of_it_runs() -> None:
+def test_an_unaffected_benchmark_is_identical_and_does_not_run() -> None:
     script = Script("a", "b")
     script.alike("a")
     script.alike("b")
@@ -391,7 +389,7 @@ def test_equal_kernels_under_other_host_code_are_timed_and_so_are_other_kernels(
 
 
 @pytest.mark.parametrize("option", ["toolchains", "measure_all"])
-def test_what_is_identical_is_timed_where_that_is_asked_for(option: str) -> None:
+def test_identical_benchmarks_are_timed_on_request(option: str) -> None:
     script = Script("a", "b")
     script.alike("a")
     script.alike("b", host_only=True)
@@ -408,7 +406,7 @@ def test_what_is_identical_is_timed_where_that_is_asked_for(option: str) -> None
     ],
     ids=["equal", "slower", "inconclusive"],
 )
-def test_some_identical_benchmarks_are_timed_all_the_same(
+def test_an_audit_times_some_identical_benchmarks(
     ratio: float, noise: float, outcome: Outcome
 ) -> None:
     """The change reaches them, though no file says so; only a confirmed SLOWER counts."""
@@ -424,7 +422,7 @@ def test_some_identical_benchmarks_are_timed_all_the_same(
     assert script.status == outcome.status
 
 
-def test_nothing_is_audited_after_a_slowdown() -> None:
+def test_a_slowdown_prevents_the_audit() -> None:
     script = Script("a", "b")
     script.alike("b")
     script.slower("a", device_seconds=1.3)
@@ -434,7 +432,7 @@ def test_nothing_is_audited_after_a_slowdown() -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("new", [True, False])
-def test_what_has_no_time_here_is_verified_and_named(right: bool, new: bool) -> None:
+def test_a_benchmark_that_cannot_be_timed_is_verified_and_named(right: bool, new: bool) -> None:
     script = Script("a", "b")
     script.untimed = {"a": "on a CPU its kernels are interpreted"}
     if new:
@@ -451,7 +449,7 @@ def test_what_has_no_time_here_is_verified_and_named(right: bool, new: bool) -> 
 # -- what is timed first, and what ends the comparison --------------------------------------------
 
 
-def test_once_one_is_slower_what_is_undecided_is_not_decided() -> None:
+def test_a_slower_benchmark_leaves_undecided_ones_not_decided() -> None:
     script = Script("a", "b", "c")
     script.slower("a", device_seconds=1.05)
     noisy(script, "b", 0.05)
@@ -463,7 +461,7 @@ def test_once_one_is_slower_what_is_undecided_is_not_decided() -> None:
     )
 
 
-def test_all_verdicts_are_reached_where_that_is_asked_for() -> None:
+def test_all_verdicts_are_reached_on_request() -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
     noisy(script, "b", 0.2)
@@ -489,7 +487,7 @@ def test_an_op_whose_own_file_differs_decides_a_merge_before_others_are_prepared
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_others_are_prepared_where_the_nearest_decide_nothing(at_once: int) -> None:
+def test_other_benchmarks_are_prepared_if_the_edited_ops_decide_nothing(at_once: int) -> None:
     script = Script(*"bcade", noise=2e-4)
     script.names[CANDIDATE].append("new")
     script.edited_ops = {"a"}
@@ -572,7 +570,9 @@ def test_the_verdicts_are_those_of_one_pair_and_one_is_timed_at_a_time() -> None
 
 @pytest.mark.parametrize("method", ["verify", "make_ready", "turn", "proofs"])
 @pytest.mark.parametrize("alone", [False, True])
-def test_what_finds_no_memory_beside_others_is_measured_alone(method: str, alone: bool) -> None:
+def test_a_benchmark_out_of_memory_beside_others_is_measured_alone(
+    method: str, alone: bool
+) -> None:
     script = Script(*"abc", noise=2e-4)
     failing = Mock(side_effect=FULL)
     script.on(CANDIDATE, method, failing, "b", when=lambda: alone or not failing.called)

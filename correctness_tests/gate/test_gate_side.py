@@ -124,7 +124,7 @@ def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> Non
 
 
 @pytest.mark.usefixtures("as_with_a_gpu")
-def test_what_cannot_be_queued_is_verified_on_a_gpu_and_not_timed(weigh: Op) -> None:
+def test_a_provider_that_cannot_be_queued_is_verified_and_not_timed(weigh: Op) -> None:
     weigh.providers["eager"] = replace(weigh.providers["eager"], waits=True)
     untimed = {b.name: b.untimed for b in declared(GPU, PACKAGE, FILES) if b.untimed}
     assert "fill its queue" in untimed["weigh_rows-eager/results"]
@@ -146,7 +146,7 @@ def test_a_provider_says_which_file_registered_it(weigh: Op) -> None:
     ]
 
 
-def test_what_does_not_cover_the_timed_case_is_verified_on_others(weigh: Op) -> None:
+def test_a_provider_that_cannot_run_the_timed_case_is_verified_on_others(weigh: Op) -> None:
     eager = weigh.providers["eager"]
     weigh.providers["half"] = replace(eager, name="half", dtypes=(torch.bfloat16,))
     weigh.providers["small"] = replace(eager, name="small", supports=lambda dims: "too large")
@@ -197,7 +197,7 @@ def test_tolerances_are_those_that_an_op_or_its_provider_states(
     [{"device_second": 0.01}, {DEVICE: 0}, {DEVICE: -0.1}, {HOST: float("nan")}, {DEVICE: "1%"}],
     ids=str,
 )
-def test_a_tolerance_of_nothing_known_or_that_is_none_is_an_error(
+def test_an_unknown_metric_or_an_invalid_tolerance_is_an_error(
     weigh: Op, stated: dict[str, Any]
 ) -> None:
     weigh.slowdowns = stated

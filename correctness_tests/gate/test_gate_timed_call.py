@@ -151,7 +151,7 @@ def test_a_call_that_spoils_what_it_is_given_is_wrong(subject: Make, call: Call,
         subject(call).verify(next(NUMBER))
 
 
-def test_other_bits_of_a_right_result_are_right(subject: Make) -> None:
+def test_a_result_with_other_last_bits_is_right(subject: Make) -> None:
     verified(subject(nudged))
 
 
@@ -298,7 +298,7 @@ class Ends(torch.Tensor):
         time.sleep(5e-3)
 
 
-def test_what_ends_with_a_result_is_in_all_work_and_not_in_the_figure(subject: Make) -> None:
+def test_the_end_of_a_result_counts_as_work_and_not_in_the_figure(subject: Make) -> None:
     timed_call = subject(lambda x, w: weighed(x, w).as_subclass(Ends))
     seconds = turn(timed_call)
     metric = timed_call.repeated

@@ -68,7 +68,7 @@ def more(device: torch.device) -> list[Any]:
     return [MORE]
 
 
-def test_more_benchmarks_come_from_a_function_where_there_is_one(side: Side) -> None:
+def test_a_function_may_add_benchmarks(side: Side) -> None:
     side.more = f"{__name__}:more"
     assert side.benchmarks()[-1] == MORE
     assert side.begin("more", (DEVICE,)) > 0

@@ -97,7 +97,7 @@ def launch(chip: str, folder: Path) -> Launched:
 
 @pytest.mark.long
 @pytest.mark.parametrize("change", ALIKE)
-def test_what_moves_lines_moves_no_code(
+def test_a_change_that_only_moves_lines_keeps_the_fingerprint(
     launch: Launched, chip: str, folder: Path, change: str
 ) -> None:
     assert ALIKE[change] != KERNEL
@@ -105,7 +105,9 @@ def test_what_moves_lines_moves_no_code(
     assert fingerprint([changed]) == fingerprint([launch])
 
 
-def test_another_kernel_option_or_grid_is_seen(launch: Launched, chip: str, folder: Path) -> None:
+def test_another_kernel_option_or_grid_changes_the_fingerprint(
+    launch: Launched, chip: str, folder: Path
+) -> None:
     changed = [
         compiled(KERNEL.replace("* 2.0", "* 3.0"), chip, folder),
         compiled(KERNEL, chip, folder, num_warps=8),
@@ -115,7 +117,7 @@ def test_another_kernel_option_or_grid_is_seen(launch: Launched, chip: str, fold
     assert len({str(fingerprint(launches)) for launches in launch_lists}) == len(launch_lists)
 
 
-def test_no_instruction_is_stripped(launch: Launched, chip: str) -> None:
+def test_the_fingerprint_keeps_every_instruction(launch: Launched, chip: str) -> None:
     text = str(launch.kernel.asm[STAGE[chip]])
     code_lines = code_of(launch.kernel.asm).splitlines()
     raw = [line for line in text.splitlines() if INSTRUCTION[chip].match(line)]

@@ -82,7 +82,7 @@ def test_a_report_that_proves_nothing_is_refused(
         verify(tmp_path / "gate.json", repository, ASKED, [])
 
 
-def test_what_the_command_asks_for_is_what_the_report_must_have(
+def test_a_report_without_what_the_command_requires_is_refused(
     green: Report, repository: Repository, tmp_path: Path
 ) -> None:
     path, green.only, green.judge = tmp_path / "gate.json", ["norm"], "a folder"
@@ -110,7 +110,7 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
         ([Outcome.NOT_JUDGED, Outcome.MISSING], 17),
     ],
 )
-def test_what_is_proved_decides_before_what_is_unknown(
+def test_a_proved_verdict_decides_before_an_unknown_one(
     green: Report, outcomes: list[Outcome], status: int
 ) -> None:
     green.verdicts = [line("main", str(n), outcome, "") for n, outcome in enumerate(outcomes)]

@@ -65,7 +65,7 @@ def test_differences_name_files_modes_and_what_is_gone(
     ]
 
 
-def test_what_is_written_into_a_snapshot_is_seen(repository: Repository, tmp_path: Path) -> None:
+def test_files_written_into_a_snapshot_are_listed(repository: Repository, tmp_path: Path) -> None:
     snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "base")
     (snapshot.root / "__pycache__").mkdir()
     (snapshot.root / "__pycache__/op.pyc").write_text("")

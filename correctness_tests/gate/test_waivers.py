@@ -27,7 +27,7 @@ def test_counts_may_be_accepted_by_number(tmp_path: Path) -> None:
     assert (accepted.more(NAME, "copies"), accepted.amount(NAME, "copies")) == (2, 0)
 
 
-def test_what_the_base_accepts_is_not_accepted_again(tmp_path: Path) -> None:
+def test_a_slowdown_that_the_base_accepts_is_not_accepted_again(tmp_path: Path) -> None:
     text = f"{ENTRY}amount = 0.03\n"
     assert waivers(tmp_path, text, base=text).amount(NAME, "device_seconds") == 0
     removed = f"{ENTRY}removed = true\n"
