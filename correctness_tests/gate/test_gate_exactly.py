@@ -33,7 +33,7 @@ def taken(script: Script, name: str = "a") -> int:
 
 
 @pytest.mark.parametrize("metric", COUNTED)
-def test_one_more_of_anything_is_slower_exactly_and_one_less_faster(metric: str) -> None:
+def test_a_higher_count_is_slower_and_a_lower_one_is_faster(metric: str) -> None:
     script = Script("a", "b")
     script.counts("a", **{metric: +1})
     script.ends(Outcome.SLOWER, f"{metric} ")
