@@ -81,11 +81,11 @@ torch.cuda.synchronize = synchronize
 
 
 @rope.provider("loses", dtypes=(torch.float32,))
-def loses(q, k, cos, sin):
+def loses(q, k, cos, sin, interleaved=True):
     if q.stride()[-1] == 2:
         errors.append(RuntimeError("CUDA error: misaligned address"))
     synchronize()
-    return rope["eager"].call(q, k, cos, sin)
+    return rope["eager"].call(q, k, cos, sin, interleaved)
 """
 
 
