@@ -3,11 +3,12 @@
     python -m correctness_tests.corpus.matrix [--only A,B] [--checks A,B] [--jobs 2]
         [--seconds 600] [--all] [--device cuda] [--record]
 
-A right variant runs every check, a wrong one those about the class of its fault first, until one
-finds it; with --all it goes on. Prints a line for each variant: which checks accuse it, after how
-many seconds. --only: variants whose name begins with one of these. --record: writes results
-to results/corpus.json, where rows of other variants stay, and from it TABLE.md. A variant runs in a
-process of its own, which is ended after --seconds; what was found until then counts. Exit status: 1
+A right variant runs the default checks, a wrong one every check, those about the class of its fault
+first, until one finds it; with --all both run every check. Prints a line for each variant: which
+checks accuse it, after how many seconds. --only: variants whose name begins with one of these.
+--record: writes results to results/corpus.json, where rows of other variants stay, and from it
+TABLE.md. A variant runs in a process of its own, which is ended after --seconds; what was found
+until then counts. Exit status: 1
 if a wrong variant is not found, or a right one is accused or does not end, that is not open.
 """
 
@@ -37,6 +38,7 @@ from correctness_tests.corpus.variants import (
     variants,
 )
 from tinyllama.cli.argument_types import whole_within
+from tinyllama.harness.check.names import DEFAULT
 from tinyllama.harness.check.run import CHECKS
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.files import replace_text
@@ -52,7 +54,7 @@ FORK = multiprocessing.get_context("fork")  # a fresh process imports torch and 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="variants whose name begins so: A,B")
-    parser.add_argument("--all", action="store_true", help="every check on wrong variants too")
+    parser.add_argument("--all", action="store_true", help="every check on every variant")
     parser.add_argument("--checks", help="only these checks: A,B")
     parser.add_argument("--jobs", type=whole_within(1, 512), default=2)
     parser.add_argument("--seconds", type=whole_within(1, 10**6), default=600, help="for a variant")
@@ -85,7 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     with ThreadPoolExecutor(args.jobs) as pool:
         limits = args.device, args.seconds, args.all
-        for row in pool.map(lambda each: judged(each, checks, *limits), chosen):
+        by_default = checks if args.checks or args.all else [c for c in checks if c in DEFAULT]
+        for row in pool.map(
+            lambda variant: judged(variant, checks if variant.fault else by_default, *limits),
+            chosen,
+        ):
             rows.append(row)
             print(line_of(row), flush=True)
     if args.record:
@@ -230,7 +236,8 @@ def table(record: dict[str, Any]) -> str:
 
 Written by `make corpus` from `results/corpus.json`. On {record["device"]}; {versions};
 commit {record["commit"]}, {record["date"]}. A variant is ended after {record["seconds"]} s.
-Of {len(right)} right variants {accused} are accused. *open*: what the checks say is not the truth.
+Of {len(right)} right variants the default checks accuse {accused}. *open*: what the checks say is
+not the truth.
 
 {markdown_table(by_class)}
 
