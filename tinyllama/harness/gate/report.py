@@ -190,7 +190,8 @@ def verify(path: Path, repository: Repository, options: Options, judges: Iterabl
     """
     report = read(path)
     bad = sorted({line.outcome for line in report.verdicts if not line.verdict.green})
-    if problems := [*bad, *report.missing, *filter(None, [report.ended])]:
+    problems = [*bad, *report.missing, *filter(None, [report.ended])]
+    if problems or report.status:
         raise UsageError(f"{path} is not green: status {report.status}, {', '.join(problems[:3])}")
     repository.reports = [*dict.fromkeys([*repository.reports, *report.outputs])]
     if report.candidate != repository.of_working_tree():
