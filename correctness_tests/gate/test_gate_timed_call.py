@@ -4,6 +4,7 @@ of results that are right."""
 import itertools
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,6 +170,8 @@ def test_a_candidate_is_held_to_the_bases_reference_on_the_same_values(subject: 
         hold_to_base(base, proofs(subject, seed=4))
     with pytest.raises(ValueError, match="grad x: the candidate lacks it"):
         hold_to_base(base, {"y": base["y"], "grad weight": base["grad weight"]})
+    with pytest.raises(ValueError, match="has it of other inputs"):
+        hold_to_base(base, {**base, "y": replace(base["y"], inputs=1)})
 
 
 @pytest.mark.parametrize(
