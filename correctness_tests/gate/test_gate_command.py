@@ -231,6 +231,7 @@ REFUSED = {
     "an empty option": ["--against", "main", "--judge", ""],
     "an unknown device": ["--against", "main", "--device", "tpu"],
     "no folder of blocks": ["--against", "main", "--results-dir", "nowhere"],
+    "no such tree": ["--against", "main", "--tree", "nowhere"],
     "no interpreter": ["--against-env", "nowhere/python"],
     "a report that git tracks": ["--against", "main", "--gate-json", "pyproject.toml"],
     "two reports in one place": ["--against", "main", "--gate-json", "a", "--junit", "a"],
@@ -251,3 +252,4 @@ def test_an_unusable_option_is_refused_before_anything_starts(
     said = capsys.readouterr().err.strip()
     assert said.startswith("tinyllama: error: ")
     assert "\n" not in said
+    assert not git("status", "--porcelain"), "and every file is as it was"

@@ -152,12 +152,16 @@ def test_a_worker_that_dies_explaining_a_slowdown_leaves_it_slower(method: str) 
 
 
 @pytest.mark.parametrize("method", ["verify", "make_ready", "turn", "proofs"])
-@pytest.mark.parametrize("side", SIDES)
-def test_a_wrong_result_of_either_side_gives_status_16(side: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("side", "outcome"), [(BASE, Outcome.NOT_JUDGED), (CANDIDATE, Outcome.WRONG_RESULT)]
+)
+def test_a_wrong_result_accuses_the_candidate_alone(
+    side: str, outcome: Outcome, method: str
+) -> None:
     script = Script("a", "b")
     script.on(side, method, wrong(), "a")
     said = f"{side}: WrongResultError: a-eager: y"
-    script.ends(Outcome.WRONG_RESULT, said, all_verdicts=True)
+    script.ends(outcome, said, all_verdicts=True)
 
 
 # -- times ------------------------------------------------------------------------------------

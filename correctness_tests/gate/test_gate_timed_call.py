@@ -4,6 +4,7 @@ of results that are right."""
 import itertools
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from correctness_tests.support.gate_subjects import (
 from correctness_tests.support.queues import KERNEL, US, SimulatedQueue
 from tinyllama.harness.check.evaluate import copied
 from tinyllama.harness.gate.metric import ALL_WORK, CALL, DEVICE, HOST
-from tinyllama.harness.gate.timed_call import CALLS, TimedCall, _tensors
+from tinyllama.harness.gate.timed_call import CALLS, TimedCall, tensors_of
 from tinyllama.harness.gate.verification import Proof, digest, hold_to_base
 from tinyllama.harness.measure.clock import LONGEST_SPIN, Clock
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError
@@ -167,8 +168,10 @@ def test_a_candidate_is_held_to_the_bases_reference_on_the_same_values(subject: 
     hold_to_base(base, proofs(subject, nudged))
     with pytest.raises(WrongResultError, match=r"about .* from the base's reference"):
         hold_to_base(base, proofs(subject, seed=4))
-    with pytest.raises(WrongResultError, match="gives grad x, the candidate does not"):
+    with pytest.raises(ValueError, match="grad x: the candidate lacks it"):
         hold_to_base(base, {"y": base["y"], "grad weight": base["grad weight"]})
+    with pytest.raises(ValueError, match="has it of other inputs"):
+        hold_to_base(base, {**base, "y": replace(base["y"], inputs=1)})
 
 
 @pytest.mark.parametrize(
@@ -209,8 +212,8 @@ def test_values_of_turns_are_near_known_ones_and_the_same_for_one_seed(
     for seed, timed_call in ((3, timed_calls[0]), (3, timed_calls[1]), (4, timed_calls[0])):
         timed_call.seed = seed
         timed_call._give(timed_call.passes[-1])
-        contents.append([memory(tensor) for tensor in _tensors(timed_call.inputs)])
-        masters, now = [*_tensors(timed_call._master())], [*_tensors(timed_call.inputs)]
+        contents.append([memory(tensor) for tensor in tensors_of(timed_call.inputs)])
+        masters, now = [*tensors_of(timed_call._master())], [*tensors_of(timed_call.inputs)]
     assert all(map(torch.equal, contents[0], contents[1])), "for both sides"
     assert not all(map(torch.equal, contents[0], contents[2]))
     for value, of in zip(now, masters, strict=True):

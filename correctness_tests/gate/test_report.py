@@ -62,6 +62,7 @@ SPOILED: dict[str, Spoil] = {
         line("main", "b", Outcome.INCONCLUSIVE, "")
     ),
     "an end before its time": lambda r: setattr(r, "ended", "Ctrl-C"),
+    "a judge that failed at its end": lambda r: setattr(r, "status", 2),
     "another tree": lambda r: setattr(r, "candidate", "0" * 40),
     "another device": lambda r: setattr(r, "device", "cpu (a CPU)"),
     "another judge": lambda r: setattr(r, "judge", "somebody"),

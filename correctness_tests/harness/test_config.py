@@ -61,6 +61,7 @@ def test_a_base_of_another_version_may_have_other_keys(tmp_path: Path) -> None:
         ("a", "b", "uv.lock"),
         ('[project]\ndependencies = ["torch"]', "[project]\n", "pyproject.toml"),
         ("[build-system]\nrequires = ['a']", "", "pyproject.toml"),
+        ("[tool.poetry.dependencies]\ntorch = '2.7'", "", "pyproject.toml"),
     ],
 )
 def test_other_dependencies_are_seen(tmp_path: Path, base: str, candidate: str, file: str) -> None:

@@ -53,9 +53,9 @@ def run(options: Options) -> int:
         raise UsageError("the gate needs msgspec: pip install msgspec")
     with _opened(options) as repository, tempfile.TemporaryDirectory(prefix="gate-") as folder:
         options.check(repository.root)
+        _check_bases(options, repository)
         for path in options.reports:
             path.unlink(missing_ok=True)  # else one could be taken for this run's
-        _check_bases(options, repository)
         path = Path(options.gate_json or Path(folder) / "gate.json").absolute()
         try:
             with _chosen(options, repository, Path(folder)) as judge:
@@ -163,10 +163,11 @@ def _ended(judge: Judge, options: Options, root: Path, path: Path, folder: Path)
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)  # Ctrl-C reached it too; it takes the first one only
         try:
-            return process.wait(REPORTED) or INTERRUPTED
+            process.wait(REPORTED)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
-            return process.wait() or INTERRUPTED
+            process.wait()
+        return INTERRUPTED
 
 
 def _believed(status: int, options: Options, repository: Repository, path: Path) -> int:
@@ -189,7 +190,7 @@ def _believed(status: int, options: Options, repository: Repository, path: Path)
         )
     except UsageError as error:
         return _not_judged(options, repository, path, f"the report proves nothing: {error}")
-    return 0 if status == 0 else NOT_JUDGED
+    return status if status in (0, INTERRUPTED) else NOT_JUDGED
 
 
 def _not_judged(options: Options, repository: Repository, path: Path, why: str) -> int:

@@ -30,7 +30,12 @@ FILE = "pyproject.toml"
 TABLE = "[tool.tinyllama]"
 GATED = ("device_seconds", "host_seconds")
 # Beside pyproject.toml, what says which versions of others are installed.
-_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "setup.py", "setup.cfg")
+_LOCKS = (
+    *("uv.lock", "poetry.lock", "pdm.lock", "pixi.lock", "pylock.toml", "Pipfile.lock"),
+    *("setup.py", "setup.cfg"),
+)
+_INSTALLERS = ("poetry", "pdm", "pixi", "uv")
+_OF_TOOLS = ("group", "dev-dependencies", "sources", "override-dependencies", "pypi-dependencies")
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,4 +141,6 @@ def _pins(name: str) -> bool:
 def _dependencies(table: dict[str, Any]) -> list[Any]:
     keys = ("dependencies", "optional-dependencies", "requires-python")
     of_project = [table.get("project", {}).get(key) for key in keys]
-    return [*of_project, table.get("build-system"), table.get("dependency-groups")]
+    tools = [table.get("tool", {}).get(name, {}) for name in _INSTALLERS]
+    of_tools = [[tool.get(key) for key in (*_OF_TOOLS, *keys)] for tool in tools]
+    return [*of_project, *of_tools, table.get("build-system"), table.get("dependency-groups")]

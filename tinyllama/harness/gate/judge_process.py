@@ -4,6 +4,7 @@
 and an empty current folder: nothing of the candidate is imported here.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,8 +25,10 @@ from tinyllama.harness.gate.workspace import NotJudgedError
 from tinyllama.harness.machine.device import default_device, device_name, usable_device
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.progress import Progress, of_stream
+from tinyllama.harness.machine.worker import end_with
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
+REFUSED = 2  # as of any option that cannot be used
 WAIT = 180.0  # seconds for another gate to end, and for the machine to become idle
 
 
@@ -169,11 +172,17 @@ class Gate:
 
 
 def main(path: str) -> int:
-    """The exit status of a gate; its report is written whatever happens."""
+    """The exit status of a gate; its report is written whatever happens, unless the command is
+    killed: nobody would read it, and the device would be held."""
+    end_with(os.getppid())
     task = msgspec.json.decode(Path(path).read_bytes(), type=Task)
     torch.set_num_threads(1)
     with snapshots.opened(Path(task.options.tree or "."), task.options.reports) as repository:
-        gate = Gate(task, repository, of_stream(sys.stdout))
+        try:
+            gate = Gate(task, repository, of_stream(sys.stdout))
+        except UsageError as error:  # no such device: `command` needs no torch, and cannot tell
+            print(f"tinyllama: error: {error}", file=sys.stderr)
+            return REFUSED
         try:
             gate.run()
         finally:

@@ -123,13 +123,14 @@ class Report(msgspec.Struct):
     def remarks(self) -> list[str]:
         """What is said beside the verdicts."""
         outcome = worst(line.verdict for line in self.verdicts)
+        advised = outcome in TO_DO and not (self.ended and outcome is Outcome.NOT_DECIDED)
         return [
             *(f"changed, and the base's judged: {name}" for name in self.protected),
             *(f"deleted test: {name}" for name in self.deleted_tests),
             *self.notes,
             *([f"the gate did not end: {self.ended}"] if self.ended else []),
             f"{self.counted()}; judged by {self.judge} on {self.device}",
-            *([f"what to do: {TO_DO[outcome]}"] if outcome in TO_DO else []),
+            *([f"what to do: {TO_DO[outcome]}"] if advised else []),
         ]
 
     def counted(self) -> str:
@@ -190,7 +191,8 @@ def verify(path: Path, repository: Repository, options: Options, judges: Iterabl
     """
     report = read(path)
     bad = sorted({line.outcome for line in report.verdicts if not line.verdict.green})
-    if problems := [*bad, *report.missing, *filter(None, [report.ended])]:
+    problems = [*bad, *report.missing, *filter(None, [report.ended])]
+    if problems or report.status:
         raise UsageError(f"{path} is not green: status {report.status}, {', '.join(problems[:3])}")
     repository.reports = [*dict.fromkeys([*repository.reports, *report.outputs])]
     if report.candidate != repository.of_working_tree():

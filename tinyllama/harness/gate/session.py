@@ -199,7 +199,8 @@ class Session:
         except SideError as error:
             if all_ended():
                 raise
-            outcome = Outcome.WRONG_RESULT if error.wrong else Outcome.NOT_JUDGED
+            accused = error.wrong and error.side == CANDIDATE  # the base's error is not its fault
+            outcome = Outcome.WRONG_RESULT if accused else Outcome.NOT_JUDGED
             self.settle(state, outcome, _words(error))
         except ValueError as error:
             self.settle(state, Outcome.MISSING, str(error))
@@ -604,8 +605,10 @@ class Session:
             self._look_at([], AUDIT_LOOKS)
         for state in audited:
             if state.verdict is None or state.verdict.outcome in _NO_SLOWDOWN:
+                verified = state.verdict is not None and bool(state.benchmark.untimed)
+                said = "its results are verified" if verified else _so_far(state)
                 state.figures = []
-                self.settle(state, Outcome.IDENTICAL, f"{_ALIKE}; audited: {_so_far(state)}")
+                self.settle(state, Outcome.IDENTICAL, f"{_ALIKE}; audited: {said}")
 
     def _attribute(self) -> None:
         """Find out which kernels of the SLOWER benchmarks changed."""

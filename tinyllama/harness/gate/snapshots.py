@@ -206,6 +206,8 @@ class Repository:
 @contextmanager
 def opened(folder: Path, reports: Sequence[Path] = ()) -> Iterator[Repository]:
     """The checkout that a folder is in, for a `with` statement. Raises SnapshotError."""
+    if not folder.is_dir():
+        raise SnapshotError(f"{folder}: no such folder; name that of a checkout")
     with tempfile.TemporaryDirectory(prefix="gate-git-") as scratch:
         yield Repository(folder, Path(scratch), reports)
 

@@ -214,7 +214,7 @@ class TimedCall(OpContender):
         results that are asked for."""
         drawn, op = self._master(), self.op
         names = (sorted(op.outputs), sorted(op.differentiable), op.mutated)
-        return digest([*_tensors(drawn)], names, sorted(drawn.params.items()), list(drawn.args))
+        return digest([*tensors_of(drawn)], names, sorted(drawn.params.items()), list(drawn.args))
 
     # -- other layouts ----------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class TimedCall(OpContender):
         numbers = torch.rand(FACTORS, generator=generator, device=self.device)
         numbers.sub_(0.5).mul_(WIDTH).add_(1)
         factors: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by width and dtype
-        for target, value in zip(_tensors(into), _tensors(self._master()), strict=True):
+        for target, value in zip(tensors_of(into), tensors_of(self._master()), strict=True):
             if value.dtype.is_floating_point and value.numel() > 1 and 0 not in value.stride():
                 key = width, _ = value.shape[-1], value.dtype
                 if key not in factors:
@@ -353,7 +353,8 @@ def _copies(inputs: Inputs) -> Inputs:
     )
 
 
-def _tensors(inputs: Inputs) -> Iterator[torch.Tensor]:
+def tensors_of(inputs: Inputs) -> Iterator[torch.Tensor]:
+    """Every tensor of the inputs, and of the gradients of the outputs."""
     for value in (*inputs.args.values(), *inputs.upstream.values()):
         tensors = value if isinstance(value, list) else [value]
         yield from (tensor for tensor in tensors if tensor is not None)

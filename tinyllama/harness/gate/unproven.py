@@ -3,13 +3,16 @@
 Kernels of Triton are interpreted on a CPU, where their time says nothing and their results do.
 """
 
+from dataclasses import replace
+
 import torch
 
 from tinyllama.harness.check.cases import OpCase, elements, op_cases
 from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.judge import faults, run_case
-from tinyllama.harness.gate.verification import SLACK, Proof, Results, proof_of
+from tinyllama.harness.gate.timed_call import tensors_of
+from tinyllama.harness.gate.verification import SLACK, Proof, Results, digest, proof_of
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError, ops_of
 
@@ -27,7 +30,7 @@ class Untimed:
             raise ValueError(f"it can be neither timed nor verified here: {reason}")
 
     def input_digest(self) -> int:
-        """0: cases are matched by their names."""
+        """0: each case has its own (`Proof.inputs`), so that a change may add a case."""
         return 0
 
     def verify(self, seed: int) -> dict[str, Proof]:
@@ -48,8 +51,9 @@ class Untimed:
             eager, slack = candidate.op["eager"].call, candidate.provider.slack_in(case.dtype)
             reference = evaluate(candidate.op, eager, inputs)
             exact = evaluate(candidate.op, eager, inputs.double())
+            of_inputs = digest([*tensors_of(inputs)], sorted(inputs.params.items()))
             proofs |= {
-                f"{case}: {name}": proof
+                f"{case}: {name}": replace(proof, inputs=of_inputs)
                 for name, proof in _proofs(run.results, reference, exact, SLACK * slack).items()
             }
         return proofs

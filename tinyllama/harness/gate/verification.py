@@ -30,6 +30,7 @@ class Proof:
 
     strides: of its dimensions; reference_strides: of what the reference gives. projections: of the
     result; exact: of the reference in float64. allowed: how far these may be apart, as a norm.
+    inputs: a digest of them, where a proof names its case.
     """
 
     strides: tuple[int, ...]
@@ -38,6 +39,7 @@ class Proof:
     projections: tuple[float, ...]
     exact: tuple[float, ...]
     allowed: float
+    inputs: int = 0
 
 
 def prove(results: Results, reference: Results, exact: Results, slack: float) -> dict[str, Proof]:
@@ -80,14 +82,15 @@ def proof_of(
 
 def hold_to_base(base: Mapping[str, Proof], candidate: Mapping[str, Proof]) -> None:
     """Hold a candidate's results to the base's reference, with the error that it allows, and to the
-    base's strides, which a consumer reads them by. Raises WrongResultError.
+    base's strides, which a consumer reads them by. Raises WrongResultError, and ValueError for a
+    result that the candidate lacks, or has of other inputs.
 
     The mean square of eight projections exceeds nine times the square of the norm once in 1e14.
     """
     for name, expected in base.items():
-        if name not in candidate:
-            raise WrongResultError(f"the base's reference gives {name}, the candidate does not")
-        proof = candidate[name]
+        proof = candidate.get(name)
+        if proof is None or proof.inputs != expected.inputs:
+            raise ValueError(f"{name}: the candidate lacks it, or has it of other inputs")
         pairs = zip(proof.projections, expected.exact, strict=True)
         error = math.sqrt(statistics.mean((now - then) ** 2 for now, then in pairs))
         if not error <= 3 * expected.allowed < math.inf:

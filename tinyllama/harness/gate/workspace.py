@@ -133,7 +133,9 @@ def prepared(request: Request) -> Iterator[Prepared]:
                 base=sides[BASE],
                 candidate=sides[CANDIDATE],
                 device=device,
-                registered=_registered(options, rules if ours else of_base, here, candidate),
+                registered=_registered(
+                    options, rules if ours else of_base, here, (candidate, base)
+                ),
                 noise=Noise.load(results, device_name(device)),
                 accepted=waivers.load(
                     candidate / waivers.FILE,
@@ -189,8 +191,8 @@ def registered_by(rules: Config) -> Registered:
     return Registered(rules.package or OPS, factory, modules)
 
 
-def _registered(options: Options, base: Config, here: Config, candidate: Path) -> Registered:
-    """What is gated. A pattern that the candidate dropped drops no benchmark."""
+def _registered(options: Options, base: Config, here: Config, trees: Sequence[Path]) -> Registered:
+    """What is gated. A pattern or an entry point that the candidate dropped drops no benchmark."""
     if base.package:
         if options.ops:
             raise NotJudgedError(f"--ops: the ops of {base.package} are gated here: remove it")
@@ -201,7 +203,7 @@ def _registered(options: Options, base: Config, here: Config, candidate: Path) -
             raise ValueError(
                 f"{config.TABLE} ops: {pattern!r} leads out of the tree: name files in it"
             )
-    modules = config.entry_points(candidate)
+    modules = tuple(dict.fromkeys(name for tree in trees for name in config.entry_points(tree)))
     if not patterns and not modules:
         raise NotJudgedError(
             "no ops are named: add --ops FILE, or [tool.tinyllama] ops to pyproject.toml"

@@ -162,8 +162,12 @@ class Worker:
             self._connection.close()
 
     def kill(self) -> None:
-        """Have the process end now, whatever it does; only `close` may follow."""
-        self._process.kill()
+        """Have the process end now, whatever it does, with its children where it has a group of
+        its own; only `close` may follow."""
+        if self._stoppable:  # a child that is stopped would stay so
+            self._signal(signal.SIGKILL)
+        else:
+            self._process.kill()
 
     def close(self) -> None:
         """End the process; its folder goes with it."""
@@ -183,7 +187,7 @@ class Worker:
         try:
             self._connection.send_bytes(token + encode(request))
             if not self._connection.poll(timeout):
-                self._process.kill()
+                self.kill()
                 raise WorkerError(
                     f"{self.name} did not answer {request[0]} in {timeout:.0f} s", self._tail()
                 )
@@ -207,7 +211,7 @@ class Worker:
         try:
             return self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.kill()
             return self._process.wait()
 
     def _tail(self, characters: int = 4000) -> str:
@@ -228,7 +232,7 @@ def _popen(processors: Collection[int], *args: Any, **options: Any) -> subproces
 
 def _starter() -> None:
     """Make the thread that starts all processes. Linux ends a process that asked to end with its
-    parent (`_end_with`) when the *thread* that started it ends."""
+    parent (`end_with`) when the *thread* that started it ends."""
     global _STARTER
     _STARTER = ThreadPoolExecutor(1, "starts workers")
 
@@ -339,7 +343,7 @@ def _end_when_left(descriptor: int) -> None:
     os._exit(1)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Have Linux kill this process when the one that started it ends, even where it is stopped."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it has ended meanwhile
@@ -350,7 +354,7 @@ def main(descriptor: str, parent: str, *preload: str) -> None:
     """Serve the connection of that descriptor; a module that fails to load fails when used.
     parent: the process with which this one ends; 0: it ends when the connection does."""
     if int(parent):
-        _end_with(int(parent))
+        end_with(int(parent))
     connection = Connection(int(descriptor))
     threading.Thread(target=_end_when_left, args=[int(descriptor)], daemon=True).start()
     for module in preload:
