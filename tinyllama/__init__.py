@@ -7,4 +7,4 @@ Importing the package loads neither torch nor a model; ask for what you need:
     from tinyllama.model import TinyLlama                 # the model
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
