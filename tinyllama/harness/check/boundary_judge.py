@@ -234,7 +234,8 @@ class _Trial:
             is_gradient(c.name) and self._is_convention(c.name, results.get(c.name))
             for c in failures
         )
-        if given_nan or has_nan[False] or all(conventional):
+        meets_itself = self.candidate.op.calls > 1  # an infinity of the state, in a second call
+        if given_nan or has_nan[False] or meets_itself or all(conventional):
             return failures, Rank.WARNING
         if not has_nan[True] and not self._gradient_has_nan():
             return failures, Rank.WRONG
