@@ -12,15 +12,15 @@ from tools.result_tables import ROOT, newest
 
 def released_bugs() -> str:
     """How many bugs of released kernels the checks find, by the last run of `field.run`."""
-    cases = json.loads(RELEASED_BUGS.read_text(encoding="utf-8"))["cases"]
+    record = json.loads(RELEASED_BUGS.read_text(encoding="utf-8"))
+    cases = record["cases"]
     detected = [case for case in cases if case["found_by"]]  # the last run found it by all of these
     *first, last = [f"`{library}`" for library in sorted({case["library"] for case in cases})]
     libraries = f"{', '.join(first)} and {last}"
     return (
-        f"In released kernels of {libraries}, the checks find\n"
-        f"{len(detected)} of {len(cases)} bugs, each from a public issue, "
-        "without a hint of\nwhere to look; more in the newest releases: "
-        "[docs/FIELD.md](docs/FIELD.md)."
+        f"In released kernels of {libraries}, the checks of\n{record['date']} found "
+        f"{len(detected)} of {len(cases)} bugs, each from a public issue, without a hint of\n"
+        "where to look; more in the newest releases: [docs/FIELD.md](docs/FIELD.md)."
     )
 
 
