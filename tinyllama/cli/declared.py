@@ -261,7 +261,8 @@ class Draft:
         try:
             results = several(op["eager"].call(*inputs.args.values(), **inputs.params))
         except Exception as error:
-            message = next(iter(str(error).strip().splitlines()), "no message")
+            # All lines: torch names the signatures that it has below the first one.
+            message = " ".join(str(error).split())[:500] or "no message"
             text = f"{self.like} raised {type(error).__name__}: {message}"
             raise NotExpressibleError(f"{text} (in {dtype}, case {case})") from error
         if not results or not all(isinstance(result, torch.Tensor) for result in results):

@@ -18,6 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils._triton import has_triton
 
 from tinyllama.harness.kernels.chips import processors_of
 from tinyllama.harness.kernels.launch import HAS_TRITON
@@ -60,6 +61,7 @@ def gpus_hidden() -> Iterator[None]:
         yield
     finally:
         torch.cuda.is_available, torch.cuda.device_count = before
+        has_triton.cache_clear()  # torch.compile may have asked, and would find no GPU ever after
         if HAS_TRITON:
             _restore_driver(active)
 
