@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import field.run
-from tinyllama.profiling import course
 from tools import (
     claims_table,
     guide_table,
@@ -50,7 +49,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "curves": result_figures.curves,
     "claims-of-v4": claims_table.table,
     "field": field.run.tables,
-    "course": course.table,
     "plan-errors": plan_tables.errors,
 }
 

@@ -10,7 +10,7 @@ import pytest
 from correctness_tests.support import nsight_files, rocm_files
 from tinyllama.profiling import running
 from tinyllama.profiling.command_lines import EXTERNAL, NSIGHT, Line, MissingToolError
-from tinyllama.profiling.shown import read
+from tinyllama.profiling.readers import read
 
 PROGRAM = (sys.executable, "-c", "pass")
 OF_ROCM = [key for key, tool in EXTERNAL.items() if tool.rocm]

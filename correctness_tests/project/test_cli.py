@@ -39,7 +39,6 @@ def run_json(path: Path, *argv: str, status: int = 0) -> tuple[str, dict[str, An
     [
         (["gate", "--against", ""], "against"),
         (["tune", "--show", "--chip", ""], "chip"),
-        (["how", ""], "name"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

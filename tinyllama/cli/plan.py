@@ -69,7 +69,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plans; the exit status."""
     from tinyllama.bench.planner import SHAPES, Links, Rates, Work, plans
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
 
     if (args.params is None) == (args.preset is None):
         raise UsageError("name the model by one of --params and --preset")

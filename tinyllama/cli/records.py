@@ -92,7 +92,7 @@ def _print_sources(a: "Record", b: "Record") -> None:
 def _print_comparison(verdicts: "list[Verdict]", *, judged: bool) -> None:
     from rich.table import Table
 
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
 
     table = Table("entry", "metric", "A", "B", "B / A", *(["outcome"] if judged else []))
     for verdict in verdicts:
@@ -167,7 +167,7 @@ def _selected(args: argparse.Namespace) -> "list[tuple[Path, Record]]":
 def _list(args: argparse.Namespace) -> int:
     from rich.table import Table
 
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
 
     table = Table("device", "group", "date", "commit", "complete", "entries")
     table.add_column("file", overflow="fold")

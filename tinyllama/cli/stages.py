@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from tinyllama.cli.summary import print_diagnosis
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
     from tinyllama.workshop import running
 
     device = usable_device(args.device)

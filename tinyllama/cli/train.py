@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tinyllama.cli.argument_types import add_options, file_path, whole, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
-from tinyllama.model.config import MEMORY, PRESETS, ModelConfig, TrainConfig
+from tinyllama.model.config import MEMORY, PRESETS, TIER_NAMES, ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
     from tinyllama.training.checkpoint import Checkpoint
@@ -79,7 +79,7 @@ def add(subparsers: Any) -> None:
 def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None:
     """Add the options that say which step is run; `settings` reads them."""
     option = parser.add_argument
-    option("--tier", default="v1", help="which tier; doctor lists them (default v1)")
+    option("--tier", choices=TIER_NAMES, default="v1", help="doctor lists them (default v1)")
     option(
         "--without",
         metavar="PART",
@@ -137,7 +137,7 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
     from tinyllama.cli.summary import ProgressBar, print_diagnosis, print_summary
     from tinyllama.harness.machine.device import current
     from tinyllama.harness.records.results import versions
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
     from tinyllama.model.tiers import resolve
     from tinyllama.training import checkpoint
     from tinyllama.training.curve import check_curve, write_curve
