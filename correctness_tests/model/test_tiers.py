@@ -18,7 +18,6 @@ from correctness_tests.support.steps import (
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import AdamW
 from tinyllama.model.tiers import TIERS, V2, StepPlan, Tier
 from tinyllama.ops import OPS
 from tinyllama.training.diagnose import diagnose, gradients
@@ -112,33 +111,6 @@ def test_a_loss_that_is_not_finite_changes_nothing(
             model.final_norm[0] = 1.0
         assert step(batch[:, :-1], batch[:, 1:]).isfinite()
         assert step.optimizer.steps.item() == 2
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_a_reset_optimizer_has_taken_no_step(tier: str, device: torch.device) -> None:
-    """Steps that are kept would correct the first moments for bias too little."""
-    model = TinyLlama(SHAPE, tier).to(device)
-    optimizer = AdamW(model.parameters(), CONFIG, model.tier.table["adamw"])
-    start = [p.detach().clone() for p in model.parameters()]
-    tensors = [*optimizer.tensors().values(), optimizer.found_inf]
-
-    def two_steps() -> list[torch.Tensor]:
-        for step in (1, 2):
-            for index, parameter in enumerate(model.parameters()):
-                parameter.grad = torch.full_like(parameter, 1e-3 * (index + 1) * step)
-            optimizer.step()
-        return [t.detach().clone() for t in (*model.parameters(), *tensors)]
-
-    first = two_steps()
-    optimizer.found_inf.fill_(1.0)
-    optimizer.reset()
-    assert not any(tensor.any() for tensor in tensors)
-    with torch.no_grad():
-        for parameter, value in zip(model.parameters(), start, strict=True):
-            parameter.copy_(value)
-    again = two_steps()
-    assert optimizer.steps.item() == 2
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -5,10 +5,9 @@ are repeated for each micro-batch. Captured, they are one device graph, and a re
 launch. What may change between replays is on the device: the batch, the learning rate, the
 step count, and whether the loss was finite.
 
-plans       which ways a step can run here
-compiled    the compiled loss
-reduction   the gradients of several ranks: those of the whole batch, so all ranks make one update
-updates     when parameters are updated, and how an update is left out
+plans    which ways a step can run here
+loss     the loss: compiled, and with gradients reduced over ranks
+updates  when parameters are updated, and how an update is left out
 """
 
 import contextlib
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from tinyllama.harness.kernels.addresses import TABLES
 from tinyllama.harness.machine.device import cannot, synchronize
@@ -26,10 +26,10 @@ from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW, RoundedWeights, TransposedWeights
 from tinyllama.model.tiers import StepPlan
-from tinyllama.training.compiled import compiled
+from tinyllama.training.loss import WARM_UP, LossOf, compiled, parallel
 from tinyllama.training.plans import AUTOCAST, runnable
 from tinyllama.training.ranks import ALONE, Ranks
-from tinyllama.training.reduction import LossOf, reduction_of
+from tinyllama.training.shards import local, sharded
 from tinyllama.training.updates import update_of
 
 PHASES = ("forward", "backward", "optimizer")
@@ -85,16 +85,16 @@ class TrainStep:
 
         # how it runs
         self.plan, self.left_out = runnable(model, config, plan, ranks)
-        loss_of: LossOf = model.loss_with
+        self._loss_of: LossOf = model.loss_with
         if self.plan.compile:
-            loss_of = compiled(model, ranks)
+            self._loss_of = compiled(model, ranks)
             if ranks.count > 1:
                 self.left_out["one compiled graph"] = "blocks are reduced one by one"
-        self.reduction, left_out = reduction_of(model, config, self.plan, ranks, loss_of)
-        self.left_out.update(left_out)
-        parameters = self.reduction.parameters if learning is None else learning
+        self._ddp: DistributedDataParallel | None = None
+        sums = self._reduce() if ranks.count > 1 and not sharded(model) else False
+        parameters = map(local, model.parameters()) if learning is None else learning
         self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
-        self.update = update_of(self.plan, model, config, self.optimizer, self.reduction)
+        self.update = update_of(self.plan, model, config, self.optimizer, sums)
         self.scaler = self.update.scaler
         small = self.plan.memory == "small"
         model.recompute = small and model.tier.table.get("block") != "small"
@@ -117,10 +117,22 @@ class TrainStep:
         self.tokens, self.targets = (half.chunk(config.accumulate) for half in self._batch)
         self.loss = torch.zeros((), device=self.device)
         self._unit = torch.ones((), device=self.device)  # the gradient of the loss
-        self._share = self._unit * self.reduction.share
-        self._reduces = True
+        self._share = self._unit / ranks.count if sums else self._unit
+        self._reduces, self._bypassed = True, False
         self.stop = torch.zeros((), device=self.device)
         self.stopping = torch.zeros((), device=self.device)
+
+    def _reduce(self) -> bool:
+        """Let the loss reduce whole gradients over the ranks. Returns False; True where the update
+        beside the backward pass sums them instead, a block at a time."""
+        rows = self.config.batch_size // self.ranks.count * self.config.seq_len
+        x_ND = self.model.embedding.detach()[:1].expand(rows, -1)
+        if self.model.stacks(x_ND, AUTOCAST.get(self.config.precision, torch.float32)):
+            if self.plan.overlap:
+                return True
+            self.left_out["overlapped reduction"] = "the gradients of all blocks come at once"
+        self._loss_of = self._ddp = parallel(self.model, self._loss_of)
+        return False
 
     @property
     def norm(self) -> torch.Tensor | None:
@@ -156,7 +168,7 @@ class TrainStep:
         recompute, self._reduces = self.model.recompute, False
         self._load(tokens_BT, targets_BT)
         if not compiled:
-            self.reduction.bypassed = True
+            self._bypassed = True
             self.model.recompute = self.model.in_one = False
         with self._same_results():
             try:
@@ -165,15 +177,15 @@ class TrainStep:
                     self._backward(update=False)
                 return self.loss
             finally:
-                self.reduction.bypassed, self.model.recompute = False, recompute
+                self._bypassed, self.model.recompute = False, recompute
                 self.model.in_one = self._reduces = True
 
     def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
         """Warm up, compile and capture; model and optimizer are the same afterwards."""
         with self.preserved() if warm_up else contextlib.nullcontext():
             self._refresh()
-            if self.plan.capture and warm_up:
-                warm_up = max(warm_up, self.reduction.warm_up)
+            if self.plan.capture and warm_up and self._ddp is not None:
+                warm_up = max(warm_up, WARM_UP)
             for _ in range(warm_up):
                 self._run()
             synchronize(self.device)
@@ -283,8 +295,10 @@ class TrainStep:
         last = part == self.config.accumulate - 1
         if part == 0:  # its memory is free for activations
             self.optimizer.zero_grad(set_to_none=True)
-            self.reduction.clear()
-        self.reduction.expect(self._reduces and last)
+            if self.update.sharded:  # the optimizer has the gradients of this rank's shards
+                self.model.zero_grad(set_to_none=True)
+        if self._ddp is not None:
+            self._ddp.require_backward_grad_sync = self._reduces and last
         tables = self.model.rope(self.config.seq_len)
         # A captured graph must cast the weights again in each replay: no cached casts.
         autocast = torch.autocast(
@@ -295,7 +309,8 @@ class TrainStep:
         )
         copies = self.weight_copies.offered() if self.weight_copies else contextlib.nullcontext()
         with autocast, copies:
-            loss = self.reduction.loss(self.tokens[part], self.targets[part], tables)
+            loss_of = self.model.loss_with if self._bypassed else self._loss_of
+            loss = loss_of(self.tokens[part], self.targets[part], tables)
         if self.config.accumulate > 1:
             loss = loss / self.config.accumulate
         self._graph_loss = loss
