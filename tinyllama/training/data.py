@@ -7,6 +7,7 @@ Shape suffixes: B batch, T time (sequence length).
 """
 
 import hashlib
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tinyllama.training.ranks import ALONE, Ranks
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
+MOST_FILES = 100_000  # under a folder of text
 MOST_BYTES = 4 * 2**30  # of all text: it is held in memory
 
 
@@ -74,8 +76,8 @@ class TextBytes(Batches):
     with a NUL byte (which no text has) are left out.
 
     Raises ConfigError when there is nothing at the path, when it cannot be read, when it has more
-    than `MOST_BYTES` bytes, when the text is shorter than one window, or when a byte is not below
-    the vocabulary's size.
+    than `MOST_FILES` files or `MOST_BYTES` bytes, when the text is shorter than one window, or when
+    a byte is not below the vocabulary's size.
     """
 
     def __init__(self, path: str | Path, vocab_size: int, config: TrainConfig) -> None:
@@ -124,7 +126,12 @@ def _contents(path: Path) -> tuple[list[bytes], int]:
         why = "is a pipe or a device" if path.exists() else "does not exist"
         raise ConfigError(f"data {str(path)!r} {why}: name a text file or a folder")
     try:
-        there = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+        inner = (file for file in path.rglob("*") if file.is_file())
+        there = [path] if path.is_file() else list(islice(inner, MOST_FILES + 1))
+        if len(there) > MOST_FILES:
+            raise ConfigError(
+                f"data {str(path)!r} has more than {MOST_FILES} files: name a folder of text"
+            )
         inside = {file: file.relative_to(path) for file in there}
         files = sorted(
             (f for f in there if not any(part[0] == "." for part in inside[f].parts)),
