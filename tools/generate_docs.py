@@ -16,6 +16,7 @@ from pathlib import Path
 import field.run
 from tinyllama.profiling import course
 from tools import (
+    api_page,
     claims_table,
     guide_table,
     model_tables,
@@ -51,6 +52,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "claims-of-v4": claims_table.table,
     "field": field.run.tables,
     "course": course.table,
+    "api": api_page.names,
+    "api-ops": api_page.ops,
     "plan-errors": plan_tables.errors,
 }
 
