@@ -15,6 +15,7 @@ from pathlib import Path
 
 import field.run
 from tools import (
+    api_page,
     claims_table,
     guide_table,
     model_tables,
@@ -49,6 +50,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "curves": result_figures.curves,
     "claims-of-v4": claims_table.table,
     "field": field.run.tables,
+    "api": api_page.names,
+    "api-ops": api_page.ops,
     "plan-errors": plan_tables.errors,
 }
 
