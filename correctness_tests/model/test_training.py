@@ -4,6 +4,7 @@ import math
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,11 +104,11 @@ def test_ctrl_c_within_a_step_waits_for_its_end(tmp_path: Path) -> None:
     calls: list[None] = []
     press_at = math.inf
 
-    def press(*args: torch.Tensor) -> torch.Tensor:
+    def press(*args: torch.Tensor, **params: Any) -> torch.Tensor:
         calls.append(None)
         if len(calls) == press_at:
             signal.raise_signal(signal.SIGINT)
-        return OPS["linear_cross_entropy"]["torch"].call(*args)
+        return OPS["linear_cross_entropy"]["torch"].call(*args, **params)
 
     with tier_with("linear_cross_entropy", press) as tier:
         run(tier)
