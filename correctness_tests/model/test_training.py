@@ -14,7 +14,7 @@ from correctness_tests.support.faults import detached_norm_tier, tier_with
 from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run
 from correctness_tests.support.steps import slow_steps
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.tiers import TIERS, V2, StepPlan
+from tinyllama.model.tiers import TIERS
 from tinyllama.ops import OPS
 from tinyllama.training import checkpoint
 from tinyllama.training.data import RandomTokens
@@ -60,12 +60,6 @@ def test_micro_batches_count_as_samples() -> None:
     assert parts.samples_per_second == 6 / 0.2
     assert parts.tokens_per_second == 6 * CONFIG.seq_len / 0.2
     assert parts.losses == pytest.approx(at_once.losses, rel=1e-5)
-
-
-def test_a_part_of_the_plan_that_cannot_run_is_left_out_and_said() -> None:
-    result = run(replace(V2, cpu=StepPlan(capture=True)))
-    assert result.plan == "eager"
-    assert result.left_out == {"capture": "device graphs need a GPU"}
 
 
 # -- gradients that get lost ------------------------------------------------------------------
