@@ -1,8 +1,6 @@
 """``tinyllama profile TOOL``: profile a training step with the profilers of this machine."""
 
 import argparse
-import contextlib
-import io
 import json
 import shlex
 import sys
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from tinyllama.cli.argument_types import file_path, whole_within
 from tinyllama.cli.train import settings, workload_options
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import replace_text
 
 if TYPE_CHECKING:
     from tinyllama.profiling.command_lines import Line
@@ -103,43 +100,27 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _all(args: argparse.Namespace) -> int:
-    """Run every tool, each in its own subfolder, and write a page of what they printed."""
+    """Run every tool, each in its own subfolder; the last lines say how each ended."""
+    from tinyllama.profiling.command_lines import MissingToolError
+    from tinyllama.profiling.profiles import ProfileError
     from tinyllama.profiling.running import new_folder
 
     if args.way:
         raise UsageError("--with names the profiler of one tool, and all has several: remove it")
     if not args.print_command:
         args.output = new_folder(args.output, "all").resolve()
-    outcomes, texts = {}, {}
+    outcomes = {}
     for tool in WAYS:
-        outcomes[tool], texts[tool] = _attempt(args, tool)
-        print(f"== {tool}\n{texts[tool]}", end="", flush=True)
-    print("\n" + "\n".join(f"{tool:16} {outcome}" for tool, outcome in outcomes.items()))
-    if not args.print_command:
-        lines = [f"# Profile of tier {args.tier}", "", "| tool | outcome |", "|---|---|"]
-        lines += [f"| {tool} | {text.replace('|', '/')} |" for tool, text in outcomes.items()]
-        for tool, text in texts.items():
-            lines += ["", f"## {tool}", "", *(f"    {line}" for line in text.splitlines())]
-        page = args.output / "summary.md"
-        replace_text(page, "\n".join(lines) + "\n")
-        print(f"summary: {page}")
-    failed = any(outcome.startswith("failed") for outcome in outcomes.values())
-    return FAILED if failed else 0
-
-
-def _attempt(args: argparse.Namespace, tool: str) -> tuple[str, str]:
-    """How one of several tools ended, and what it printed."""
-    from tinyllama.profiling.command_lines import MissingToolError
-    from tinyllama.profiling.profiles import ProfileError
-
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        print(f"== {tool}", flush=True)
         try:
-            outcome = "done" if _profile(args, tool) == 0 else "failed: its folder has a log"
-        except (MissingToolError, ProfileError) as error:
-            kind = "not here" if isinstance(error, MissingToolError) else "failed"
-            outcome = f"{kind}: {error}"
-            print(error)
-    return outcome, printed.getvalue()
+            failed = _profile(args, tool)
+            outcomes[tool] = "failed: its folder has a log" if failed else "done"
+        except MissingToolError as error:
+            outcomes[tool] = f"not here: {error}"
+        except ProfileError as error:
+            outcomes[tool] = f"failed: {error}"
+    print("\n" + "\n".join(f"{tool:16} {outcome}" for tool, outcome in outcomes.items()))
+    return FAILED if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
 
 
 def _profile(args: argparse.Namespace, tool: str) -> int:

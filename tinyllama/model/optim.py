@@ -237,7 +237,7 @@ def counted_apart(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return counted
 
 
-class _Kept:
+class _WeightCopy:
     """A copy in the layout of a model's parameters. When the optimizer updates a parameter, it also
     writes that parameter's part of the copy.
 
@@ -270,7 +270,7 @@ class _Kept:
         raise NotImplementedError
 
 
-class TransposedWeights(_Kept):
+class TransposedWeights(_WeightCopy):
     """The transpose of each matrix of a model's blocks, for products of the backward pass that read
     their operands along the inner axis alone (see `tinyllama.ops.stack.kernels`)."""
 
@@ -316,7 +316,7 @@ class TransposedWeights(_Kept):
                 start = place.stop
 
 
-class RoundedWeights(_Kept):
+class RoundedWeights(_WeightCopy):
     """Copies of a model's parameters in the dtype of its products, so that a step casts no
     weight."""
 

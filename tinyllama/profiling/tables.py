@@ -29,7 +29,9 @@ def show_profile(profile: Profile, top: int) -> None:
     out.print(table)
     if profile.counters:
         table = columns("kernel", "counter", "sum, or mean in %", left=2)
-        for counter in sorted(profile.counters, key=lambda each: (each.counter, -each.value)):
+        for counter in sorted(
+            profile.counters, key=lambda counter: (counter.counter, -counter.value)
+        ):
             value = f"{counter.value:g} {counter.unit}".rstrip()
             table.add_row(counter.kernel, counter.counter, value)
         out.print(table)

@@ -178,8 +178,8 @@ def report(measured: Measured, base: Measured, device: torch.device) -> str:
         f"  memory    {memory(measured)} (published: {stage.memory})",
     ]
     if not stage.parts.waits:
-        own = speed(measured.reported, device)
-        lines.insert(4, f"  reported  {own} samples/s by its own clock")
+        reported = speed(measured.reported, device)
+        lines.insert(4, f"  reported  {reported} samples/s by its own clock")
     if measured.lost:
         names = ", ".join(measured.lost)
         lines.append(f"  NO GRADIENT at {len(measured.lost)} parameters: {names}")
@@ -217,12 +217,12 @@ def table(stages: Sequence[Measured], device: torch.device) -> list[tuple[str, .
     ]
     for measured in stages:
         stage = measured.stage
-        own = "" if stage.parts.waits else f", reported {speed(measured.reported, device)}"
+        reported = "" if stage.parts.waits else f", reported {speed(measured.reported, device)}"
         rows.append(
             (
                 f"Stage {stage.number}" if stage.number else stage.title,
                 f"{measured.first_loss:.1f} ({stage.loss})",
-                f"{speed(measured.seconds, device)}{own} ({stage.speed})",
+                f"{speed(measured.seconds, device)}{reported} ({stage.speed})",
                 "1" if measured is base else f"{ratio(base.seconds, measured.seconds)}",
                 issue(measured, stages),
                 f"{memory(measured)} ({stage.memory})",
