@@ -289,23 +289,6 @@ class TransposedWeights(_WeightCopy):
             optimizer.transposes.append(Transposes(places, shapes, self._copy[start:end]))
         self._groups = optimizer.transposes
 
-    @classmethod
-    def of(
-        cls, model: TinyLlama, optimizer: AdamW, rows: int, dtype: torch.dtype | None
-    ) -> "TransposedWeights | None":
-        """The transposes that a step of this model reads, with so many rows and autocast to a
-        dtype, in the current precision of products; None where it reads none."""
-        table, dtype = model.tier.table, dtype or model.embedding.dtype
-        x = model.embedding.detach()[:1].expand(rows, -1)
-        alone = model.stack is None or table["adamw"] != "triton" or table["stack"] == "single"
-        if alone or not (model.stacks(x, dtype) and turns(x, dtype)):
-            return None
-        lie_as_one = all(
-            as_one(*(getattr(layer, name) for name in WEIGHTS)) is not None
-            for layer in model.layers
-        )
-        return cls(model, optimizer) if lie_as_one else None
-
     def _write(self) -> None:
         for _, shapes, memory in self._groups:
             start = memory.storage_offset()
@@ -329,15 +312,27 @@ class RoundedWeights(_WeightCopy):
             for p in optimizer.parameters
         ]
 
-    @classmethod
-    def of(
-        cls, model: TinyLlama, optimizer: AdamW, dtype: torch.dtype | None
-    ) -> "RoundedWeights | None":
-        """The copies that a step of this model reads; None where it reads none."""
-        if dtype is None or model.stack is None or model.tier.table["adamw"] != "triton":
-            return None
-        return cls(model, optimizer, dtype)
-
     def _write(self) -> None:
         with torch.no_grad():
             self._copy.copy_(self._master)
+
+
+def weight_copies_of(
+    model: TinyLlama, optimizer: AdamW, autocast: torch.dtype | None, rows: int | None
+) -> RoundedWeights | TransposedWeights | None:
+    """The copies that the products of a step of this model read, in the current precision of
+    products; None where it reads none. rows: of its products; None: no transposes are kept."""
+    table, dtype = model.tier.table, autocast or model.embedding.dtype
+    if model.stack is None or table["adamw"] != "triton":
+        return None
+    if autocast is not None:
+        return RoundedWeights(model, optimizer, autocast)
+    if rows is None or table["stack"] == "single":
+        return None
+    x_ND = model.embedding.detach()[:1].expand(rows, -1)
+    adjacent = all(
+        as_one(*(getattr(layer, name) for name in WEIGHTS)) is not None for layer in model.layers
+    )
+    if adjacent and model.stacks(x_ND, dtype) and turns(x_ND, dtype):
+        return TransposedWeights(model, optimizer)
+    return None

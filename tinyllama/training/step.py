@@ -17,19 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from tinyllama.harness.kernels.addresses import TABLES
 from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.clock import Waited, queue_of, wall_seconds
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import AdamW, RoundedWeights, TransposedWeights
+from tinyllama.model.optim import AdamW, weight_copies_of
 from tinyllama.model.tiers import StepPlan
-from tinyllama.training.loss import WARM_UP, LossOf, compiled, parallel
+from tinyllama.training.loss import StepLoss
 from tinyllama.training.plans import AUTOCAST, runnable
 from tinyllama.training.ranks import ALONE, Ranks
-from tinyllama.training.shards import local, sharded
+from tinyllama.training.shards import local
 from tinyllama.training.updates import update_of
 
 PHASES = ("forward", "backward", "optimizer")
@@ -85,31 +84,25 @@ class TrainStep:
 
         # how it runs
         self.plan, self.left_out = runnable(model, config, plan, ranks)
-        self._loss_of: LossOf = model.loss_with
-        if self.plan.compile:
-            self._loss_of = compiled(model, ranks)
-            if ranks.count > 1:
-                self.left_out["one compiled graph"] = "blocks are reduced one by one"
-        self._ddp: DistributedDataParallel | None = None
-        sums = self._reduce() if ranks.count > 1 and not sharded(model) else False
-        parameters = map(local, model.parameters()) if learning is None else learning
-        self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
-        self.update = update_of(self.plan, model, config, self.optimizer, sums)
-        self.scaler = self.update.scaler
         small = self.plan.memory == "small"
         model.recompute = small and model.tier.table.get("block") != "small"
+        self._autocast = AUTOCAST.get(config.precision)
+        self._loss_of = StepLoss(model, config, self.plan, ranks)
+        self.left_out.update(self._loss_of.left_out)
+        parameters = map(local, model.parameters()) if learning is None else learning
+        self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
+        sums = self._loss_of.sums
+        self.update = update_of(self.plan, model, config, self.optimizer, sums)
+        self.scaler = self.update.scaler
+        rows = config.batch_size * config.seq_len
+        transposes = ranks.count == 1 and self.plan.memory == "fast"
+        self.weight_copies = weight_copies_of(
+            model, self.optimizer, self._autocast, rows if transposes else None
+        )
         self.graphs: list[torch.cuda.CUDAGraph] = []
 
-        # copies of the weights that its products read
-        self._autocast, part = AUTOCAST.get(config.precision), ranks.part(config.samples_per_step)
-        weights: RoundedWeights | TransposedWeights | None
-        weights = RoundedWeights.of(model, self.optimizer, self._autocast)
-        if weights is None and ranks.count == 1 and self.plan.memory == "fast":
-            rows = config.samples_per_step // config.accumulate * config.seq_len
-            weights = TransposedWeights.of(model, self.optimizer, rows, self._autocast)
-        self.weight_copies = weights
-
         # what a replay reads and writes
+        part = ranks.part(config.samples_per_step)
         samples = part.stop - part.start
         self._shape = torch.Size((samples, config.seq_len))
         self._windows = torch.Size((samples, config.seq_len + 1))
@@ -118,21 +111,9 @@ class TrainStep:
         self.loss = torch.zeros((), device=self.device)
         self._unit = torch.ones((), device=self.device)  # the gradient of the loss
         self._share = self._unit / ranks.count if sums else self._unit
-        self._reduces, self._bypassed = True, False
+        self._reduces, self._plain = True, False
         self.stop = torch.zeros((), device=self.device)
         self.stopping = torch.zeros((), device=self.device)
-
-    def _reduce(self) -> bool:
-        """Let the loss reduce whole gradients over the ranks. Returns False; True where the update
-        beside the backward pass sums them instead, a block at a time."""
-        rows = self.config.batch_size // self.ranks.count * self.config.seq_len
-        x_ND = self.model.embedding.detach()[:1].expand(rows, -1)
-        if self.model.stacks(x_ND, AUTOCAST.get(self.config.precision, torch.float32)):
-            if self.plan.overlap:
-                return True
-            self.left_out["overlapped reduction"] = "the gradients of all blocks come at once"
-        self._loss_of = self._ddp = parallel(self.model, self._loss_of)
-        return False
 
     @property
     def norm(self) -> torch.Tensor | None:
@@ -168,7 +149,7 @@ class TrainStep:
         recompute, self._reduces = self.model.recompute, False
         self._load(tokens_BT, targets_BT)
         if not compiled:
-            self._bypassed = True
+            self._plain = True
             self.model.recompute = self.model.in_one = False
         with self._same_results():
             try:
@@ -177,15 +158,15 @@ class TrainStep:
                     self._backward(update=False)
                 return self.loss
             finally:
-                self._bypassed, self.model.recompute = False, recompute
+                self._plain, self.model.recompute = False, recompute
                 self.model.in_one = self._reduces = True
 
     def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
         """Warm up, compile and capture; model and optimizer are the same afterwards."""
         with self.preserved() if warm_up else contextlib.nullcontext():
             self._refresh()
-            if self.plan.capture and warm_up and self._ddp is not None:
-                warm_up = max(warm_up, WARM_UP)
+            if self.plan.capture and warm_up:
+                warm_up = max(warm_up, self._loss_of.warm_up)
             for _ in range(warm_up):
                 self._run()
             synchronize(self.device)
@@ -297,8 +278,6 @@ class TrainStep:
             self.optimizer.zero_grad(set_to_none=True)
             if self.update.sharded:  # the optimizer has the gradients of this rank's shards
                 self.model.zero_grad(set_to_none=True)
-        if self._ddp is not None:
-            self._ddp.require_backward_grad_sync = self._reduces and last
         tables = self.model.rope(self.config.seq_len)
         # A captured graph must cast the weights again in each replay: no cached casts.
         autocast = torch.autocast(
@@ -309,8 +288,8 @@ class TrainStep:
         )
         copies = self.weight_copies.offered() if self.weight_copies else contextlib.nullcontext()
         with autocast, copies:
-            loss_of = self.model.loss_with if self._bypassed else self._loss_of
-            loss = loss_of(self.tokens[part], self.targets[part], tables)
+            batch = self.tokens[part], self.targets[part], tables
+            loss = self._loss_of(*batch, plain=self._plain, reduce=self._reduces and last)
         if self.config.accumulate > 1:
             loss = loss / self.config.accumulate
         self._graph_loss = loss
