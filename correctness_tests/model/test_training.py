@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from correctness_tests.support.faults import detached_norm_tier, tier_with
 from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run
@@ -112,31 +111,6 @@ def test_ctrl_c_within_a_step_waits_for_its_end(tmp_path: Path) -> None:
     assert result.status == "interrupted"
     assert result.losses == straight[:3]
     assert run(resume=checkpoint.load(tmp_path / "saved"), num_steps=1).losses == straight[3:]
-
-
-@pytest.mark.long
-def test_a_run_that_is_interrupted_before_its_first_step_has_drawn_nothing(tmp_path: Path) -> None:
-    """Its checkpoint continues as a run from the start: a warm-up draws random numbers too."""
-    swiglu = OPS["swiglu"]["eager"]
-    calls: list[None] = []
-    press_at = 0
-
-    def dropping(*args: torch.Tensor) -> torch.Tensor:
-        calls.append(None)
-        if len(calls) == press_at:
-            raise KeyboardInterrupt
-        return F.dropout(swiglu(*args), 0.5)
-
-    with tier_with("swiglu", dropping, "dropping") as tier:
-        straight = run(tier).losses
-        for call in (1, 4, len(calls) - CONFIG.num_steps * MODEL.num_layers - 1):
-            press_at = call
-            calls.clear()
-            cut = run(tier, save_to=tmp_path / "saved")
-            assert (cut.status, cut.losses) == ("interrupted", [])
-            stored = checkpoint.load(tmp_path / "saved")
-            assert stored.steps == 0
-            assert run(tier, resume=stored).losses == straight
 
 
 def test_the_op_that_made_the_loss_not_finite_is_found() -> None:

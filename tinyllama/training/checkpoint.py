@@ -1,10 +1,9 @@
 """A training run on disk: one safetensors file with a manifest, as JSON, in its header.
 
 Tensors: ``model.<parameter>``, ``optimizer.exp_avg.<i>``, ``optimizer.exp_avg_sq.<i>`` (i in
-the order of the parameters), ``optimizer.steps``, and ``random.cpu`` and ``random.device``,
-the states of torch's generators. The position in the data is the number of steps done
-(`tinyllama.training.data`). Parameters have the same layout in every tier, so any tier loads
-any tier's file.
+the order of the parameters) and ``optimizer.steps``. The position in the data is the number of
+steps done (`tinyllama.training.data`), and no op draws random numbers. Parameters have the same
+layout in every tier, so any tier loads any tier's file.
 
 The manifest ends with the SHA-256 of all the rest: of the manifest itself, its version included,
 and of every tensor. So a changed byte is a refused file, wherever it is.
@@ -67,12 +66,6 @@ class Checkpoint:
         if self.scaler and step.scaler.is_enabled():
             step.scaler.load_state_dict(self.scaler)
 
-    def restore_random(self, device: torch.device) -> None:
-        """Restore the states of the random generators: the CPU's, and the GPU's if it has one."""
-        torch.set_rng_state(self.tensors["random.cpu"])
-        if device.type != "cpu" and "random.device" in self.tensors:
-            torch.cuda.set_rng_state(self.tensors["random.device"], device)
-
 
 def save(
     path: Path, step: TrainStep, steps: int, batches: dict[str, Any], *, interrupted: bool = False
@@ -97,9 +90,6 @@ def save(
                 f"{str(path)!r} is not written, and what was there before is unchanged: {name} has "
                 "a value that is not finite: train with a smaller learning rate"
             )
-    tensors["random.cpu"] = torch.get_rng_state()
-    if step.device.type != "cpu":
-        tensors["random.device"] = torch.cuda.get_rng_state(step.device).cpu()
     manifest = {
         "version": _VERSION,
         "model": asdict(step.model.config),
