@@ -15,7 +15,7 @@ from tinyllama.harness.measure.op_contender import passes_of
 from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry
 from tinyllama.harness.records.targets import SPEED, Standing, Target, TargetError, covered, load
 from tinyllama.ops import OPS
-from tools.result_tables import newest
+from tools.tables import newest
 
 H200, MI325X = "NVIDIA H200", "AMD Instinct MI325X"
 OF_STEPS = [target for target in TARGETS if target.kind is StepEntry]

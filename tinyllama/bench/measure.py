@@ -362,7 +362,7 @@ def empty_entry(contender: Contender, group: Group) -> StepEntry:
 
 
 def entry_of(contender: Contender, measured: Measured, product_flops: float) -> StepEntry:
-    """The entry of a record; see docs/RECORDS.md. product_flops: the measured ceiling."""
+    """The entry of a record; see docs/results.md. product_flops: the measured ceiling."""
     name, group = contender.name, measured.group
     reason = measured.cannot.get(name) or str(measured.failed.get(name, ""))
     if reason:

@@ -1,4 +1,4 @@
-"""The entries of a record, a class for each kind; docs/RECORDS.md says what the fields mean.
+"""The entries of a record, a class for each kind; docs/results.md says what the fields mean.
 
 In a file an entry is an object with its ``kind`` and those fields of the class that are not None.
 Nothing is checked when an entry is made: a figure that is NaN must reach the verdict. A record is

@@ -2,7 +2,7 @@
 
 A figure without its device, versions, commit and date is worth nothing later. One file holds them
 all, and is written whole or not at all: ``results/<device>/<date>-<commit>-<group>.json``. Its
-schema is docs/RECORDS.md.
+schema is docs/results.md.
 """
 
 import contextlib
