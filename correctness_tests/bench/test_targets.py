@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from correctness_tests.support.sample_records import bare_step
-from tinyllama.bench.measure import SHORT, Measured, bars
+from tinyllama.bench.measure import SHORT, StepGroup, bars
 from tinyllama.bench.measure_ops import DTYPES, PEERS
 from tinyllama.bench.targets import TARGETS
 from tinyllama.bench.workloads import SHORT_STEPS, Group, whole
@@ -17,6 +18,7 @@ from tinyllama.harness.records.targets import SPEED, Standing, Target, TargetErr
 from tinyllama.ops import OPS
 from tools.tables import newest
 
+CPU = torch.device("cpu")
 H200, MI325X = "NVIDIA H200", "AMD Instinct MI325X"
 OF_STEPS = [target for target in TARGETS if target.kind is StepEntry]
 OF_OPS = [target for target in TARGETS if target.kind is OpEntry]
@@ -175,13 +177,15 @@ def test_a_target_is_met_or_missed_or_does_not_apply(
     changed: dict[str, Any], cannot: str, standing: Standing | None, text: str
 ) -> None:
     """In a run of the group small-fp32 with `ENTRIES`."""
-    measured = Measured(Group("small", "fp32"), cannot={cannot: "not installed"})
+    measured = StepGroup(Group("small", "fp32"), CPU)
+    measured.cannot[cannot] = "not installed"
     judged = bars([target(**changed)], measured, ENTRIES, H200)
     assert [bar.standing for bar in judged] == ([standing] if standing else [])
     assert all(bar.text.endswith(text) for bar in judged)
 
 
 def test_a_bar_over_the_fastest_peer_names_the_peers_that_were_not_timed() -> None:
-    measured = Measured(Group("small", "fp32"), cannot={"hf-autotune": "not searched"})
+    measured = StepGroup(Group("small", "fp32"), CPU)
+    measured.cannot["hf-autotune"] = "not searched"
     (bar,) = bars([target(over=("fastest peer",))], measured, ENTRIES, H200)
     assert bar.text.startswith("without hf-autotune: v3 speed over fastest peer")
