@@ -157,7 +157,7 @@ def save(record: Record, root: Path) -> Path:
     path = target / f"{name}.json"
     for number in itertools.count(2):
         with contextlib.suppress(FileExistsError):
-            write_new(path, content, keep=True)
+            write_new(path, content)
             break
         path = target / f"{name}-{number}.json"
     return path
