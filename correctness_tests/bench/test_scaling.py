@@ -19,7 +19,7 @@ def measured() -> JobResult:
     }
     facts["weak"] |= {"collective_seconds": 0.005, "hidden_seconds": 0.004}
     times = {case: [value] * 8 for case, value in seconds.items()}
-    return JobResult(link=250e9, ranks=2, seconds=times, facts=facts)
+    return JobResult(ranks=2, seconds=times, facts=facts)
 
 
 def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(measured: JobResult) -> None:

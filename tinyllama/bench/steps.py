@@ -297,7 +297,23 @@ class StepContender(Repeated):
         return {}
 
 
-class TierStep(StepContender):
+class OurStep(StepContender):
+    """A step of this project."""
+
+    training: TrainStep
+
+    def take(self, training: TrainStep) -> None:
+        """Warm a step up and capture it where its plan says so."""
+        training.prepare(warm_up=self.warm_ups, capture=False)
+        forget_peak(self.device)
+        training.prepare(warm_up=0)
+        self.training = self.step = training
+        self.graphs = training.graphs
+        self.plan, self.left_out = str(training.plan), training.left_out
+        self.parameters = dict(training.model.named_parameters())
+
+
+class TierStep(OurStep):
     """A tier as it runs by default, with parts switched off, little memory, or another plan."""
 
     def __init__(
@@ -311,15 +327,7 @@ class TierStep(StepContender):
         super().__init__(**where)
         chosen: Tier = resolve(tier).without(*without).with_memory(memory).with_plan(plan)
         self.model = TinyLlama(self.shape, chosen).to(self.device)
-        self.training = TrainStep(self.model, self.config)
-        self.training.prepare(warm_up=self.warm_ups, capture=False)
-        forget_peak(self.device)
-        self.training.prepare(warm_up=0)
-        self.graphs = self.training.graphs
-        self.plan = str(self.training.plan)
-        self.left_out = self.training.left_out
-        self.parameters = dict(self.model.named_parameters())
-        self.step = self.training
+        self.take(TrainStep(self.model, self.config))
         self.started()
 
     def make_gradients(self) -> None:

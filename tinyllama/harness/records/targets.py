@@ -84,12 +84,6 @@ class Target:
         """Whether it is about a device of that name, and so is asserted there."""
         return not self.device or any(part.lower() in device.lower() for part in self.device)
 
-    def never_run(self, devices: Iterable[str]) -> str:
-        """The remark on its figure while none of these devices is the one that it is about; empty
-        where one is."""
-        run = any(self.concerns(device) for device in devices)
-        return "" if run else f"never run on {self.where} hardware"
-
     def measured(self, entries: Mapping[str, Timed]) -> Ratio | None:
         """Its metric in some entries, by who was measured; None where they lack it.
 
