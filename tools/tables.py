@@ -332,7 +332,7 @@ def _measured_last() -> list[Record]:
 def released_bugs() -> str:
     """How many bugs of released kernels the checks find, by the last run of `field.run`."""
     record = released_bugs_record()
-    cases = record["cases"]
+    cases = [case for case in record["cases"] if case["issue"]]
     detected = [case for case in cases if case["found_by"]]  # the last run found it by all of these
     *first, last = [f"`{library}`" for library in sorted({case["library"] for case in cases})]
     libraries = f"{', '.join(first)} and {last}"
