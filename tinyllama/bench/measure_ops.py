@@ -50,7 +50,7 @@ _ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 STEPS_PARTS = ("block", "stack")  # a short run times them in the steps of the same shape
 LAYOUT_ROUNDS = 12  # the fewest whose 99% interval leaves out the slowest round
 LAYOUTS_CAVEAT = "the documents report 20 times of a step, 15 of 311 samples/s, for such inputs"
-SHARED = "tinyllama.harness.measure.calls_in_a_row:RowContender"
+SHARED = "tinyllama.harness.measure.op_contender:OpContender"
 
 
 def groups(device: torch.device) -> list[str]:

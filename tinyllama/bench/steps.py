@@ -87,11 +87,7 @@ class Repeated:
             reading = energy(self.next, self.device, gpu, seconds)
         except NotToldError as error:
             return {"unavailable": {"joules_per_sample": str(error)}}
-        return {
-            "joules_per_sample": reading.joules / self.samples,
-            "watts": reading.watts,
-            "energy_source": reading.source,
-        }
+        return {"joules_per_sample": reading.joules / self.samples, "watts": reading.watts}
 
 
 class StepContender(Repeated):
