@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         stopped = str(error) or "Ctrl-C"
     if not findings and not stopped:
         text = f"{str(args.file)!r} declares no op and no provider"
-        raise UsageError(f"{text}: {like.proposal(args.file)}")
+        raise UsageError(f"{text}: declare one, or run {like.proposal(args.file)}")
     status = _status(findings, args.fail_on, stopped)
     if stopped:
         for of_provider in findings.values():
