@@ -15,7 +15,7 @@ from pathlib import Path
 
 import field.run
 from tinyllama.profiling import course
-from tools import tables
+from tools import api_page, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"^<!-- generated: (\S+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
@@ -37,6 +37,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "curves": tables.curves,
     "field": field.run.tables,
     "course": course.table,
+    "api": api_page.names,
+    "api-ops": api_page.ops,
 }
 
 
