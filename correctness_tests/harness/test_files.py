@@ -28,20 +28,25 @@ def test_a_disk_without_the_space_is_refused_before_anything_runs(
     assert names(tmp_path) == []
 
 
-def test_what_cannot_be_written_leaves_what_was_there(
+def test_what_cannot_be_written_is_kept_elsewhere_and_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    (tmp_path / "name").write_text("before")
+    folder = tmp_path / "there"
+    folder.mkdir()
+    (folder / "name").write_text("before")
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(NotWrittenError, match="No space left on device; what was there before"):
-        files.replace_text(tmp_path / "name", "text")
+        files.replace_text(folder / "name", "text")
     with pytest.raises(NotWrittenError, match="No space left on device"):
-        files.write_new(tmp_path / "new", b"text")
-    assert names(tmp_path) == ["name"]
-    assert (tmp_path / "name").read_text() == "before"
+        files.write_new(folder / "new", b"text")
+    assert names(folder) == ["name"]
+    assert (folder / "name").read_text() == "before"
+    kept = [path.read_text() for path in tmp_path.glob("tinyllama-kept-*/*")]
+    assert kept == ["text", "text"]
 
 
 def test_a_new_file_is_never_written_over_another(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,16 @@ MOST_BYTES = 64 * 2**20  # of one text that is read; the record of a sweep has s
 def write_whole(
     path: Path,
     write: Callable[[Path], object],
-    put: Callable[[Path, Path], object] = os.replace,
+    put: Callable[[Path, Path], object] | None = None,
 ) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then ``put`` it there.
+    """Let ``write`` fill a temporary file beside ``path``, then ``put`` it there (`os.replace`).
 
     A reader of ``path`` sees the old file or the new one; after an error it sees the old one. The
     file has the mode of any new file, whatever ``write`` leaves (safetensors: owner only). A link
     is replaced and not followed: a tree that somebody else made may hold one to any place.
 
-    Raises UsageError where ``path`` is a pipe or a device, and NotWrittenError.
+    Raises UsageError where ``path`` is a pipe or a device. Where writing fails, the content goes to
+    a folder for temporary files, if it can, and NotWrittenError says where it is.
     """
     _check_regular(path)
     try:
@@ -49,13 +50,18 @@ def write_whole(
             part.chmod(mode)
             with part.open("rb") as file:
                 os.fsync(file.fileno())
-            put(part, path)
+            (put or os.replace)(part, path)
     except FileExistsError:  # of ``put``
         raise
     except OSError as error:
+        kept = ""
+        with suppress(OSError):
+            copy = Path(tempfile.mkdtemp(prefix="tinyllama-kept-")) / path.name[-40:]
+            write(copy)
+            kept = f", and the new content is in {str(copy)!r}"
         raise NotWrittenError(
             f"{str(path)!r} cannot be written: {error.strerror or error}; what was there before is "
-            "unchanged: free some space, or name another place"
+            f"unchanged{kept}: free some space, or name another place"
         ) from error
 
 
