@@ -47,7 +47,7 @@ def test_the_newest_records_meet_every_bar() -> None:
 
 
 def test_a_claim_of_the_documents_has_a_caveat_and_is_asserted_on_its_own_device() -> None:
-    claims = [target for target in OF_STEPS if target.documented]
+    claims = [target for target in OF_STEPS if target.device == ("MI325X",)]
     assert ("v3", SPEED, ("v1",), 5.5) in {(t.who, t.metric, t.over, t.bound) for t in claims}
     for claim in claims:
         assert claim.caveat, str(claim)
