@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import field.run
-from tinyllama.profiling import course
 from tools import api_page, tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +35,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "op-bars": tables.op_bars,
     "curves": tables.curves,
     "field": field.run.tables,
-    "course": course.table,
     "api": api_page.names,
     "api-ops": api_page.ops,
 }

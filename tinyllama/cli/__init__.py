@@ -23,7 +23,7 @@ import tinyllama
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 
-NAMES = "doctor train report tune check kernels gate certify profile how stages exercise"
+NAMES = "doctor train report tune check kernels gate certify profile stages exercise"
 COMMANDS = [import_module(f"tinyllama.cli.{name}") for name in NAMES.split()]
 RUN_FAILED, BAD_VALUE, CTRL_C = 1, 2, 130
 

@@ -209,7 +209,7 @@ def _limited(seconds: int | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Shows what is tried now: in one line of a terminal, elsewhere a line for each."""
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
 
     err = console(sys.stderr)
     if not err.is_terminal:
@@ -244,7 +244,7 @@ def _not_tried(
 
 
 def _print(text: Any, style: str | None = None) -> None:
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
 
     if isinstance(text, str):
         text = text.replace(f"{Path.cwd()}/", "")

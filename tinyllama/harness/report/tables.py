@@ -1,11 +1,8 @@
 """Records as tables of text: for a terminal, and in Markdown."""
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO, TypeVar
-
-from rich.console import Console
+from typing import TypeVar
 
 from tinyllama.harness.records.entries import (
     Contended,
@@ -21,15 +18,6 @@ from tinyllama.harness.records.results import Record
 E = TypeVar("E", bound=Entry)
 Column = tuple[str, Callable[[E], str]]
 Rows = list[list[str]]  # the first is the header
-_PIPED_WIDTH = 120  # columns if the terminal's width is unknown; the diagnosis fits
-
-
-def console(stream: IO[str] | None = None) -> Console:
-    """A console on stdout, or another stream, that takes every text literally; names may hold
-    brackets."""
-    stream = stream or sys.stdout
-    width = None if stream.isatty() else _PIPED_WIDTH
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 def _number(value: float | None, scale: float = 1.0, form: str = ".3g", unit: str = "") -> str:
