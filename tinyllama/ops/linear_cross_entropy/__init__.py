@@ -163,10 +163,11 @@ def chunked_loss(
     dweight_VD = make(weight_VD) if "weight" in chosen else None
     rows = chunk_rows(N)
     scale: float | torch.Tensor = 1.0
-    if reduction == "mean" and ignore_index is None:
-        scale = 1 / max(N, 1)
-    elif reduction == "mean":
-        scale = cross_entropy_file.mean_scale(targets_N, ignore_index)
+    if reduction == "mean":
+        if ignore_index is None:
+            scale = 1 / max(N, 1)
+        else:
+            scale = cross_entropy_file.mean_scale(targets_N, ignore_index)
     logits_RV = torch.empty((rows, V), dtype=x_ND.dtype, device=x_ND.device)
     side = _side(logits_RV, x_ND.shape[1])
     for start in range(0, N, rows):
