@@ -19,7 +19,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from tinyllama.harness.machine.device import memory_bytes
 from tinyllama.harness.machine.files import NotWrittenError, write_whole
 from tinyllama.harness.machine.parsed import json_of
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
@@ -125,8 +124,6 @@ def load(path: Path) -> Checkpoint:
     if not path.is_file():
         why = "is no file" if path.exists() else "does not exist"
         raise ConfigError(f"{named} {why}: name a file that --save wrote")
-    if (size := path.stat().st_size) > memory_bytes(torch.device("cpu")):
-        raise ConfigError(f"{named} has {size} bytes, more than the memory of this machine")
     try:
         with safe_open(path, "pt") as file:
             header = (file.metadata() or {}).get(_KEY)
