@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from tinyllama.harness.check.launched import launches_of
-from tinyllama.harness.kernels.occupancy import occupancy
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.harness.machine.files import write_json
 from tinyllama.harness.records.entries import CeilingEntry, StepEntry
@@ -40,7 +39,7 @@ def shares(tier: str, chip: str) -> Iterator[float]:
     for launch in launches_of(op, op.providers[provider], case, torch.bfloat16, chip=chip):
         compiled = compilation(launch, chip)
         if compiled.key not in by_kernel:
-            warps = occupancy(compiled.run())
+            warps = compiled.run().occupancy
             assert warps is not None, f"{chip} has units of its own: add them"
             by_kernel[compiled.key] = warps.warps / warps.most
         yield by_kernel[compiled.key]
