@@ -42,16 +42,21 @@ def share_types() -> None:
     def new(cls: Any, *args: Any, **named: Any) -> Any:
         if cls is not block or len(args) != 2 or named:  # Gluon's types are blocks with a layout
             return object.__new__(cls)
-        return _BLOCKS.get((args[0].name, *args[1])) or object.__new__(cls)
+        return _BLOCKS.get(_block_key(*args)) or object.__new__(cls)
 
     def init(self: Any, *args: Any, **named: Any) -> None:
         if "name" in self.__dict__:
             return
         make(self, *args, **named)
         if type(self) is block and len(args) == 2:
-            _BLOCKS[(args[0].name, *args[1])] = self
+            _BLOCKS[_block_key(*args)] = self
 
     block.__new__, block.__init__ = new, init
+
+
+def _block_key(element: Any, shape: Any) -> Any:
+    """What tells blocks apart; pointers into several kinds of memory have one name."""
+    return element.name, getattr(element, "address_space", None), *shape
 
 
 _FACTS: dict[tuple[str, tuple[int, ...] | None], dict[str, Any]] = {}
