@@ -8,7 +8,7 @@ import torch
 from correctness_tests.support.commands import python
 from correctness_tests.support.launched import every_launch
 from tinyllama.harness.kernels import launch as kernels
-from tinyllama.harness.kernels.chips import chip_of, dependent, dot_precisions
+from tinyllama.harness.kernels.chips import chip_of, dot_precisions
 from tinyllama.harness.kernels.launch import cdiv, jit, recorded, tl
 from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.harness.kernels.resources import CHIPS, lacking
@@ -77,18 +77,6 @@ def test_a_grid_may_be_a_function_of_the_arguments() -> None:
     assert launches[0].arguments == {"y": y, "n": 50, "BLOCK": 16, "STEP": 2}
     counted[grid](y, 50, BLOCK=32)
     assert torch.equal(y, 2 * torch.arange(50.0))
-
-
-@needs_triton
-@pytest.mark.parametrize(
-    ("chip", "there"),
-    [("sm_80", False), ("sm_90", True), ("sm_100", True), ("gfx942", False), ("", False)],
-)
-def test_launches_depend_on_chips_that_have_that(chip: str, there: bool) -> None:
-    with recorded(chip):
-        found = dependent(CPU)
-    has = hasattr(tl.extra.cuda, "gdc_wait")  # from triton 3.4 on
-    assert found == ({"PDL": True, "launch_pdl": True} if there and has else {"PDL": False})
 
 
 # -- chips ------------------------------------------------------------------------------------

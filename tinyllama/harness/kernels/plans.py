@@ -271,25 +271,12 @@ class _Watch(DispatchMode):
         place = name, tuple(value.shape), value.stride(), offset
         if place not in self._views:
             view = self._views[place] = f"v{len(self._views)}"
-            short = self._short(first, value)
-            if short:
-                self._lines.append(f"{view} = {name}.{short}")
-                return view
             size, stride = map(self._constant, place[1:3])
             start = str(value.storage_offset())
             if name in self._inputs:  # which may begin anywhere in its memory
                 start = f"{name}.storage_offset() + {offset}"
             self._lines.append(f"{view} = {name}.as_strided({size}, {stride}, {start})")
         return self._views[place]
-
-    def _short(self, first: torch.Tensor, value: torch.Tensor) -> str:
-        """A method that gives a view in less time than `as_strided`; "" where there is none."""
-        if first.dim() == 2 and _same_form(first.t(), value):
-            return "t()"
-        all_elements = first.is_contiguous() and first.numel() == value.numel()
-        if all_elements and _same_form(first.view(value.shape), value):
-            return f"view({self._constant(tuple(value.shape))})"
-        return ""
 
     def _result(self, result: torch.Tensor | None) -> str:
         if result is None:

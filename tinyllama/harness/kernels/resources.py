@@ -94,9 +94,6 @@ class Occupancy:
     most: int
     limit: str
 
-    def __str__(self) -> str:
-        return f"{self.warps:g} of {self.most} ({self.limit})"
-
 
 @dataclass(frozen=True)
 class Resources:
