@@ -32,7 +32,7 @@ from tinyllama.harness.machine.files import check_results_dir, replace_text
 from tinyllama.harness.machine.progress import of_stream
 from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
-from tinyllama.harness.report.tables import console
+from tinyllama.harness.report.terminal import console
 from tinyllama.model.config import ConfigError
 
 ROOT = Path(tinyllama.__file__).resolve().parent.parent
