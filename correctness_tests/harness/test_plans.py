@@ -129,9 +129,8 @@ def test_no_plan_is_used_while_launches_are_watched_or_changed(
 
 def repeated(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function as the passes of a provider are called, by its plan from the fourth call on."""
-    put: list[Callable[..., Any]] = []
-    again = Repeated(function, put.append)
-    return lambda *tensors: (put[-1] if put else again)(*tensors)
+    again = Repeated(function)
+    return lambda *tensors: again.run(*tensors)
 
 
 def another_grid(x: torch.Tensor) -> torch.Tensor:

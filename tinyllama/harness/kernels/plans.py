@@ -77,32 +77,29 @@ def planned(
 
 
 class Repeated:
-    """A function of tensors of one layout. On a GPU its second and its third call are watched,
-    since many layouts are seen once; if they give the same plan, it is put in the function's place.
-    Elsewhere the function is called as it is.
-
-    put: puts what is to be called from now on where this object was.
+    """A function of tensors of one layout: call `run`. On a GPU its second and its third call are
+    watched, since many layouts are seen once; if they give the same plan, it is what later calls
+    run. Elsewhere, and unless ``replays``, the function is called as it is.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], put: Callable[[Callable[..., Any]], None]
-    ) -> None:
-        self._function, self._put, self._met = function, put, False
+    def __init__(self, function: Callable[..., Any], replays: bool = True) -> None:
+        self._function, self._met = function, False
         self._first: Plan | None = None
+        self.run: Callable[..., Any] = self._watched if replays else function
 
-    def __call__(self, *tensors: torch.Tensor | None) -> Any:
+    def _watched(self, *tensors: torch.Tensor | None) -> Any:
         if not self._met or launch_cache.disturbed():
             self._met = True
             return self._function(*tensors)
         index = next((tensor.get_device() for tensor in tensors if tensor is not None), -1)
         if index < 0 or not launch_cache.knows(index):
-            self._put(self._function)
+            self.run = self._function
             return self._function(*tensors)
         results, plan = planned(self._function, tensors)
         if plan.reason or (self._first is not None and self._first != plan):
-            self._put(self._function)
+            self.run = self._function
         elif self._first is not None:
-            self._put(plan.function())
+            self.run = plan.function()
         self._first = plan
         return results
 
