@@ -138,6 +138,7 @@ class _Watch(DispatchMode):
         self._device, self._gpu = first.device, first.get_device()
         self._autocast = torch.is_autocast_enabled(autocast_kind(first))
         self._inputs = [name for name, _ in self._first.values()]
+        self._addressed = {*self._inputs}  # whose addresses the plan has asked for
 
     def refuse(self, reason: str) -> None:
         """There is no plan, and why; the first reason counts."""
@@ -178,7 +179,6 @@ class _Watch(DispatchMode):
         else:
             self._called(func, args, kwargs, f"{name} = ")
             self._filled.add(name)
-        self._lines.append(f"{name}_at = {name}.data_ptr()")
         self._know(name, result)
 
     def _allocation(self, name: str, like: torch.Tensor) -> str:
@@ -241,6 +241,9 @@ class _Watch(DispatchMode):
             return self._constant(value)
         name, first = self._of(value)
         self._filled.add(name)
+        if name not in self._addressed:
+            self._addressed.add(name)
+            self._lines.append(f"{name}_at = {name}.data_ptr()")
         offset = value.data_ptr() - first.data_ptr()
         return f"{name}_at + {offset}" if offset else f"{name}_at"
 
@@ -301,27 +304,13 @@ class _Watch(DispatchMode):
             *(f"{name}_at = {name}.data_ptr()" for name in self._inputs),
             f"if ({' | '.join(f'{name}_at' for name in self._inputs)}) & 15: {itself}",
             f"stream = stream_of({self._gpu})",
-            *_freed(_needed(self._lines, returned), returned),
+            *_freed(self._lines, returned),
             f"return ({returned},)",
         ]
         return Plan("\n    ".join(lines), self._names)
 
 
-_NAME = re.compile(r"\b\w+\b")
 _MADE = re.compile(r"\b[av]\d+(?=\b|_at\b)")
-_FORM = re.compile(r"(\w+) = (?:empty\(|\w+\.data_ptr\()")
-
-
-def _needed(lines: list[str], returned: str) -> list[str]:
-    """The steps without memory and addresses that no other step needs, nor what is returned."""
-    needed: list[str] = []
-    names = {*_NAME.findall(returned)}
-    for line in reversed(lines):
-        form = _FORM.match(line)
-        if form is None or form[1] in names:
-            needed.append(line)
-            names.update(_NAME.findall(line.partition(" = ")[2] if form else line))
-    return needed[::-1]
 
 
 def _freed(lines: list[str], returned: str) -> list[str]:
