@@ -8,7 +8,7 @@ time. Here
 * operators, conversions and ``x[:, None]`` of operands whose types need no thought call numpy at
   once, which broadcasts. Everything else, and every error, is Triton's own.
 
-Together this takes a third of the time that Triton takes.
+Together they take less than half of the time that Triton takes.
 """
 
 from collections.abc import Callable
