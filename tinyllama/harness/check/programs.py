@@ -8,7 +8,7 @@ from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.finding import NO_KERNELS, Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.kernel_names import identity
-from tinyllama.harness.kernels.programs import NAMES, Order, ordered
+from tinyllama.harness.kernels.programs import NAMES, ordered
 
 
 class RaceDetector:
@@ -88,9 +88,9 @@ def program_order(candidate: Candidate) -> Problem:
         references = case.references(inputs)
         in_order = candidate.results(inputs)
         for name in NAMES:
-            with ordered(Order(name, seed=candidate.seed)) as kernels:
+            with ordered(name, candidate.seed) as kernels:
                 results = candidate.results(inputs)
-            launched |= set(kernels)
+            launched |= kernels
             if wrong := candidate.wrong(case, results, inputs, references):
                 return case, f"programs {name}: {wrong[0]}"
             changed = [n for n, value in results.items() if not same_bits(value, in_order[n])]
