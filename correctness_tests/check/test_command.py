@@ -12,7 +12,7 @@ from correctness_tests.support.commands import python, refused
 from correctness_tests.support.own_repository import OP
 from tinyllama.harness.check import remote
 from tinyllama.harness.check.names import DEFAULT
-from tinyllama.harness.check.requested import Request
+from tinyllama.harness.check.remote import Request
 from tinyllama.ops import OPS
 
 pytestmark = pytest.mark.usefixtures("forked")

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from correctness_tests.corpus.variants import variants
 from tinyllama.harness.check import remote
 from tinyllama.harness.check.names import LAUNCHED
-from tinyllama.harness.check.requested import Request
+from tinyllama.harness.check.remote import Request
 from tinyllama.harness.check.run import Rank
 
 VARIANTS = {str(variant): variant for variant in variants()}

@@ -10,8 +10,8 @@ import torch
 
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.check import accuracy
+from tinyllama.harness.check.finding import Provided, fails
 from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Rank, run
-from tinyllama.harness.check.verdict import Provided, fails
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.kernels.foreign import foreign, gpus_hidden
 from tinyllama.ops import OPS

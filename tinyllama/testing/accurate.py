@@ -16,9 +16,8 @@ from tinyllama.harness.check.evaluate import (
     is_gradient,
 )
 from tinyllama.harness.check.finding import Candidate
-from tinyllama.harness.check.guards import GuardedMemory
+from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
 from tinyllama.harness.check.layouts import laid_out
-from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.testing.call import Call, Tensors, name_of
 from tinyllama.testing.interpreted import interpreted

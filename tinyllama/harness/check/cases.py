@@ -25,8 +25,8 @@ from tinyllama.harness.check.evaluate import (
     make_inputs,
     shapes_of,
 )
+from tinyllama.harness.check.guards import PoisonedMemory
 from tinyllama.harness.check.layouts import FAINT, LAYOUTS, RARE, REPEATING, TIED, UPSTREAMS, deep
-from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Terms
 from tinyllama.harness.kernels.precision import SHORT

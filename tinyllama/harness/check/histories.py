@@ -15,7 +15,6 @@ from tinyllama.harness.check.evaluate import Inputs, Leaves, copied
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, worst
 from tinyllama.harness.check.history import Graph, History, Values, find
 from tinyllama.harness.check.points import settings
-from tinyllama.harness.check.resizing import general, resized
 
 SHAPES = 20  # new shapes that are looked for, some of which the reference may refuse
 REPEATS = {"cpu": 3, "cuda": 50}
@@ -156,11 +155,11 @@ def determinism(candidate: Candidate) -> Problem:
 
 def _with_one_entry(candidate: Candidate) -> Iterator[Problem]:
     """Calls without gradients where an axis has one entry: a copy may be left out there."""
-    base = general(candidate)
+    base = candidate.general()
     # `sizes` tells where such a case is refused, or wrong in any call.
     history = History("call A; call A2 without gradients", may_raise=True)
     for axis, size in base.case.dims.items():
-        short = resized(candidate, base, axis, 1) if isinstance(size, int) else None
+        short = candidate.resized(base, axis, 1) if isinstance(size, int) else None
         if short is not None and short.case.dims[axis] == 1 and candidate.takes(short):
             yield find(candidate, history, _cached(candidate, short))
 
@@ -211,7 +210,7 @@ def _new_shapes(candidate: Candidate, case: OpCase) -> Iterator[OpCase]:
         new = case
         for axis, size in case.case.dims.items():
             if isinstance(size, int):
-                new = resized(candidate, new, axis, size + 1 + 2 * number) or new
+                new = candidate.resized(new, axis, size + 1 + 2 * number) or new
         if new is not case and candidate.takes(new):
             yield new
 

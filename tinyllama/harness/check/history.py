@@ -20,8 +20,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -148,30 +148,24 @@ class Values:
     arrange: Callable[[Leaves], Leaves] = lambda args: {n: copied(v) for n, v in args.items()}
     shared: tuple[str, ...] = ()
     judged: bool = True
-    right: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
 
     @functools.cached_property
     def references(self) -> References:
         return self.case.references(self.inputs)
 
     def wrong(self, candidate: Candidate, results: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """What is wrong with some results of a call, by the result's name. Those with the bits of
-        earlier right ones are right."""
-        provider, wrong = candidate.provider, dict[str, str]()
-        right = {name: self.right.get((provider.name, name)) for name in results}
-        new = {n: v for n, v in results.items() if (r := right[n]) is None or not same_bits(v, r)}
-        if not new or not self.judged:
+        """What is wrong with some results of a call, by the result's name."""
+        if not self.judged:
             return {}
-        eager = self.references.eager
-        for name in set(new) & set(eager) - set(provider.output_dtypes):
-            if new[name].dtype != eager[name].dtype:
-                wrong[name] = f"{name} has dtype {new[name].dtype}, not {eager[name].dtype}"
+        eager, wrong = self.references.eager, dict[str, str]()
+        for name in {*results} & {*eager} - {*candidate.provider.output_dtypes}:
+            if results[name].dtype != eager[name].dtype:
+                wrong[name] = f"{name} has dtype {results[name].dtype}, not {eager[name].dtype}"
         slack = WIDER * candidate.slack[self.case.dtype]  # not each case is a declared one
-        comparisons = self.case.judge(new, self.inputs, slack=slack, references=self.references)
-        wrong |= {c.name: str(c) for c in comparisons if c.name in new and not c.passed}
-        for name in set(new) - set(wrong):
-            self.right.setdefault((provider.name, name), new[name].detach().clone())
-        return wrong
+        comparisons = self.case.judge(
+            dict(results), self.inputs, slack=slack, references=self.references
+        )
+        return wrong | {c.name: str(c) for c in comparisons if c.name in results and not c.passed}
 
 
 @dataclass(frozen=True)
@@ -184,8 +178,7 @@ class History:
     may_raise: bool = False
 
 
-@dataclass(frozen=True)
-class _Fault:
+class _Fault(NamedTuple):
     """steps: up to the one that shows it. rank: None for that of the history."""
 
     steps: str
@@ -217,9 +210,9 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
         of_reference = _Play(candidate.reference, by_name).faults_of(history)
     except Exception:
         return None
-    if error is not None and history.rank is not Rank.WARNING:
-        raise error
     if error is not None:
+        if history.rank is not Rank.WARNING:
+            raise error
         text = str(error).strip().partition("\n")[0]
         text = f"{place(error)}{type(error).__name__}: {text}"
         faults[""] = _Fault(history.steps, text, Rank.WARNING)
@@ -227,22 +220,16 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
     if not new:
         return None
     first = min(new, key=lambda fault: (fault.rank or history.rank) is Rank.WARNING)
-    texts = [fault.text for fault in new if (fault.steps, fault.rank) == (first.steps, first.rank)]
     case = next(iter(by_name.values())).case
-    return case, f"{first.steps}: {'; '.join(texts)}", first.rank or history.rank
+    return case, f"{first.steps}: {first.text}", first.rank or history.rank
 
 
-@dataclass
 class _Record:
     """A tensor that a call took or returned, with a copy. kind: "inputs", "outputs", "gradients" or
     ".grad"."""
 
-    call: str
-    kind: str
-    name: str
-    tensor: torch.Tensor
-
-    def __post_init__(self) -> None:
+    def __init__(self, call: str, kind: str, name: str, tensor: torch.Tensor) -> None:
+        self.call, self.kind, self.name, self.tensor = call, kind, name, tensor
         self.refresh()
 
     def refresh(self) -> None:

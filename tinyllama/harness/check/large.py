@@ -1,6 +1,11 @@
-"""Offsets past 2^31 elements: rows that lie far apart, and offsets of 32 bits in dense tensors."""
+"""Offsets past 2^31 elements: rows that lie far apart, and offsets of 32 bits in dense tensors.
 
-from collections.abc import Mapping
+Untouched memory is only addresses. So rows may lie 2^30 elements apart.
+"""
+
+import contextlib
+import mmap
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +15,6 @@ import torch
 from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.check.history import Graph
-from tinyllama.harness.check.offsets import Far, NoAddressesError
 from tinyllama.harness.check.programs import interpreted
 from tinyllama.harness.declare.specs import Tensor
 from tinyllama.harness.kernels.bounds import author_line, tensors_of
@@ -18,6 +22,9 @@ from tinyllama.harness.kernels.launch_cache import among
 
 ENTRIES = 8  # along the first axis, so that an offset within an entry is small
 FAR_ROWS = 3  # rows that lie 2^30 elements apart: the last one begins beyond 2^31
+BEYOND = 2**31
+APART = 2**30 + 64  # elements; a stride of more would itself have 64 bits, and hide a narrow row
+BF16 = torch.bfloat16
 
 
 class Int32OffsetDetector:
@@ -149,3 +156,43 @@ def _with_entries(candidate: Candidate, entries: int, dtype: torch.dtype) -> OpC
         if elements(candidate.op, case.case) >= 16 * size and resized.unsupported() is None:
             return resized
     raise Unsupported(f"no case that it covers can have {entries} entries along {axis}")
+
+
+class NoAddressesError(RuntimeError):
+    """The system promises no memory that it may not have."""
+
+
+def room(elements: int) -> torch.Tensor:
+    """Zeros in bfloat16, of which only what is touched takes memory. Raises NoAddressesError."""
+    with addresses_promised():
+        block = mmap.mmap(-1, elements * BF16.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without huge pages
+        block.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(block, dtype=BF16)
+
+
+@contextlib.contextmanager
+def addresses_promised() -> Iterator[None]:
+    """Raises NoAddressesError for what the system or torch raises where there is no memory."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if "allocate memory" not in str(error):  # torch's and the system's words for it
+            raise
+        raise NoAddressesError(str(error)) from error
+
+
+class Far:
+    """Puts tensors into one room, slices of an axis ``APART`` elements from each other."""
+
+    def __init__(self, dtype: torch.dtype = BF16) -> None:
+        elements = (BEYOND + 2**25) * dtype.itemsize // BF16.itemsize
+        self._room, self._next = room(elements).view(dtype), 0
+
+    def __call__(self, x: torch.Tensor, axis: int = 0, stride: int = APART) -> torch.Tensor:
+        sizes = [n for i, n in enumerate(x.shape) if i != axis]
+        strides = list(torch.empty(sizes, device="meta").stride())
+        strides.insert(axis, stride)
+        view = self._room.as_strided(x.shape, strides, self._next)
+        self._next += x[:0].numel() + x.numel() // x.shape[axis]
+        return view.copy_(x)

@@ -22,7 +22,6 @@ from tinyllama.harness.check.code_numbers import compared_with, thresholds
 from tinyllama.harness.check.evaluate import Inputs, shapes_of
 from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.layouts import SINGLE
-from tinyllama.harness.check.resizing import general, resized
 from tinyllama.harness.check.work import MOST_WORK, accesses_of, work_of
 
 # The checks that points belong to.
@@ -75,7 +74,7 @@ class Point:
 
 def size_points(candidate: Candidate) -> Iterator[Point]:
     """Lengths of axes, with what depends on them, from few elements to many."""
-    base = general(candidate)
+    base = candidate.general()
     turns = thresholds(candidate.provider.call)
     axes = [axis for axis, size in base.case.dims.items() if isinstance(size, int)]
 
@@ -83,7 +82,7 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
         """The case with axes of these sizes, if it is taken and costs little."""
         sized: OpCase | None = case
         for axis, size in sizes.items():
-            sized = sized and resized(candidate, sized, axis, size)
+            sized = sized and candidate.resized(sized, axis, size)
         if sized and _allowed(candidate, sized):
             yield sized
 
@@ -188,11 +187,12 @@ def _other_numbers(candidate: Candidate, name: str, value: Any) -> Sequence[Any]
 def value_points(candidate: Candidate) -> Iterator[Point]:
     """Parameters and changed values of the general case, then in long rows, in other cases and in
     other dtypes."""
-    base, op = general(candidate), candidate.op
+    base, op = candidate.general(), candidate.op
 
     def values(case: OpCase | None, only: str = "") -> Iterator[Point]:
-        for change in painted(candidate, case, only) if case else ():
-            yield Point(VALUES, change.text, case, change)
+        if case is not None:
+            for change in painted(candidate, case, only):
+                yield Point(VALUES, change.text, case, change)
 
     def small(cases: Iterable[OpCase]) -> OpCase | None:
         """The first that costs little."""
@@ -233,7 +233,7 @@ def _long(candidate: Candidate, base: OpCase, axis: str) -> OpCase | None:
     """The case with the longest axis of `LONG` that costs little."""
     longest = None
     for length in LONG:
-        case = resized(candidate, base, axis, length)
+        case = candidate.resized(base, axis, length)
         if not case or not _allowed(candidate, case, MOST_WORK_OF_VALUES):
             break
         accesses = accesses_of(candidate, case)

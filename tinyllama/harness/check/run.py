@@ -13,16 +13,13 @@ from dataclasses import replace
 
 from tinyllama.harness.check import (
     accuracy,
-    compiling,
     configurations,
     frameworks,
     histories,
     large,
     programs,
     reference,
-    search,
     second_derivative,
-    traced,
 )
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import crashed, raised_by_another
@@ -47,22 +44,22 @@ _OF_ANY_RESULTS: dict[str, Check] = {
     "races": programs.races,
     "second derivative": second_derivative.second_derivative,
     "determinism": histories.determinism,
-    "resources": compiling.resources,
+    "resources": configurations.resources,
 }
 _CHECKS: dict[str, Check] = {
     **{name: accuracy.check_varied(name) for name in accuracy.VARIED},
     **_OF_ANY_RESULTS,
-    "scaled upstream": search.search("scaled upstream"),
+    "scaled upstream": accuracy.search("scaled upstream"),
     "fresh contents": histories.fresh_contents,
     "backward twice": histories.backward_twice,
     "autocast": frameworks.autocast,
-    "compiled": traced.compiled,
+    "compiled": frameworks.compiled,
     "captured": frameworks.captured,
     "side stream": frameworks.side_stream,
-    "empty batch": search.search("empty batch"),
+    "empty batch": accuracy.search("empty batch"),
     "configurations": configurations.configurations,
-    "sizes": search.search("sizes"),
-    "special values": search.search("special values"),
+    "sizes": accuracy.search("sizes"),
+    "special values": accuracy.search("special values"),
     "program order": programs.program_order,
     "large offsets": large.large_offsets,
 }
