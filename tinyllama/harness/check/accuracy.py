@@ -25,6 +25,7 @@ from tinyllama.harness.check.points import (
     SIZES,
     UPSTREAM,
     VALUES,
+    Budget,
     Point,
     empty_points,
     rows,
@@ -32,7 +33,6 @@ from tinyllama.harness.check.points import (
     upstream_points,
     value_points,
 )
-from tinyllama.harness.check.work import Budget
 
 PLAIN = (OUTPUTS, GRADIENTS, UNWRITTEN, TOUCHED, BOUNDS)
 EXTREMES, LAYOUTS, UPSTREAMS = "extreme values", "input layouts", "gradient layouts"

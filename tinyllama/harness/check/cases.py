@@ -190,10 +190,9 @@ class OpCase:
         *,
         slack: float = SLACK,
         references: References | None = None,
-        of_elements: float | None = None,
     ) -> list[Comparison]:
         """Results against the reference in the same dtype and in float64, those that are missing
-        too; empty ones have no error. of_elements: as `compare` takes it.
+        too; empty ones have no error.
 
         Raises GradientError for one that is not zero where the reference has none.
         """
@@ -213,7 +212,6 @@ class OpCase:
                 reference,
                 gain=max(least, reference.gain),
                 slack=slack,
-                of_elements=of_elements,
             )
             if name in results
             else Comparison.missing(name)

@@ -361,12 +361,14 @@ def undecided(findings: Sequence[Finding], provided: Provided) -> bool:
     )
 
 
-def merged(on_gpu: Finding, interpreted: Finding, launched: bool = True) -> Finding:
+def merged(on_gpu: Finding, interpreted: Finding | None, launched: bool = True) -> Finding:
     """The worse of two findings of one check; of two alike the interpreted one, which names lines.
 
     launched: whether a kernel was launched in the process that interprets. What it could not
     interpret is BLOCKED, unless the GPU shows as much.
     """
+    if interpreted is None:
+        return on_gpu
     alone = interpreted.check in INTERPRETED_ALONE
     if alone and not launched and interpreted.outcome.good:
         text = "no kernel launched for tensors on the CPU"

@@ -1,6 +1,7 @@
-"""What torch's frameworks make of a provider: autocast, its compiler, captured graphs, streams."""
+"""What torch makes of a provider: autograd's second derivatives, autocast, the compiler, captured
+graphs and streams."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +9,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from tinyllama.harness.check.cases import OpCase, elements
-from tinyllama.harness.check.compare import Comparison, same_bits
+from tinyllama.harness.check.compare import SLACK, Comparison, apart, near, same_bits
 from tinyllama.harness.check.crash import place
-from tinyllama.harness.check.evaluate import Inputs, copied, evaluate
+from tinyllama.harness.check.evaluate import Inputs, copied, evaluate, raising_in
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves, worst
 from tinyllama.harness.check.history import Graph
 from tinyllama.harness.check.points import MOST_WORK_OF_VALUES, VARIED_LENGTH
@@ -22,6 +23,8 @@ DRAWS = 4  # that estimate how sensitive a result is to rounding
 NARROW = torch.bfloat16, torch.float16  # of autocast
 Results = dict[str, torch.Tensor]
 TORCHS = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "inductor"}
+MOST_ERROR = 1e-3  # of the norm of a result
+ONCE = "mark the backward pass as once_differentiable"
 
 
 def autocast(candidate: Candidate) -> Problem:
@@ -207,43 +210,28 @@ def compiled(candidate: Candidate) -> Problem:
 
 
 def _wrong_in_graph(candidate: Candidate, case: OpCase) -> Problem:
-    provider, inputs = candidate.provider, candidate.inputs(case)
+    inputs = candidate.inputs(case)
+    options: Any = {"fullgraph": True, "dynamic": False, "backend": candidate.backend}
+
+    def wrong(provider: Provider, *, compile: bool = True) -> dict[str, Comparison]:
+        torch.compiler.reset()
+        call = torch.compile(provider.call, **options) if compile else provider.call
+        results = evaluate(
+            candidate.op, call, inputs, provider.overwrites, dtypes=provider.output_dtypes
+        )
+        return {c.name: c for c in candidate.wrong(case, results, inputs)}
+
     try:
-        wrong = _wrong_compiled(candidate, provider, case, inputs)
+        failures = wrong(candidate.provider)
+        if failures:  # uncompiled, too, or as of the reference
+            excused = {*wrong(candidate.provider, compile=False), *wrong(candidate.op["eager"])}
+            failures = {name: c for name, c in failures.items() if name not in excused}
     except torch._dynamo.exc.TorchDynamoException as error:
         text = str(error).strip().partition("\n")[0]
         return case, f"it breaks the graph, or cannot be traced: {text}", Rank.WARNING
-    if wrong:  # uncompiled, too, or as of the reference
-        excuses = _wrong(candidate, provider, provider.call, case, inputs)
-        excuses += _wrong_compiled(candidate, candidate.op["eager"], case, inputs)
-        excused = {comparison.name for comparison in excuses}
-        wrong = [comparison for comparison in wrong if comparison.name not in excused]
-    return (case, str(wrong[0])) if wrong else None
-
-
-def _wrong_compiled(
-    candidate: Candidate, provider: Provider, case: OpCase, inputs: Inputs
-) -> list[Comparison]:
-    torch.compiler.reset()
-    options: Any = {"fullgraph": True, "dynamic": False, "backend": candidate.backend}
-    try:
-        call = torch.compile(provider.call, **options)
-        return _wrong(candidate, provider, call, case, inputs)
     finally:
         torch.compiler.reset()
-
-
-def _wrong(
-    candidate: Candidate,
-    provider: Provider,
-    call: Callable[..., Any],
-    case: OpCase,
-    inputs: Inputs,
-) -> list[Comparison]:
-    results = evaluate(
-        candidate.op, call, inputs, provider.overwrites, dtypes=provider.output_dtypes
-    )
-    return candidate.wrong(case, results, inputs)
+    return next(((case, str(comparison)) for comparison in failures.values()), None)
 
 
 class _Called(DispatchMode):
@@ -291,3 +279,71 @@ def _custom_op_calls(candidate: Candidate, inputs: Inputs) -> dict[Any, tuple[An
         args[name].requires_grad_()
     params = {**candidate.op.params, **inputs.params}
     return {candidate.provider.derived.custom_op: ((*args.values(), *params.values()), {})}
+
+
+def second_derivative(candidate: Candidate) -> Problem:
+    """A second derivative is right, or raises; silently detached ones are a warning: mark the
+    backward pass as ``once_differentiable``."""
+    if not candidate.op.differentiable:
+        raise Unsupported("it has no gradients")
+    case = candidate.telling()
+    declared = candidate.provider.double_backward
+    inputs = candidate.inputs(case)
+    Graph(candidate, inputs).gradients()  # which raises an error for one that is missing
+    try:
+        second = _second(candidate, inputs)
+    except RuntimeError as error:
+        text = f"declared to have a second derivative: {error}"
+        return (case, text, Rank.REFUSED) if declared else None
+    if second is None:
+        text = f"first derivatives under create_graph are silently detached: {ONCE}"
+        return case, text, Rank.WARNING
+    right = _second(candidate.reference, inputs.double()) or {}  # none: it is zero
+    in_float32 = _second(candidate.reference, inputs) or {}
+    names = [
+        name
+        for name, value in right.items()
+        if in_float32
+        and not near(
+            second.get(name, torch.zeros_like(value)),
+            value,
+            MOST_ERROR,
+            SLACK * apart(in_float32[name], value).norm().item(),
+        )
+    ]
+    wrong = ", ".join(names)
+    if declared:
+        text = f"its second derivative by {wrong} is not the reference's"
+        return (case, text) if wrong else None
+    text = "declared to have no second derivative, and gives "
+    if wrong:
+        return case, f"{text}a wrong one by {wrong}: {ONCE}"
+    return case, f"{text}one: {ONCE}, or declare it", Rank.REFUSED
+
+
+def _second(candidate: Candidate, inputs: Inputs) -> dict[str, torch.Tensor] | None:
+    """Gradients of the squares of the gradients; None where those are detached.
+
+    Raises RuntimeError, torch's own or the provider's, when there are none.
+    """
+    with raising_in(candidate.op, candidate.provider.call):
+        graph = Graph(candidate, inputs)
+        upstream = {f"upstream {n}": g.clone() for n, g in graph.upstream.items()}
+        sources = {name: graph.args[name] for name in candidate.op.differentiable} | upstream
+        outputs = [graph.outputs[name] for name in graph.upstream]
+        first = torch.autograd.grad(
+            outputs,
+            [graph.args[name] for name in candidate.op.differentiable],
+            [gradient.requires_grad_() for gradient in upstream.values()],
+            create_graph=True,
+            allow_unused=True,
+        )
+        attached = [g for g in first if g is not None and g.requires_grad]
+        if not attached:
+            return None
+        squares = torch.stack([g.double().square().sum() for g in attached]).sum()
+        second = torch.autograd.grad(squares, list(sources.values()), allow_unused=True)
+        by_name = {name: g for name, g in zip(sources, second, strict=True) if g is not None}
+        if not by_name:  # nothing leads to them, and what would raise an error was not reached
+            squares.backward()
+    return by_name or None

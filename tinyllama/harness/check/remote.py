@@ -7,7 +7,6 @@ second process interprets the kernels on the CPU, and makes the checks of memory
 
 import contextlib
 import faulthandler
-import json
 import re
 import signal
 import sys
@@ -172,8 +171,7 @@ class Checks:
 
     def announce(self, case: OpCase) -> None:
         """Note a case, which has so much time from now on."""
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(str(case)) + "\n")
+        self.log.write_text(str(case), encoding="utf-8")
         faulthandler.dump_traceback_later(self.request.seconds, exit=True)
 
     def provided(self) -> list[Provided]:
@@ -190,15 +188,13 @@ class Checks:
             for name, candidate in self.candidates.items()
         ]
 
-    def findings(
-        self, provider: str, only: list[str], plain: list[str], bounded: bool
-    ) -> list[Finding]:
+    def findings(self, provider: str, only: list[str], earlier: list[Finding]) -> list[Finding]:
         candidate = self.candidates[provider]
         try:
             if only == [LAUNCHED]:
                 declares = self.request.candidate is None
                 return [kernel_launched(candidate, declares)]
-            return list(run(candidate, only, plain=plain, bounded=bounded))
+            return list(run(candidate, only, earlier))
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -290,8 +286,9 @@ def _of_groups(
             answers = [pool.submit(run.findings, provided.name, names) for run in runs]
             findings, *interpreted = [answer.result() for answer in answers]
             if interpreted:
+                by_check = {f.check: f for f in interpreted[0] if f.check in INTERPRETED}
                 launched = runs[-1].launched(provided.name)
-                findings = _merged(findings, interpreted[0], launched)
+                findings = [merged(f, by_check.get(f.check), launched) for f in findings]
             findings = [_unless_told(finding, earlier) for finding in findings]
         earlier += findings
         tried = any(finding.outcome is not Outcome.BLOCKED for finding in findings)
@@ -299,16 +296,6 @@ def _of_groups(
         result = "; ".join(faults) or ("no fault" if tried else "not tried")
         progress(f"{label}: {result} ({time.monotonic() - began:.1f} s)")
         yield from findings
-
-
-def _merged(
-    on_gpu: Sequence[Finding], interpreted: Sequence[Finding], launched: bool
-) -> list[Finding]:
-    by_check = {finding.check: finding for finding in interpreted if finding.check in INTERPRETED}
-    return [
-        merged(finding, by_check[finding.check], launched) if finding.check in by_check else finding
-        for finding in on_gpu
-    ]
 
 
 def _unless_told(finding: Finding, earlier: Sequence[Finding]) -> Finding:
@@ -368,21 +355,17 @@ class _Run:
         return findings
 
     def _of_group(self, provider: str, names: list[str], earlier: list[Finding]) -> list[Finding]:
-        faults = accuracy.plain_faults(earlier)
-        bounded = all(f.outcome.good for f in earlier if f.check == accuracy.BOUNDS)
         self.log.write_text("")
         try:
-            findings: list[Finding] = self.call(
-                "findings", provider, names, faults, bounded, timeout=GROUP
-            )
+            call = "findings", provider, names, earlier
+            findings: list[Finding] = self.call(*call, timeout=GROUP)
             return findings
         except WorkerError as error:
             text, details, rank = self._text(error), error.details, _rank(error)
         if rank is None:
             return [Finding(name, Outcome.BLOCKED, "", text, details) for name in names]
         self.close()
-        cases = self.log.read_text(encoding="utf-8").splitlines()
-        case = json.loads(cases[-1]) if cases else ""
+        case = self.log.read_text(encoding="utf-8")
         crash = Finding(names[0], Outcome.CRASHED, case, text, details, special=rank)
         rest = f"not tried, since the process ended: {text}"
         return [crash, *(Finding(name, Outcome.BLOCKED, message=rest) for name in names[1:])]

@@ -8,7 +8,7 @@ A finding names the case in which a check failed, and what was seen. A check tha
 does not pass: it is UNSUPPORTED, with the reason.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tinyllama.harness.check import (
@@ -16,10 +16,8 @@ from tinyllama.harness.check import (
     configurations,
     frameworks,
     histories,
-    large,
     programs,
     reference,
-    second_derivative,
 )
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import crashed, raised_by_another
@@ -42,7 +40,7 @@ Check = Callable[[Candidate], Problem | Finding | str]
 # These say something where plain results are wrong, too; all others compare with the reference.
 _OF_ANY_RESULTS: dict[str, Check] = {
     "races": programs.races,
-    "second derivative": second_derivative.second_derivative,
+    "second derivative": frameworks.second_derivative,
     "determinism": histories.determinism,
     "resources": configurations.resources,
 }
@@ -61,24 +59,19 @@ _CHECKS: dict[str, Check] = {
     "sizes": accuracy.search("sizes"),
     "special values": accuracy.search("special values"),
     "program order": programs.program_order,
-    "large offsets": large.large_offsets,
+    "large offsets": programs.large_offsets,
 }
 CHECKS = (*accuracy.PLAIN, *_CHECKS)
 
 
 def run(
-    candidate: Candidate,
-    only: Collection[str] = CHECKS,
-    *,
-    plain: Collection[str] = (),
-    bounded: bool = True,
+    candidate: Candidate, only: Collection[str] = CHECKS, earlier: Iterable[Finding] = ()
 ) -> Iterator[Finding]:
     """The findings of the checks named in ``only``, in the order of `CHECKS`.
 
-    plain: the checks of plain cases that fail, as far as ``only`` does not test that. Checks that
-        compare with the reference are BLOCKED then.
-    bounded: likewise, whether no access out of bounds was seen. A first one is a fault of the check
-        in which it is seen.
+    earlier: those of checks that were made before. Where plain cases fail, checks that compare with
+        the reference are BLOCKED. A first access out of bounds is a fault of the check in which it
+        is seen.
     Raises ValueError for a name that is no check.
     """
     for name in only:
@@ -87,13 +80,15 @@ def run(
     if reason := candidate.missing():
         yield from (Finding(name, Outcome.UNSUPPORTED, message=reason) for name in only)
         return
+    earlier = list(earlier)
     if set(only) & set(accuracy.PLAIN):
         findings = list(accuracy.check_plain(candidate, only))
-        plain = accuracy.plain_faults(findings)
-        bounded &= all(f.outcome.good for f in findings if f.check == accuracy.BOUNDS)
+        earlier += findings
         yield from (_of_reference(finding, candidate) for finding in findings)
     if set(only) & set(_CHECKS):  # later, since a first call may be wrong
         candidate = candidate.with_kernels()
+    plain = accuracy.plain_faults(earlier)
+    bounded = all(f.outcome.good for f in earlier if f.check == accuracy.BOUNDS)
     for name in (name for name in _CHECKS if name in only):
         if plain and name not in _OF_ANY_RESULTS:
             text = f"fails already: {', '.join(plain)}"
