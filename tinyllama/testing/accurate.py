@@ -9,11 +9,7 @@ import torch
 
 from tinyllama.harness.check.cases import OpCase, References
 from tinyllama.harness.check.compare import SLACK, Comparison, near, norm_of_finite
-from tinyllama.harness.check.evaluate import (
-    ContractError,
-    Inputs,
-    evaluate,
-)
+from tinyllama.harness.check.evaluate import ContractError, Inputs, evaluate
 from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
 from tinyllama.harness.check.judge import without_cancelled

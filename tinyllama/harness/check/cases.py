@@ -206,13 +206,7 @@ class OpCase:
         by_name = {name: references.of(name) for name, value in oracle.items() if value.numel()}
         least = median(reference.gain for reference in by_name.values()) if by_name else 1.0
         return [
-            compare(
-                name,
-                results[name],
-                reference,
-                gain=max(least, reference.gain),
-                slack=slack,
-            )
+            compare(name, results[name], reference, gain=max(least, reference.gain), slack=slack)
             if name in results
             else Comparison.missing(name)
             for name, reference in by_name.items()

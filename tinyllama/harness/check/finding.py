@@ -239,12 +239,7 @@ class Candidate:
     ) -> list[Comparison]:
         """The results that are not as accurate as the reference's. references: for these inputs, if
         several results are compared with them."""
-        compared = case.judge(
-            results,
-            inputs,
-            slack=self.slack[case.dtype],
-            references=references,
-        )
+        compared = case.judge(results, inputs, slack=self.slack[case.dtype], references=references)
         return [comparison for comparison in compared if not comparison.passed]
 
     def general(self) -> OpCase:

@@ -31,8 +31,6 @@ UNINITIALISED = {
 class GuardedMemory(DispatchMode, Bounds):
     """While active, every uninitialised tensor that Python allocates lies between canaries."""
 
-    supports_higher_order_operators = True  # as launches by ``torch.library.wrap_triton`` are
-
     def __init__(self) -> None:
         DispatchMode.__init__(self)
         Bounds.__init__(self)
@@ -115,8 +113,6 @@ class GuardedMemory(DispatchMode, Bounds):
 class PoisonedMemory(DispatchMode):
     """While active, every uninitialised tensor that Python allocates holds NaN (or the largest
     value of an integral dtype); with ``clean``, zeros."""
-
-    supports_higher_order_operators = True  # as launches by ``torch.library.wrap_triton`` are
 
     def __init__(self, *, clean: bool = False) -> None:
         super().__init__()

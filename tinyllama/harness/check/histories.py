@@ -91,8 +91,7 @@ WITH_ANOTHER_DEVICE = History(
 )
 OF_KERNELS = (
     History(
-        "call A with garbage where masks are false and `other` is missing; backward A",
-        Rank.WARNING,
+        "call A with garbage where masks are false and `other` is missing; backward A", Rank.WARNING
     ),
     History(
         "call in_float32 where products of float32 are tf32, as tl.dot's are without "

@@ -23,14 +23,7 @@ from tinyllama.harness.check.evaluate import (
     evaluate,
     is_gradient,
 )
-from tinyllama.harness.check.finding import (
-    Candidate,
-    Finding,
-    Outcome,
-    Rank,
-    leaves,
-    other_results,
-)
+from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, leaves, other_results
 from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
 from tinyllama.harness.check.history import Graph, sharing
 from tinyllama.harness.check.points import EMPTY, Point, rows
@@ -341,12 +334,15 @@ class _Trial:
         if given_nan or has_nan[False] or meets_itself or all(conventional):
             return failures, Rank.WARNING
         op = self.candidate.op
-        if not has_nan[True] and (op.differentiable or op.mutated):  # else nobody knows
+        unknown = not (op.differentiable or op.mutated)  # whether its gradient has one
+        if not has_nan[True] and not unknown:
             return failures, Rank.WRONG
         failures = [c for c in failures if not is_gradient(c.name)]
         for c in failures:
             result, right = results[c.name], references.eager[c.name]
             if not result.is_floating_point() or not (result.isnan() <= right.isinf()).all():
+                return failures, Rank.WRONG
+            if unknown and (result.isfinite() & right.isinf()).any():
                 return failures, Rank.WRONG
         return (failures, Rank.WARNING) if failures else None
 
@@ -403,6 +399,8 @@ def without_cancelled(results: Results, oracle: Results, inputs: Inputs) -> Resu
         tensors = leaves(inputs.upstream if is_gradient(name) else inputs.args)
         floating = (x for x in tensors if x.is_floating_point() and x.numel())
         size = max((float(x.double().abs().max()) for x in floating), default=0.0)
+        if not math.isfinite(size):
+            return result
         share = max(CANCELLED, torch.finfo(result.dtype).eps)
         cancelled = (oracle[name].abs() <= NOTHING * size) & (result.double().abs() <= share * size)
         return result.masked_fill(cancelled, 0.0)

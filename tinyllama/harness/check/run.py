@@ -22,14 +22,7 @@ from tinyllama.harness.check import (
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import crashed, raised_by_another
 from tinyllama.harness.check.evaluate import ContractError, is_gradient
-from tinyllama.harness.check.finding import (
-    Candidate,
-    Finding,
-    Outcome,
-    Problem,
-    Rank,
-    Unsupported,
-)
+from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Problem, Rank, Unsupported
 from tinyllama.harness.kernels.bounds import Bounds
 
 __all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "Rank", "run"]
