@@ -20,7 +20,7 @@ def test_the_second_process_finds_what_only_interpretation_shows(tmp_path: Path)
     """In a real process, whose environment is set before anything is imported. A CPU by another
     name stands for the GPU."""
     path = VARIANTS["scaled_copy-read_beyond_the_end"].write(tmp_path)
-    request = Request("tinyllama.ops", str(path), None, "triton", "cpu:0", 0)
+    request = Request(str(path), None, "triton", "cpu:0", 0)
     answers = remote.check(request, ["outputs", "out of bounds", LAUNCHED])
     findings = {finding.check: finding for _, finding in answers if finding is not None}
     assert findings["out of bounds"].rank is Rank.UNSAFE

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tinyllama.harness.check.finding import Provided
     from tinyllama.harness.check.run import Finding
 
-PACKAGE = "tinyllama.ops"
 FAILED = 1  # exit status when a check found something, or nothing could be compared
 STOPPED = {"time limit": 124, "Ctrl-C": 130, "SIGTERM": 143}  # where nothing failed until then
 Findings = Mapping["Provided", list["Finding"]]
@@ -174,7 +173,7 @@ def _checked(
     device = "cpu" if usable.type == "cpu" else str(usable)
     declaration = None if args.declaration is None else str(args.declaration)
     request = Request(
-        *(PACKAGE, file, args.op, args.provider, device, args.seed, args.candidate),
+        *(file, args.op, args.provider, device, args.seed, args.candidate),
         declaration=declaration,
     )
     try:

@@ -324,13 +324,12 @@ def other_results(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, to
 @dataclass(frozen=True)
 class Provided:
     """A provider that is checked. with_reference: whether the file that declares it declares its
-    reference too; plain_cases: their names, the smallest first; op: the op's name; missing: why it
-    cannot run on the device."""
+    reference too; plain_cases: their names, the smallest first; missing: why it cannot run on the
+    device."""
 
     name: str
     with_reference: bool
     plain_cases: tuple[str, ...]
-    op: str = ""
     missing: str | None = None
 
 

@@ -34,6 +34,7 @@ from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.worker import Worker, WorkerError, end_all
 
+PACKAGE = "tinyllama.ops"  # the ops of the tree, on which a file may register providers
 GROUP = 24 * 3600.0  # seconds for all cases of a group of checks, each of which has its own limit
 
 
@@ -47,12 +48,11 @@ class Request:
     """What is checked, on a device, with inputs from a seed: the providers that a file declares, of
     each op or of one, or those of an op of the tree or of a package; of these the one of a name.
 
-    package: has the ops of the tree, on which the file may register providers. candidate:
-    ``FILE:function``, which is checked as a provider of the op, in the place of its own. seconds:
-    for one case. declaration: a file that declares the op instead, about functions of ``file``.
+    candidate: ``FILE:function``, which is checked as a provider of the op, in the place of its own.
+    seconds: for one case. declaration: a file that declares the op instead, about functions of
+    ``file``.
     """
 
-    package: str
     file: str | None
     op: str | None
     provider: str | None
@@ -84,7 +84,7 @@ class Request:
 
     def _ops(self) -> tuple[list[Op], str]:
         """The ops, and the module that declares the providers; "" for all of these."""
-        registry, module = discover(self.package), ""
+        registry, module = discover(PACKAGE), ""
         ops = list(registry.values())
         if self.file is not None:
             with self._loading(self.file):
@@ -182,7 +182,6 @@ class Checks:
                 name,
                 from_file and candidate.op.module == candidate.provider.module,
                 tuple(map(str, candidate.plain_cases())),
-                candidate.op.name,
                 candidate.missing(),
             )
             for name, candidate in self.candidates.items()
@@ -197,11 +196,6 @@ class Checks:
             return list(run(candidate, only, earlier))
         finally:
             faulthandler.cancel_dump_traceback_later()
-
-    def traits(self, provider: str) -> independent_judge.Traits:
-        candidate = self.candidates[provider]
-        cases = independent_judge.cases_of(candidate.op)
-        return independent_judge.traits(candidate.provider, cases)
 
     def answer(self, provider: str, number: int, seed: int, file: str) -> None:
         """Write the results of a case to a file."""
@@ -325,7 +319,7 @@ class _Run:
         """What a method of the worker's `Checks` returns. Raises WorkerError, also where the file
         cannot be loaded."""
         if self._worker is None:
-            self._worker = Worker("check", preload=[self.request.package], env=self.env)
+            self._worker = Worker("check", preload=[PACKAGE], env=self.env)
             request = {"log": str(self.log), **asdict(self.request)}
             try:
                 self._worker.make("checks", f"{__name__}:Checks", **request)
@@ -372,40 +366,28 @@ class _Run:
 
     def judged_apart(self, provided: Provided, earlier: Sequence[Finding]) -> Finding:
         """A candidate's values, compared here."""
-        provider, missing = provided.name, provided.missing
-        outcomes = [finding.outcome for finding in earlier if finding.check in accuracy.PLAIN]
-        op_name = str(self.request.op if self.request.candidate else provided.op)
-        ops = discover(self.request.package, plugins=False)
-        if self.request.file is not None and (provided.with_reference or op_name not in ops):
-            reason = (
-                f"the candidate declares op {op_name!r}, so its process alone knows the "
-                "reference: use --candidate with an installed op"
+        if self.request.candidate is None or provided.missing:
+            text = (
+                "use --candidate with an installed op: else its process alone knows the reference"
             )
-            return Finding(APART, Outcome.UNSUPPORTED, message=reason)
-        if not all(outcome.good for outcome in outcomes):
+            return Finding(APART, Outcome.UNSUPPORTED, message=provided.missing or text)
+        if not all(f.outcome.good for f in earlier if f.check in accuracy.PLAIN):
             return Finding(APART, Outcome.BLOCKED, message="the plain cases fail already")
-        cases, case_name, count = independent_judge.cases_of(ops[op_name]), "", 0
+        op = discover(PACKAGE, plugins=False)[str(self.request.op)]
+        case_name, cases = "", independent_judge.cases_of(op)
         try:
-            traits: independent_judge.Traits = self.call("traits", provider)
             for number, case in enumerate(cases):
-                if traits.declines[number] is None and not missing:
-                    count += 1
-                    case_name = str(case).replace(f"{case.op.name}-eager", provider, 1)
-                    if text := self._faults_apart(provider, number, case, traits):
-                        return Finding(APART, Outcome.FAILED, case_name, text)
+                case_name = str(case).replace(f"{op.name}-eager", provided.name, 1)
+                if text := self._faults_apart(provided.name, number, case):
+                    return Finding(APART, Outcome.FAILED, case_name, text)
         except WorkerError as error:
             self.close()
-            crash = Finding(APART, Outcome.CRASHED, case_name, self._text(error), error.details)
-            return replace(crash, special=_rank(error))
-        if not count:  # what passed elsewhere was run, whatever it says now
-            outcome = Outcome.FAILED if Outcome.PASSED in outcomes else Outcome.UNSUPPORTED
-            return Finding(APART, outcome, message=missing or "it covers none of the cases")
-        text = f"{count} of {len(cases)} cases, inputs from a secret seed"
+            text, rank = self._text(error), _rank(error)
+            return Finding(APART, Outcome.CRASHED, case_name, text, error.details, special=rank)
+        text = f"{len(cases)} cases, inputs from a secret seed"
         return Finding(APART, Outcome.PASSED, message=text)
 
-    def _faults_apart(
-        self, provider: str, number: int, case: OpCase, traits: independent_judge.Traits
-    ) -> str:
+    def _faults_apart(self, provider: str, number: int, case: OpCase) -> str:
         """What is wrong in a case; empty where nothing is. Raises WorkerError."""
 
         def ask(seed: int, file: Path) -> None:
@@ -413,7 +395,7 @@ class _Run:
 
         with tempfile.TemporaryDirectory(prefix="judged-") as folder:
             try:
-                return independent_judge.faults(case, traits, ask, Path(folder) / "results")
+                return independent_judge.faults(case, ask, Path(folder) / "results")
             except WorkerError:
                 raise
             except Exception as error:  # the answer may be any
