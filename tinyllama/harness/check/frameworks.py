@@ -195,7 +195,8 @@ def _run(candidate: Candidate, static: Graph, inputs: Inputs) -> Results:
         for name, value in static.args.items()
     }
     in_place = Inputs(args, dict(static.upstream), inputs.params)
-    return Graph(candidate, in_place, prepare=lambda value: value).results(lambda g: g)
+    graph = Graph(candidate, in_place, prepare=lambda value: value)
+    return graph.results([*graph.upstream.values()])
 
 
 def compiled(candidate: Candidate) -> Problem:

@@ -243,13 +243,12 @@ def _values(candidate: Candidate, case: OpCase, name: str) -> Values | None:
         shared = names[:1] if name == "sharing_one" else names[1:]
         second = candidate.inputs(case, draw=1)
         args = {**second.args, **{n: first.args[n] for n in shared}}
-        values = Values(case, replace(second, args=args), shared=tuple(shared))
-        return values if len(names) > 1 else None
+        return Values(case, replace(second, args=args)) if len(names) > 1 else None
     if name == "with_other_settings":
         params = {n: numbers[0] for n, numbers in settings(candidate, case).items() if numbers}
         inputs = candidate.inputs(case, draw=1)
         changed = replace(inputs, params={**inputs.params, **params})
-        return Values(case, changed, judged=False) if params else None
+        return Values(case, changed) if params else None
     if name == "parameters":
         return Values(case, first, partial(_parameters, candidate.op.differentiable))
     if name in ("behind_each_other", "one_tensor"):

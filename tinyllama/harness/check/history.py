@@ -18,7 +18,7 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -104,15 +104,19 @@ class Graph:
         self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
 
     def gradients(
-        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone, *, copy: bool = True
+        self, upstream: Sequence[torch.Tensor] | None = None, *, copy: bool = True
     ) -> dict[str, torch.Tensor]:
-        """Gradients by input name; ``change`` is applied to each upstream gradient first. copy:
-        they have memory of their own, whatever the backward pass returns.
+        """Gradients by input name. upstream: in the place of copies of the call's own, in the
+        dtypes of their outputs. copy: they have memory of their own, whatever the backward pass
+        returns.
 
         Raises GradientError for one that is missing: nothing else about it can be compared.
         """
         outputs = [self.outputs[name] for name in self.upstream]
-        inputs, upstream = [self.args[n] for n in self.op.differentiable], self.changed(change)
+        if upstream is None:
+            pairs = zip(self.upstream.values(), outputs, strict=True)
+            upstream = [gradient.clone().to(output.dtype) for gradient, output in pairs]
+        inputs = [self.args[n] for n in self.op.differentiable]
         with raising_in(self.op, self.call):
             gradients = torch.autograd.grad(
                 outputs, inputs, upstream, retain_graph=True, allow_unused=True
@@ -122,32 +126,23 @@ class Graph:
             raise GradientError(f"{self.op.name}: no gradient for {', '.join(missing)}")
         return {name: gradient.clone() if copy else gradient for name, gradient in by_name.items()}
 
-    def results(
-        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone
-    ) -> dict[str, torch.Tensor]:
+    def results(self, upstream: Sequence[torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
         """Outputs by name, and gradients as ``grad x``, as `evaluate` returns them."""
-        gradients = self.gradients(change) if self.op.differentiable else {}
+        gradients = self.gradients(upstream) if self.op.differentiable else {}
         outputs = {name: value.detach() for name, value in self.outputs.items()}
         return outputs | {f"grad {name}": gradient for name, gradient in gradients.items()}
-
-    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-        """The upstream gradients, changed so, in the dtypes of their outputs."""
-        return [change(g).to(self.outputs[name].dtype) for name, g in self.upstream.items()]
 
 
 @dataclass
 class Values:
     """The values of a call's inputs, and what results for them are right.
 
-    arrange: how the inputs lie, as tensors of their own. shared: those that a call has in common
-        with another one, where not all. judged: whether results are compared.
+    arrange: how the inputs lie, as tensors of their own.
     """
 
     case: OpCase
     inputs: Inputs
     arrange: Callable[[Leaves], Leaves] = lambda args: {n: copied(v) for n, v in args.items()}
-    shared: tuple[str, ...] = ()
-    judged: bool = True
 
     @functools.cached_property
     def references(self) -> References:
@@ -155,8 +150,6 @@ class Values:
 
     def wrong(self, candidate: Candidate, results: Mapping[str, torch.Tensor]) -> dict[str, str]:
         """What is wrong with some results of a call, by the result's name."""
-        if not self.judged:
-            return {}
         eager, wrong = self.references.eager, dict[str, str]()
         for name in {*results} & {*eager} - {*candidate.provider.output_dtypes}:
             if results[name].dtype != eager[name].dtype:
@@ -220,8 +213,9 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
     if not new:
         return None
     first = min(new, key=lambda fault: (fault.rank or history.rank) is Rank.WARNING)
+    texts = [fault.text for fault in new if (fault.steps, fault.rank) == (first.steps, first.rank)]
     case = next(iter(by_name.values())).case
-    return case, f"{first.steps}: {first.text}", first.rank or history.rank
+    return case, f"{first.steps}: {'; '.join(texts)}", first.rank or history.rank
 
 
 class _Record:
@@ -305,14 +299,15 @@ class _Play:
         self.before = snapshot()
 
     def call(self, step: str, call: str) -> None:
-        """call A [and is refused | and look away] [in the tensors of B | in the memory of B]
-        [watched | interrupted by B], and what `WITHIN` has"""
+        """call A [and is refused | and look away] [in the tensors of B | in the memory of B, as far
+        as these have the same values] [watched | interrupted by B], and what `WITHIN` has"""
         op, values = self.candidate.op, self._values(call)
         args = values.arrange(values.inputs.args)
         if match := re.search(r"in the (tensors|memory) of (\w+)", step):
             earlier = self.graphs[match[2]].args
-            shared = {name: earlier[name] for name in values.shared or earlier}
-            args |= {n: _anew(v) if match[1] == "memory" else v for n, v in shared.items()}
+            for name, value in earlier.items():
+                if _equal(value, args[name]):
+                    args[name] = _anew(value) if match[1] == "memory" else value
         changing = named(args, op.mutated)
         self._record(call, "inputs", {n: v for n, v in named(args).items() if n not in changing})
         versions = [tensor._version for tensor in changing.values()]
@@ -392,15 +387,14 @@ class _Play:
         if not op.differentiable or self.candidate.provider.overwrites:
             return
         upstream = [g * 2 if "doubled" in step else copied(g) for g in graph.upstream.values()]
-        copies, in_order = [gradient.clone() for gradient in upstream], iter(upstream)
+        copies = [gradient.clone() for gradient in upstream]
 
         def run() -> dict[str, torch.Tensor]:
             with self.watches.get(call, contextlib.nullcontext()):
                 if "into .grad" not in step:
-                    return graph.gradients(lambda gradient: next(in_order), copy=False)
+                    return graph.gradients(upstream, copy=False)
                 outputs = [graph.outputs[name] for name in graph.upstream]
-                change = graph.changed(lambda gradient: next(in_order))
-                torch.autograd.backward(outputs, change, retain_graph=True)
+                torch.autograd.backward(outputs, upstream, retain_graph=True)
                 grads = {name: graph.args[name].grad for name in op.differentiable}
                 return {name: grad for name, grad in grads.items() if grad is not None}
 
@@ -545,6 +539,12 @@ def named(args: Leaves, names: Iterable[str] | None = None) -> dict[str, torch.T
         else:
             tensors[name] = args[name]
     return tensors
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Whether two tensors, or the tensors of two lists, have the same values."""
+    pairs = zip(leaves({"": value}), leaves({"": other}), strict=True)
+    return all(same_bits(x, y) for x, y in pairs)
 
 
 def _anew(value: Any) -> Any:
