@@ -20,7 +20,6 @@ from tinyllama.harness.machine.device import cannot, synchronize
 
 NO_KERNELS = 'it launches no kernels of Triton\'s: else declare requires=("triton",)'
 TRIES = 8  # following sizes that are tried where an op or a provider does not take one
-SUBSETS = 5  # inputs with a gradient of which every part is wanted alone
 UNSAFE = {  # of resources: but for spills
     *("unwritten memory", "untouched inputs", "out of bounds", "races", "program order"),
     *("determinism", "resources", "side stream"),
@@ -174,7 +173,7 @@ class Candidate:
 
     def declared(self) -> list[OpCase]:
         """Those of the op."""
-        cases = op_cases([self.op], providers=["eager"], subsets=SUBSETS, tied=True)
+        cases = op_cases([self.op], providers=["eager"], thorough=True)
         return [replace(case, provider=self.provider) for case in cases]
 
     def plain_cases(self) -> list[OpCase]:
