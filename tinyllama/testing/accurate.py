@@ -11,8 +11,7 @@ from tinyllama.harness.check.cases import OpCase, References
 from tinyllama.harness.check.compare import SLACK, Comparison, near, norm_of_finite
 from tinyllama.harness.check.evaluate import ContractError, Inputs, evaluate
 from tinyllama.harness.check.finding import Candidate
-from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
-from tinyllama.harness.check.judge import without_cancelled
+from tinyllama.harness.check.judge import run_case, without_cancelled
 from tinyllama.harness.check.layouts import laid_out
 from tinyllama.harness.check.reference import StaysInDouble
 from tinyllama.harness.declare.op import Op
@@ -96,15 +95,17 @@ def _faults(
         except Exception as error:
             raise _unusable(reference, error, call) from error
         exact = _in_double(op, in_double, inputs, name_of(oracle))
-        guards, faults = GuardedMemory(), list[str]()
         on_cpu = all(tensor.device.type == "cpu" for tensor in call.tensors.values())
         with interpreted() if on_cpu else nullcontext():
-            try:
-                results = tried.results(inputs, PoisonedMemory(), guards)
-                faults += _wrong(case, inputs, results, References(eager, exact, []), in_double)
-            except ContractError as error:
-                faults.append(str(error).removeprefix(f"{op.name}: "))
-        if faults := [f"out of bounds: {text}" for text in guards.broken()] + faults:
+            run = run_case(tried, inputs)
+        faults = [f"out of bounds: {text}" for text in run.out_of_bounds]
+        try:
+            if run.error is not None:
+                raise run.error
+            faults += _wrong(case, inputs, run.results, References(eager, exact, []), in_double)
+        except ContractError as error:
+            faults.append(str(error).removeprefix(f"{op.name}: "))
+        if faults:
             return [f"{fault}{when}" for fault in faults]
     return []
 
