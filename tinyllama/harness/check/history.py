@@ -548,12 +548,8 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def _anew(value: Any) -> Any:
-    """Another tensor in the same memory, or a list of them."""
-    if isinstance(value, list):
-        return [_anew(tensor) for tensor in value]
-    storage, offset = value.untyped_storage(), value.storage_offset()
-    empty = torch.empty(0, dtype=value.dtype, device=value.device)
-    return empty.set_(storage, offset, value.shape, value.stride())
+    """Another tensor in the same memory, of whose changes autograd knows nothing; or a list."""
+    return [_anew(tensor) for tensor in value] if isinstance(value, list) else value.data
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

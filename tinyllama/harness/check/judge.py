@@ -257,7 +257,7 @@ class _Trial:
         if painted and (painted.nan or painted.infinite):
             return self._of_infinities(list(failures.values()), results, references)
         if all(
-            _rounded_apart(results[name], references.oracle[name], comparison)
+            name in results and _rounded_apart(results[name], references.oracle[name], comparison)
             for name, comparison in failures.items()
         ):
             return list(failures.values()), Rank.WARNING
