@@ -102,7 +102,7 @@ def test_compiling_may_take_some_seconds_longer_and_no_more(
     script.on(CANDIDATE, "begin", seconds, when=lambda: script.launches <= times)
     slower = outcome is Outcome.SLOWER
     verdict = script.ends(outcome)
-    assert ("compile_seconds 3.0 -> 6.6, allowed 6.5" in verdict.text) is slower
+    assert ("compile_seconds 3.00 -> 6.60 s, allowed 6.50" in verdict.text) is slower
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])

@@ -107,10 +107,9 @@ class Benchmark:
     timed: the argument of its subject. module: it runs this module and its imports; registered: and
     those of the module that registered the provider. slowdowns: metric -> the smallest slowdown
     that must not be called SAME; empty: the usual ones. factory: ``module:name`` of the subject,
-    where it is not an op's.
-    layouts: layout of inputs -> how many times as long as on contiguous ones a call may take.
-    further: a timed case between the smallest and the largest, which is compared only where the
-    op's own files differ. untimed: why its time would not count here; its results are verified.
+    where it is not an op's. further: a timed case between the smallest and the largest, or a second
+    layout, which is compared only where the op's own files differ. untimed: why its time would not
+    count here; its results are verified.
     """
 
     name: str
@@ -119,7 +118,6 @@ class Benchmark:
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     factory: str = ""
     registered: str = ""
-    layouts: Mapping[str, float] = field(default_factory=dict)
     further: bool = False
     untimed: str = ""
 
@@ -145,7 +143,7 @@ def declared(
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. Device time of the cases between these is
     `Benchmark.further`. On a CPU the smallest is timed alone. A provider with a backward of its own
-    is timed on the op's slowest layout, too. One that cannot be timed has a benchmark without any.
+    is timed on the op's layouts, too. One that cannot be timed has a benchmark without any.
     """
     benchmarks = []
     named = loaded(package, tuple(files))[1]
@@ -171,8 +169,8 @@ def declared(
         for timed, metrics in _gated(covered, device):
             stated = {metric: slowdowns[metric] for metric in metrics}
             benchmarks.append(benchmark_of(op, provider, timed, stated))
-            if DEVICE in metrics and (laid_out := _laid_out(op, benchmarks[-1])):
-                benchmarks.append(laid_out)
+            if DEVICE in metrics:
+                benchmarks += _laid_out(op, benchmarks[-1])
         for timed in covered[1:-1] if device.type != "cpu" else ():
             stated = {DEVICE: max(FURTHER, slowdowns[DEVICE])}
             benchmarks.append(replace(benchmark_of(op, provider, timed, stated), further=True))
@@ -183,17 +181,18 @@ def declared(
     return benchmarks
 
 
-def _laid_out(op: Op, benchmark: Benchmark) -> Benchmark | None:
-    """The benchmark of a case on the op's slowest layout; None for a provider that is composed of
-    torch's functions: which layouts those copy is torch's decision."""
+def _laid_out(op: Op, benchmark: Benchmark) -> Iterator[Benchmark]:
+    """The benchmarks of a case on the op's layouts, of which all but the slowest are further ones.
+    There are none for a provider that is composed of torch's functions: which layouts those copy is
+    torch's decision."""
     layouts = getattr(op, "layouts", {})  # a base may be from before an op had these
-    if not layouts or op[benchmark.timed.provider].derived is None:
-        return None
-    timed = replace(benchmark.timed, layout=next(iter(layouts)))
-    slowdowns = {DEVICE: benchmark.slowdowns[DEVICE]}
-    return replace(
-        benchmark, name=_name(op, timed), timed=timed, slowdowns=slowdowns, layouts=dict(layouts)
-    )
+    if op[benchmark.timed.provider].derived is None:
+        return
+    for place, layout in enumerate(layouts):
+        timed, slowdown = replace(benchmark.timed, layout=layout), benchmark.slowdowns[DEVICE]
+        slowdown = max(FURTHER, slowdown) if place else slowdown
+        laid_out = replace(benchmark, name=_name(op, timed), timed=timed, further=place > 0)
+        yield replace(laid_out, slowdowns={DEVICE: slowdown})
 
 
 def _chosen(
@@ -329,11 +328,10 @@ def matched(
     accepted: Waivers,
     *,
     ops: Collection[str] = (),
-    only: Callable[[str], bool] | None = None,
     toolchains: bool = False,
 ) -> Listed:
-    """The benchmarks of both sides by name. ops: the only ones that are compared; empty: all. only:
-    whether a name is. toolchains: what only one interpreter has is not new.
+    """The benchmarks of both sides by name. ops: the only ones that are compared; empty: all.
+    toolchains: what only one interpreter has is not new.
 
     Raises Stopped where a base has no benchmark at all, and where an accepted entry or ``ops`` name
     what neither side has.
@@ -358,7 +356,7 @@ def matched(
             for n, benchmark in benchmarks.items()
             if any(_is_of(op)(benchmark) for op in ops)
         }
-    for name in [n for n in benchmarks if only is None or only(n)]:
+    for name in benchmarks:
         if name not in candidate and accepted.is_removed(name):
             listed.verdicts.append(Verdict(name, Outcome.SAME, "removed, and accepted as such"))
         elif name not in candidate:
@@ -375,20 +373,12 @@ def matched(
 
 
 def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
-    """The candidate's benchmark with the stricter tolerances and bars of both sides: a change can
-    neither widen its own tolerance nor drop a metric."""
-    return replace(
-        candidate,
-        slowdowns=_smaller(base.slowdowns, candidate.slowdowns),
-        layouts=_smaller(base.layouts, candidate.layouts),
-    )
-
-
-def _smaller(base: Mapping[str, float], candidate: Mapping[str, float]) -> dict[str, float]:
-    """The smaller value of each name, whichever of the two has it."""
-    return {
-        name: min(v[name] for v in (base, candidate) if name in v) for name in {**candidate, **base}
-    }
+    """The candidate's benchmark with the stricter tolerances of both sides: a change can neither
+    widen its own tolerance nor drop a metric."""
+    slowdowns = dict(candidate.slowdowns)
+    for metric, slowdown in base.slowdowns.items():
+        slowdowns[metric] = min(slowdown, slowdowns.get(metric, slowdown))
+    return replace(candidate, slowdowns=slowdowns)
 
 
 def _is_of(op: str) -> Callable[[Benchmark], bool]:

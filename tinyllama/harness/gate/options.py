@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.gate.cancel import time_limit
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, real
 
+LONGEST = 1_000_000  # seconds of a time limit
 DEVICE = re.compile(r"cpu(:0)?|cuda(:\d+)?")
 
 
@@ -162,6 +162,18 @@ def of_pytest(arguments: Sequence[str]) -> Options | None:
     if unknown:
         raise UsageError(f"{unknown[0]}: the gate times every benchmark; remove it")
     return Options.of(parsed)
+
+
+def time_limit(text: str) -> float:
+    """An argparse type: seconds after which a gate is ended, from 1 to `LONGEST`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= LONGEST:
+        message = f"{text!r:.80} is no time limit: use seconds from 1 to {LONGEST}"
+        raise argparse.ArgumentTypeError(message)
+    return seconds
 
 
 def _refuse(message: str) -> None:

@@ -36,7 +36,6 @@ from tinyllama.harness.machine.worker import (
     close_all,
 )
 from tinyllama.harness.measure.op_contender import WrongResultError
-from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number
 
 FACTORY = "tinyllama.harness.gate.worker:Side"
@@ -57,7 +56,7 @@ class Tree:
     """A side before it runs.
 
     label: the user's name for it. caches: the folder of its compiled code, which all its processes
-    share. slowed, team_slowdowns: see `worker.Side`.
+    share. team_slowdowns: see `worker.Side`.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Tree:
     python: str
     label: str
     caches: Path
-    slowed: Mapping[str, float] = field(default_factory=dict)
     team_slowdowns: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -101,6 +99,13 @@ class SideError(RuntimeError):
         self.side, self.details = side, error.details
         self.memory = error.raised(torch.OutOfMemoryError)
         self.wrong = error.raised(WrongResultError)
+
+    @property
+    def words(self) -> str:
+        """What went wrong, with the last line that the process printed unless it says the same."""
+        last = self.details.strip().splitlines()[-1:]
+        more = last and not last[0].endswith(str(self).rpartition("Error: ")[2])
+        return f"{self} ({last[0]})" if more else str(self)
 
 
 def new_seed() -> int:
@@ -180,8 +185,8 @@ class Pair:
 
         def make(name: str) -> None:
             tree = self.trees[name]
-            more = {"slowed": dict(tree.slowed), "team_slowdowns": dict(tree.team_slowdowns)}
-            make_side(self.workers[name], self.device, self.registered, **more)
+            slowdowns = dict(tree.team_slowdowns)
+            make_side(self.workers[name], self.device, self.registered, slowdowns)
 
         self._on_both(make)
         self.is_open = True
@@ -241,15 +246,16 @@ class Pair:
     def end(self, benchmark: Benchmark) -> None:
         self.ask_both("end", benchmark.name)
 
-    def verify(self, benchmark: Benchmark) -> dict[str, Any]:
+    def verify(self, benchmark: Benchmark, *, reference_of_base: bool = False) -> dict[str, Any]:
         """Hold the results of both sides to float64 on values that neither has seen, and the
-        candidate's to the base's reference; returns what each side proves. Raises SideError."""
+        candidate's to the base's reference; returns what each side proves. reference_of_base: the
+        base gives its reference alone, and no result. Raises SideError."""
         # One after the other: in float64 a large case takes much of the device's memory.
         seed = new_seed()
-        proofs = {
-            side: self.ask(side, "verify", benchmark.name, seed, timeout=READY)
-            for side in self.order
-        }
+        proofs = {}
+        for side in self.order:
+            method = "reference" if reference_of_base and side == BASE else "verify"
+            proofs[side] = self.ask(side, method, benchmark.name, seed, timeout=READY)
         if not benchmark.factory:
             self._hold_to_base(proofs)
         return proofs
@@ -305,25 +311,11 @@ class Pair:
             raise ClockError(name, text)
         return fastest
 
-    def layouts(
-        self, benchmark: Benchmark, side: str = CANDIDATE, names: Sequence[str] | None = None
-    ) -> dict[str, Ratio]:
-        """How many times as long a side's calls take in the benchmark's layouts, or in some of
-        them, as on contiguous inputs. Raises SideError."""
-        layouts = tuple(benchmark.layouts if names is None else names)
-        if not layouts:
-            return {}
-        with self._timing():
-            ratios: dict[str, Ratio] = self.ask(
-                side, "layouts", benchmark.name, layouts, timeout=READY
-            )
-        return ratios
-
     def alone(
         self, benchmark: Benchmark, effort: Effort
-    ) -> tuple[dict[str, float], dict[str, int], dict[str, Ratio]]:
+    ) -> tuple[dict[str, float], dict[str, int]]:
         """Of a benchmark that only the candidate has: the median seconds of some turns, by metric,
-        what is counted, and times on other layouts. Its results are verified.
+        and what is counted. Its results are verified.
 
         Raises SideError, or ValueError where a turn does not give a time of every metric.
         """
@@ -332,7 +324,7 @@ class Pair:
         proofs = ask("verify", name, new_seed(), timeout=READY)
         if benchmark.untimed:
             ask("end", name)
-            return {}, {}, {}
+            return {}, {}
         counted = ask("counted", name)
         standard = proofs if benchmark.factory else None
         ask("make_ready", name, standard, effort.first, timeout=READY)
@@ -340,12 +332,8 @@ class Pair:
         turns = [self._turn(CANDIDATE, benchmark, new_seed(), index) for index in range(count)]
         if not benchmark.factory:
             ask("proofs", name, timeout=READY)
-        if benchmark.layouts:
-            ask("compile_layouts", name, tuple(benchmark.layouts), timeout=READY)
-        layouts = self.layouts(benchmark)
         ask("end", name)
-        seconds = {m: median(turn[m] for turn in turns) for m in benchmark.slowdowns}
-        return seconds, counted, layouts
+        return {m: median(turn[m] for turn in turns) for m in benchmark.slowdowns}, counted
 
     # -- a block ----------------------------------------------------------------------------
 
@@ -408,9 +396,12 @@ class Pair:
 
 
 def make_side(
-    worker: Worker, device: torch.device, registered: Registered, **more: Mapping[str, float]
+    worker: Worker,
+    device: torch.device,
+    registered: Registered,
+    team_slowdowns: Mapping[str, float],
 ) -> None:
-    """Make a worker's `Side`, under the key ``side``; more: its further arguments."""
+    """Make a worker's `Side`, under the key ``side``."""
     worker.make(
         "side",
         FACTORY,
@@ -419,5 +410,5 @@ def make_side(
         package=registered.package,
         more=registered.factory,
         team_ops=registered.team_ops,
-        **more,
+        team_slowdowns=team_slowdowns,
     )

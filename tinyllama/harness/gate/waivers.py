@@ -36,7 +36,6 @@ Metric = Literal[
     "device_seconds",
     "host_seconds",
     "compile_seconds",
-    "layouts",
     "peak_bytes",
     "kept_bytes",
     "kernels",

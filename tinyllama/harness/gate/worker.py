@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,6 @@ from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.machine.device import current, device_name
 from tinyllama.harness.machine.worker import PRELOADED, caches_in
 from tinyllama.harness.measure.op_contender import loaded
-from tinyllama.harness.measure.rounds import FEWEST_ROUNDS
-from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import versions
 
 
@@ -41,10 +40,9 @@ class Side:
     """One side of the comparison, in its worker.
 
     package: of the ops. more: ``module:name`` of a function that gives a device's benchmarks beside
-    those of ops. slowed: benchmark -> share of its device time that is added to each call as real
-    work, to see the gate find it; never used in a comparison. team_slowdowns: by metric, the
-    smallest slowdown that must not be called SAME, of what states none. team_ops: only these ops
-    of the tree in the current folder are benchmarks; the harness is an installed one.
+    those of ops. team_slowdowns: by metric, the smallest slowdown that must not be called SAME, of
+    what states none. team_ops: only these ops of the tree in the current folder are benchmarks; the
+    harness is an installed one.
     """
 
     def __init__(
@@ -52,18 +50,13 @@ class Side:
         device: str,
         package: str,
         files: Sequence[str] = (),
-        slowed: Mapping[str, float] | None = None,
         more: str = "",
         team_slowdowns: Mapping[str, float] | None = None,
         team_ops: TeamOps | None = None,
     ) -> None:
         self.device, self.package, self.team_ops = current(device), package, team_ops
         self.files = team_ops.paths(Path.cwd()) if team_ops else tuple(files)
-        self.slowed, self.more, self.team_slowdowns = (
-            dict(slowed or {}),
-            more,
-            dict(team_slowdowns or {}),
-        )
+        self.more, self.team_slowdowns = more, dict(team_slowdowns or {})
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
         began = time.perf_counter()
@@ -88,6 +81,10 @@ class Side:
         return next(iter(strays(root)), str(root))
 
     def benchmarks(self) -> list[Benchmark]:
+        return self._listed
+
+    @cached_property
+    def _listed(self) -> list[Benchmark]:
         benchmarks = declared(
             self.device, self.package, self.files, self.team_slowdowns, self.team_ops
         )
@@ -127,7 +124,7 @@ class Side:
 
         The name is looked up here: the other side may have it at another place of its timed cases.
         """
-        benchmark = next((listed for listed in self.benchmarks() if listed.name == name), None)
+        benchmark = next((listed for listed in self._listed if listed.name == name), None)
         if benchmark is None:
             raise ValueError(f"there is no benchmark {name!r}")
         start = time.perf_counter()
@@ -143,14 +140,18 @@ class Side:
             subject.run_once()
         seconds = time.perf_counter() - start
         self.subjects[name] = subject
-        if name in self.slowed:
-            subject.slow_down(self.slowed[name])
         return seconds
 
     def verify(self, name: str, seed: int) -> Any:
         """Hold a benchmark's results on the values of a seed to float64; returns the proofs."""
         self._give_back()
         proofs = self.subjects[name].verify(seed)
+        self._give_back()
+        return proofs
+
+    def reference(self, name: str, seed: int) -> dict[str, Proof]:
+        """What the reference of an op's benchmark gives on the values of a seed."""
+        proofs: dict[str, Proof] = self.subjects[name].reference(seed)
         self._give_back()
         return proofs
 
@@ -184,15 +185,6 @@ class Side:
         """Seconds of some calls in a row, of which the caller takes the time too."""
         seconds: float = self.subjects[name].paced(calls)
         return seconds
-
-    def compile_layouts(self, name: str, names: Sequence[str]) -> None:
-        """Compile and verify what calls in these layouts need, before `layouts` times them."""
-        self.subjects[name].compile_layouts(names)
-
-    def layouts(self, name: str, names: Sequence[str]) -> dict[str, Ratio]:
-        """How many times as long a call takes in these layouts as on contiguous inputs."""
-        ratios: dict[str, Ratio] = self.subjects[name].layouts(names, FEWEST_ROUNDS)
-        return ratios
 
     def compiled(self, name: str) -> list[str]:
         """A digest of each launch of a kernel; none on a CPU."""
