@@ -42,18 +42,6 @@ def count_figures(
     return [*(f for f in figures if f.metric not in ("kernels", "copies", "host_syncs")), blind]
 
 
-def new_figures(seconds: Mapping[str, float], counted: Mapping[str, int]) -> list[Figure]:
-    """Figures of a benchmark that the base lacks: they are shown and decide nothing."""
-    figures = [
-        Figure(metric, Outcome.NEW, f"{metric} {value * 1e6:.1f} us", after=value)
-        for metric, value in seconds.items()
-    ]
-    return figures + [
-        Figure(metric, Outcome.NEW, f"{metric} {value:,}", after=value)
-        for metric, value in counted.items()
-    ]
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 

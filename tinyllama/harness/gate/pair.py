@@ -17,9 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -311,29 +309,10 @@ class Pair:
             raise ClockError(name, text)
         return fastest
 
-    def alone(
-        self, benchmark: Benchmark, effort: Effort
-    ) -> tuple[dict[str, float], dict[str, int]]:
-        """Of a benchmark that only the candidate has: the median seconds of some turns, by metric,
-        and what is counted. Its results are verified.
-
-        Raises SideError, or ValueError where a turn does not give a time of every metric.
-        """
-        ask, name = partial(self.ask, CANDIDATE), benchmark.name
-        ask("begin", name, tuple(benchmark.slowdowns), timeout=READY)
-        proofs = ask("verify", name, new_seed(), timeout=READY)
-        if benchmark.untimed:
-            ask("end", name)
-            return {}, {}
-        counted = ask("counted", name)
-        standard = proofs if benchmark.factory else None
-        ask("make_ready", name, standard, effort.first, timeout=READY)
-        count = effort.of(benchmark)
-        turns = [self._turn(CANDIDATE, benchmark, new_seed(), index) for index in range(count)]
-        if not benchmark.factory:
-            ask("proofs", name, timeout=READY)
-        ask("end", name)
-        return {m: median(turn[m] for turn in turns) for m in benchmark.slowdowns}, counted
+    def verify_new(self, benchmark: Benchmark) -> None:
+        """Verify the results of a benchmark that only the candidate has. Raises SideError."""
+        self.ask(CANDIDATE, "begin", benchmark.name, tuple(benchmark.slowdowns), timeout=READY)
+        self.ask(CANDIDATE, "verify", benchmark.name, new_seed(), timeout=READY)
 
     # -- a block ----------------------------------------------------------------------------
 

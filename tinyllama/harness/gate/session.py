@@ -25,7 +25,6 @@ from tinyllama.harness.gate.counters import (
     COLD_SECONDS,
     COUNTED_ON_GPU,
     count_figures,
-    new_figures,
     seconds_figure,
 )
 from tinyllama.harness.gate.declarations import changed_declarations
@@ -115,7 +114,7 @@ class Session(Processes):
                 return
         if nearest and self._look_at(nearest, LOOKS):
             return
-        if nearest and (self.undecided() or self.new):
+        if nearest and self._unsettled():
             with self.timed("prepare"), self.pairs() as (pair,):
                 if self._prepare_decides(pair, []):
                     return
@@ -133,13 +132,10 @@ class Session(Processes):
     def _prepare_decides(self, pair: Pair, states: Sequence[BenchmarkState]) -> bool:
         """Prepare these benchmarks, or (of none) all, and what is new. Returns whether a result is
         wrong, so that no time can make the merge green."""
-        self._prepare(pair, states or self.undecided())
-        wrong = [s for s in self.compared.values() if s.has(Outcome.WRONG_RESULT)]
-        if wrong and self._leave_undecided(f"the results of {wrong[0].name} are wrong"):
-            return True
-        if not states:
-            self._measure_new(pair)
-        return False
+        self._prepare(pair, states or self._unsettled())
+        states = [*self.compared.values(), *self.new.values()]
+        wrong = [state for state in states if state.has(Outcome.WRONG_RESULT)]
+        return bool(wrong and self._leave_undecided(f"the results of {wrong[0].name} are wrong"))
 
     # -- verdicts ---------------------------------------------------------------------------
 
@@ -147,7 +143,7 @@ class Session(Processes):
         return [state for state in self.compared.values() if state.verdict is None]
 
     def _unsettled(self) -> list[BenchmarkState]:
-        """The undecided ones, and those that are NEW and not measured yet."""
+        """The undecided ones, and those that are new and not verified yet."""
         return [*self.undecided(), *(s for s in self.new.values() if s.verdict is None)]
 
     def _open(self) -> list[BenchmarkState]:
@@ -311,6 +307,10 @@ class Session(Processes):
 
     def _prepare_benchmark(self, pair: Pair, state: BenchmarkState, audit: bool) -> None:
         benchmark, name = state.benchmark, state.name
+        if name in self.new:
+            pair.verify_new(benchmark)
+            untimed = f", and not timed: {benchmark.untimed}" if benchmark.untimed else ""
+            return state.settle(Outcome.NEW, f"its results are verified{untimed}")
         seconds = pair.begin(benchmark)
         inputs = pair.ask_both("inputs", name)
         if inputs[BASE] != inputs[CANDIDATE]:
@@ -373,20 +373,6 @@ class Session(Processes):
                     again = self._compile_figure(state, pair.begin(state.benchmark))
                     pair.end(state.benchmark)
                     state.figures = [again if f.metric == COMPILE else f for f in state.figures]
-
-    def _measure_new(self, pair: Pair) -> None:
-        """Measure what the base lacks, with nothing else at work."""
-        for state in self.new.values():
-            self._use_device()
-            untimed = state.benchmark.untimed
-            if not untimed:
-                self._ask_device(self.setting.guard.wait_until_idle)
-            with self.errors_as_verdict(state):
-                pair = self.working(pair)
-                state.figures = new_figures(*pair.alone(state.benchmark, self.effort))
-                texts = [figure.text for figure in state.figures]
-                said = [f"not timed: {untimed}"] if untimed else texts
-                state.settle(Outcome.NEW, "; ".join(said))
 
     # -- blocks, looks ----------------------------------------------------------------------
 
