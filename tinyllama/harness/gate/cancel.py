@@ -36,6 +36,6 @@ class Interruption:
     def _end(self, number: int, frame: FrameType | None) -> None:
         if self.ended:
             return
-        self.ended = SIGNALS.get(signal.Signals(number), f"the time limit of {self.limit:g} s")
+        self.ended = SIGNALS.get(signal.Signals(number)) or f"the time limit of {self.limit:g} s"
         worker.end_all()
         raise KeyboardInterrupt(self.ended)

@@ -1,7 +1,8 @@
 """A gate, as a user starts it: it chooses the judge, starts it, and believes its written report.
 
-    of this repository      the harness of the base judges, unpacked; or that of --judge
-    of another repository   the installed harness judges; or that of --judge FOLDER
+    of this repository      the harness of the base judges, unpacked
+    of another repository   the installed harness judges
+    with --tree             the harness that runs here judges
 
 The judge runs in a process of its own, which may end with any status at any time: a green status
 counts only with the report that it writes last.
@@ -56,7 +57,7 @@ def run(options: Options) -> int:
     began = time.monotonic()
     with _opened(options) as repository, snapshots.scratch() as folder:
         options.check(repository.root)
-        _check_bases(options, repository)
+        _check_trees(options, repository)
         for path in options.reports:
             path.unlink(missing_ok=True)  # else one could be taken for this run's
         path = Path(options.gate_json or folder / "gate.json").absolute()
@@ -93,51 +94,48 @@ def _opened(options: Options) -> Iterator[Repository]:
         raise UsageError(str(error)) from error
 
 
-def _check_bases(options: Options, repository: Repository) -> None:
-    """Refuse a base that is the candidate itself."""
-    tree = repository.of_working_tree()
+def _check_trees(options: Options, repository: Repository) -> None:
+    """Refuse a base that is the candidate itself, and an op that no file of theirs names."""
+    candidate = repository.of_working_tree()
+    trees = [candidate]
     for revision, python in options.comparisons:
-        same = revision is not None and tree == repository.of_commit(repository.resolve(revision))
-        if same and python == sys.executable:
-            raise UsageError(
-                f"--against {revision!r}: this tree is that revision, byte for byte: check out the "
-                "candidate"
-            )
+        if revision is not None:
+            trees.append(repository.of_commit(repository.resolve(revision)))
+            if trees[-1] == candidate and python == sys.executable:
+                raise UsageError(
+                    f"--against {revision!r}: this tree is that revision, byte for byte: check out "
+                    "the candidate"
+                )
+    for op in options.op:
+        if not any(repository.may_declare(tree, op) for tree in trees):
+            raise UsageError(f"--op {op!r}: no Python file of either side names it")
 
 
 def _chosen(options: Options, repository: Repository, folder: Path) -> Judge:
-    """The judge of a checkout. Raises UsageError, and NotAbleError."""
-    named, against = options.judge, options.against
-    ours = all(repository.has(repository.resolve(rev), GATE) for rev in against[:1])
-    ours &= (repository.root / GATE).is_dir()
-    if named is not None and Path(named).is_dir():
-        if not (Path(named) / ABLE).is_file():
-            raise UsageError(f"--judge {named}: that folder has no {ABLE}: name another")
-        return Judge(named, Path(named).resolve())
-    if options.tree is not None and named is None:
+    """The judge of a checkout. Raises NotAbleError."""
+    against = options.against[:1]
+    ours = all(repository.has(repository.resolve(revision), GATE) for revision in against)
+    if options.tree is not None:
         return Judge(str(HARNESS), HARNESS)
-    if not ours and named is not None:
-        raise UsageError(f"--judge {named}: no such folder; name one that has {ABLE}")
-    if not ours:
+    if not (ours and (repository.root / GATE).is_dir()):
         return Judge(INSTALLED, HARNESS)
-    if named is None and not against:  # two interpreters run one tree
+    if not against:  # two interpreters run one tree
         return Judge("this tree", repository.root)
-    revision = named or against[0]
+    (revision,) = against
     tree = repository.of_commit(repository.resolve(revision))
     if not repository.has(tree, ABLE):
         raise NotAbleError(
-            f"{revision} has no {ABLE}: its harness is too old to judge this tree. Name a harness "
-            "that you trust: --judge REV or FOLDER"
+            f"{revision} has no {ABLE}: its harness is too old to judge this tree. Start the gate "
+            f"of a harness that you trust, with --tree {repository.root}"
         )
     return Judge(revision, repository.unpack(tree, folder / "judge").root)
 
 
 def _trusted(options: Options, repository: Repository) -> list[str]:
     """The labels of judges that are believed, beside those of the bases: the harness that runs
-    here, unless it is the checkout's own; and whom the user names."""
+    here, unless it is the checkout's own."""
     labels = [] if repository.root.resolve() == HARNESS else [str(HARNESS), INSTALLED]
-    of_interpreters = ["this tree"] if options.against_env and not options.against else []
-    return [*labels, *of_interpreters, *filter(None, [options.judge])]
+    return [*labels, *(["this tree"] if options.against_env and not options.against else [])]
 
 
 def _ended(judge: Judge, task: Mapping[str, Any], root: Path, folder: Path) -> int:

@@ -119,6 +119,14 @@ class Repository:
             return None
         return self.git("cat-file", "blob", f"{tree}:{name}")
 
+    def may_declare(self, tree: str, op: str) -> bool:
+        """Whether a Python file of a tree has this word, or puts names of ops together."""
+        python = ("--", "*.py")
+        if self.git("grep", "-lwFe", op, tree, *python, finds=True):
+            return True
+        calls = self.git("grep", "-hA1", "-e", "Op(", tree, *python, finds=True)
+        return re.search(r"\bOp\(\s*[^\s\"']", calls) is not None
+
     def has(self, tree: str, path: str) -> bool:
         """Whether a tree has a file or a folder."""
         return bool(self.git("ls-tree", tree, "--", path))
@@ -174,10 +182,15 @@ class Repository:
             yield Path(folder) / "index"
 
     def git(
-        self, *args: str, index: Path | None = None, at: Path | None = None, feed: str = ""
+        self,
+        *args: str,
+        index: Path | None = None,
+        at: Path | None = None,
+        feed: str = "",
+        finds: bool = False,
     ) -> str:
         """What git prints. index: in the place of the checkout's. at: the folder of the files.
-        feed: what git reads. Raises SnapshotError."""
+        feed: what git reads. finds: status 1 says that nothing was found. Raises SnapshotError."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -202,7 +215,7 @@ class Repository:
             )
         except FileNotFoundError as error:
             raise SnapshotError("git is not installed: a base is read with it") from error
-        if done.returncode:
+        if done.returncode and not (finds and done.returncode == 1):
             said = " ".join(os.fsdecode(done.stderr).split()) or f"status {done.returncode}"
             raise SnapshotError(f"{where} cannot be read as a checkout of git: {said}")
         return os.fsdecode(done.stdout)
