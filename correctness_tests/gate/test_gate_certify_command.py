@@ -4,8 +4,8 @@ and a certificate is written where there are enough."""
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,15 +49,12 @@ class Certify:
 def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
     command = Certify(tmp_path)
 
-    @contextlib.contextmanager
-    def launcher(timed: int) -> Iterator[Any]:
-        yield command.script.pairs
-
     def listed(root: Path, device: Any, registered: Any) -> Any:
         tree = type("Side", (), {"tree": command.script.setting().base})()
         return command.script._benchmarks(tree)
 
-    monkeypatch.setattr(certifying, "launcher", launcher)
+    pool = SimpleNamespace(pairs=command.script.pairs, opening=contextlib.nullcontext)
+    monkeypatch.setattr(certifying, "PairPool", lambda timed: contextlib.nullcontext(pool))
     monkeypatch.setattr(certifying, "pairs_at_once", lambda device: 1)
     monkeypatch.setattr(certifying, "benchmarks_of", listed)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.long
 pytest_plugins = ["pytester"]
 
 
-@pytest.mark.parametrize("value", ["", "=0001", "=0002"])
+@pytest.mark.parametrize("value", ["", "=0001"])
 def test_a_saved_run_is_in_the_table_and_the_verdict_is_ours(suite: Suite, value: str) -> None:
     suite.monkeypatch.chdir(suite.pytester.path)
     assert suite.run("--record", "--benchmark-save=first").ret == 0
@@ -20,7 +20,7 @@ def test_a_saved_run_is_in_the_table_and_the_verdict_is_ours(suite: Suite, value
     result = suite.run(COMPARE + value)
     assert result.ret == 0, result.stdout.str()
     lines(result, r"^SAME one/a")
-    assert ("(0001_first)" in result.stdout.str()) is (value != "=0002")
+    assert "(0001_first)" in result.stdout.str()
     suite.measure(1.2)
     assert suite.run(COMPARE + value).ret == 10
 

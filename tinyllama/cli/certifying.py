@@ -17,7 +17,7 @@ from tinyllama.harness.gate.calibrate import Block, Certificate, Noise
 from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard
 from tinyllama.harness.gate.metric import margin_of
 from tinyllama.harness.gate.pair import Tree
-from tinyllama.harness.gate.schedule import launcher, pairs_at_once, timing_processor
+from tinyllama.harness.gate.schedule import PairPool, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.waivers import Waivers
@@ -95,7 +95,7 @@ def _session(noise: Noise, device: torch.device) -> Iterator[Session]:
         of_stream(sys.stdout) as progress,
         DeviceGuard(device, waiting=lambda why: progress(f"waiting: {why}")) as guard,
         tempfile.TemporaryDirectory() as folder,
-        launcher(processor) as pairs,
+        PairPool(processor) as pool,
     ):
         guard.wait_until_idle()
         base, candidate = (
@@ -114,7 +114,8 @@ def _session(noise: Noise, device: torch.device) -> Iterator[Session]:
                 affected=lambda benchmarks: {},
                 measure_all=True,
                 all_verdicts=True,
-                pairs=pairs,
+                pairs=pool.pairs,
+                ahead=pool.opening,
                 processor=processor,
                 at_once=pairs_at_once(device),
                 say=progress.line,

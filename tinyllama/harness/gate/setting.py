@@ -16,7 +16,6 @@ from tinyllama.harness.gate.counters import FIRST_CALL_SECONDS, seconds_figure
 from tinyllama.harness.gate.device_guard import DeviceGuard
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, Series
 from tinyllama.harness.gate.pair import Effort, Pair, Tree
-from tinyllama.harness.gate.schedule import PairPool, opened
 from tinyllama.harness.gate.sequential_test import Call
 from tinyllama.harness.gate.waivers import Waivers
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
@@ -54,7 +53,8 @@ class Affected:
 class Setting:
     """The input of a comparison.
 
-    affected: of all benchmarks, by name, those that may differ; the others are IDENTICAL.
+    affected: of all benchmarks, by name, those that may differ; the others are IDENTICAL. pairs,
+    ahead: as of `PairPool`; while nothing is timed, pairs that were started ahead are opened.
     toolchains: the interpreters are compared, not the trees. measure_all: time identical
     benchmarks too, for A/A blocks. audit: how many IDENTICAL benchmarks are timed all the same.
     all_verdicts: decide each benchmark, also after one is SLOWER. ops: the only ones that are
@@ -72,6 +72,8 @@ class Setting:
     accepted: Waivers
     guard: DeviceGuard
     affected: Callable[[Sequence[Benchmark]], Mapping[str, Affected]]
+    pairs: Callable[..., AbstractContextManager[list[Pair]]]
+    ahead: Callable[[], AbstractContextManager[None]] = nullcontext
     toolchains: bool = False
     measure_all: bool = False
     audit: int = 0
@@ -84,12 +86,6 @@ class Setting:
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
     doing: Callable[[str], None] = lambda text: None
-    pairs: Callable[..., AbstractContextManager[list[Pair]]] = opened
-
-    def ahead(self) -> AbstractContextManager[None]:
-        """While others are prepared, and nothing is timed, pairs that were started ahead make their
-        first use of the device."""
-        return self.pairs.opening() if isinstance(self.pairs, PairPool) else nullcontext()
 
 
 @dataclass

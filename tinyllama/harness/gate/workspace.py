@@ -25,7 +25,7 @@ from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.pair import Tree, make_side
 from tinyllama.harness.gate.protected_files import GATE, deleted_tests, instrument, judging_files
 from tinyllama.harness.gate.report import Base
-from tinyllama.harness.gate.schedule import launcher, pairs_at_once, timing_processor
+from tinyllama.harness.gate.schedule import PairPool, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Affected, Setting, Stages
 from tinyllama.harness.gate.snapshots import Repository, Snapshot
@@ -112,7 +112,7 @@ def prepared(request: Request) -> Iterator[Prepared]:
     version = str(config.project(candidate).get("project", {}).get("version", "0"))
     results = Path(options.results_dir) if options.results_dir else HARNESS / "results"
     processor = timing_processor(device)
-    with launcher(processor) as pairs:
+    with PairPool(processor) as pool:
         setting = Setting(
             base=tree(BASE, request.base.python, request.base.label, of_base.slowdowns),
             candidate=tree(CANDIDATE, sys.executable, f"tree {request.tree[:10]}", here.slowdowns),
@@ -137,7 +137,8 @@ def prepared(request: Request) -> Iterator[Prepared]:
             seconds=request.seconds,
             say=request.progress.line,
             doing=request.progress,
-            pairs=pairs,
+            pairs=pool.pairs,
+            ahead=pool.opening,
         )
         protected = [
             name
