@@ -271,7 +271,7 @@ class Script:
         side, benchmarks = worker.tree.name, []
         for name in self.names[side]:
             stated = self.states.get(
-                (side, name), {**self.slowdowns[side], **worker.tree.team_slowdowns}
+                (side, name), {**self.slowdowns[side], **worker.tree.slowdowns}
             )
             benchmark = Benchmark(name, Timed(name, "eager", 0, "bf16"), f"ops.{name}", stated)
             factory = "a:step" if name in self.factories else ""

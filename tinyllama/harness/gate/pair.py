@@ -54,7 +54,7 @@ class Tree:
     """A side before it runs.
 
     label: the user's name for it. caches: the folder of its compiled code, which all its processes
-    share. team_slowdowns: see `worker.Side`.
+    share. slowdowns: see `worker.Side`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Tree:
     python: str
     label: str
     caches: Path
-    team_slowdowns: Mapping[str, float] = field(default_factory=dict)
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Pair:
         # Idle threads spin, which slows the other side, and other pairs that work at once.
         shared = len(os.sched_getaffinity(0)) // (2 * AT_ONCE)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
-        if self.registered.team_ops is not None:
+        if self.registered.own:
             inherited = filter(None, [os.environ.get("PYTHONPATH")])
             env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *inherited])
         modules = (FACTORY.partition(":")[0], self.registered.package, *_IMPORTED_LATE)
@@ -183,8 +183,7 @@ class Pair:
 
         def make(name: str) -> None:
             tree = self.trees[name]
-            slowdowns = dict(tree.team_slowdowns)
-            make_side(self.workers[name], self.device, self.registered, slowdowns)
+            make_side(self.workers[name], self.device, self.registered, tree.slowdowns)
 
         self._on_both(make)
         self.is_open = True
@@ -375,10 +374,7 @@ class Pair:
 
 
 def make_side(
-    worker: Worker,
-    device: torch.device,
-    registered: Registered,
-    team_slowdowns: Mapping[str, float],
+    worker: Worker, device: torch.device, registered: Registered, slowdowns: Mapping[str, float]
 ) -> None:
     """Make a worker's `Side`, under the key ``side``."""
     worker.make(
@@ -386,8 +382,6 @@ def make_side(
         FACTORY,
         timeout=READY,
         device=str(device),
-        package=registered.package,
-        more=registered.factory,
-        team_ops=registered.team_ops,
-        team_slowdowns=team_slowdowns,
+        registered=registered,
+        slowdowns=dict(slowdowns),
     )

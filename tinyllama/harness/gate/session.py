@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from tinyllama.harness.gate.attribution import PROFILES, moved
@@ -169,10 +170,8 @@ class Session(Processes):
             state.settle(Outcome.NOT_DECIDED, text)
         return not self.setting.all_verdicts
 
-    def _allowed(self, state: BenchmarkState) -> Callable[[str], tuple[float, int]]:
-        """By metric, the accepted share and the accepted number."""
-        accepted, name = self.setting.accepted, state.name
-        return lambda metric: (accepted.amount(name, metric), accepted.more(name, metric))
+    def _accepted(self, state: BenchmarkState, metric: str) -> float:
+        return self.setting.accepted.amount(state.name, metric)
 
     def report(self) -> dict[str, Any]:
         """All that was measured, for a file. seconds: by stage. blocks: discarded ones too."""
@@ -327,7 +326,7 @@ class Session(Processes):
         compiled = pair.ask_both("compiled", name)
         metrics = COUNTED_ON_GPU if self.setting.device.type != "cpu" else ()
         counts = counted[BASE], counted[CANDIDATE]
-        state.figures += count_figures(*counts, self._allowed(state), metrics)
+        state.figures += count_figures(*counts, partial(self._accepted, state), metrics)
         state.figures.append(self._compile_figure(state, seconds))
         alike = all(figure.outcome is Outcome.SAME for figure in state.figures)
         affected = self.affected.get(name)
@@ -356,7 +355,7 @@ class Session(Processes):
         return state.verdict is None
 
     def _compile_figure(self, state: BenchmarkState, seconds: Mapping[str, float]) -> Figure:
-        return seconds_figure(COMPILE, seconds, self._allowed(state)(COMPILE)[0], COLD_SECONDS)
+        return seconds_figure(COMPILE, seconds, self._accepted(state, COMPILE), COLD_SECONDS)
 
     def _compile_again(self, states: Sequence[BenchmarkState]) -> None:
         """Measure compile times that are SLOWER again, with nothing else at work."""
@@ -414,7 +413,7 @@ class Session(Processes):
                     self._conclude(state)
 
     def _conclude(self, state: BenchmarkState) -> None:
-        state.conclude(self._allowed(state)(COMPILE)[0])
+        state.conclude(self._accepted(state, COMPILE))
 
     def _wave(self, states: Sequence[BenchmarkState], count: int, *, again: bool = False) -> int:
         """Take so many blocks of some benchmarks; returns how many, 0 where they are discarded.
@@ -458,7 +457,7 @@ class Session(Processes):
     def _series(self, state: BenchmarkState, metric: str) -> Series:
         """Of a metric of a benchmark, begun where it is not there yet."""
         if metric not in state.series:
-            amount = self.setting.accepted.amount(state.name, metric)
+            amount = self._accepted(state, metric)
             margin = margin_of(metric, self.setting.device)
             tolerance = state.benchmark.slowdowns[metric]
             tests = sum(len(other.benchmark.slowdowns) for other in self.compared.values())
