@@ -130,13 +130,13 @@ class Session(Processes):
         edited = [s for s in differ if s.name in self.affected and self.affected[s.name].op_differs]
         return [] if self.setting.all_verdicts or 2 * len(edited) > len(differ) else edited
 
-    def _prepare_decides(self, pair: Pair, states: Sequence[BenchmarkState]) -> bool:
-        """Prepare these benchmarks, or (of none) all, and what is new. Returns whether a result is
-        wrong, so that no time can make the merge green."""
-        self._prepare(pair, states or self._unsettled())
-        states = [*self.compared.values(), *self.new.values()]
-        wrong = [state for state in states if state.has(Outcome.WRONG_RESULT)]
-        return bool(wrong and self._leave_undecided(f"the results of {wrong[0].name} are wrong"))
+    def _prepare_decides(self, pair: Pair, nearest: Sequence[BenchmarkState]) -> bool:
+        """Prepare the nearest benchmarks; where there are none, all, and verify what is new. Returns
+        whether a result is wrong, so that no time can make the merge green."""
+        self._prepare(pair, nearest or self._unsettled())
+        states = (*self.compared.values(), *self.new.values())
+        wrong = [state.name for state in states if state.has(Outcome.WRONG_RESULT)]
+        return bool(wrong) and self._leave_undecided(f"the results of {wrong[0]} are wrong")
 
     # -- verdicts ---------------------------------------------------------------------------
 
