@@ -131,7 +131,7 @@ class Session(Processes):
         return [] if self.setting.all_verdicts or 2 * len(edited) > len(differ) else edited
 
     def _prepare_decides(self, pair: Pair, nearest: Sequence[BenchmarkState]) -> bool:
-        """Prepare the nearest benchmarks; where there are none, all, and verify what is new. Returns
+        """Prepare the nearest benchmarks; where there are none, all, and what is new. Returns
         whether a result is wrong, so that no time can make the merge green."""
         self._prepare(pair, nearest or self._unsettled())
         states = (*self.compared.values(), *self.new.values())
