@@ -14,6 +14,7 @@ from tinyllama.harness.measure.clock import wall_seconds
 from tinyllama.harness.records.results import records
 from tinyllama.ops import OPS
 from tinyllama.workshop import checks, running, strided
+from tinyllama.workshop.checks import CheckedStage
 from tinyllama.workshop.contender import StageStep, Unwaited
 from tinyllama.workshop.stages import STAGES
 
@@ -27,8 +28,8 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installe
 def test_check_of_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
     if stage.check in ("dense inputs", "products by BLAS") and not HAS_TRITON:
         pytest.skip("triton is not installed")
-    outcome, message = StageStep(stage.number, **WHERE).check(stage.check)
-    fixed, nothing = StageStep(stage.number, fixed=True, **WHERE).check(stage.check)
+    outcome, message = CheckedStage(stage.number, **WHERE).check(stage.check)
+    fixed, nothing = CheckedStage(stage.number, fixed=True, **WHERE).check(stage.check)
     if stage.check == "phases add up":
         assert (outcome, fixed) == ("unsupported", "unsupported")
         assert "needs a GPU" in message
