@@ -41,7 +41,7 @@ def test_check_of_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
 @pytest.mark.long
 @needs_triton
 def test_hybrid_passes_every_check() -> None:
-    step = StageStep(5, **WHERE)
+    step = CheckedStage(5, **WHERE)
     outcomes = {name: step.check(name)[0] for name in checks.CHECKS}
     assert outcomes.pop("phases add up") == "unsupported"
     assert set(outcomes.values()) == {"passed"}
