@@ -67,7 +67,6 @@ def test_a_forced_configuration_holds_for_its_key_and_ends(space: Space) -> None
 WRONG: dict[str, Any] = {
     "no JSON": "{",
     "no spaces": {"spaces": []},
-    "no constants": {"spaces": {"toy": {"D=512": 4}}},
     "another chip": {"chip": "sm_90", "spaces": {}},
     "a text": spaces(ROWS="4"),
     "warps": spaces(num_warps=6),

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from tinyllama.harness.kernels.bounds import Bounds, watched
 from tinyllama.harness.kernels.interpreter import limited
 from tinyllama.harness.kernels.launch import jit, recorded, tl
-from tinyllama.harness.kernels.resources import compile_launch, lacking
+from tinyllama.harness.kernels.resources import compilation, lacking
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 PATTERNS = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(BF16)
@@ -210,7 +210,7 @@ def test_a_loop_variable_can_be_cast_as_where_it_compiles() -> None:
     assert torch.equal(y, x[:, :2])
     with recorded("sm_90") as launches:
         counts[(2,)](x.to("meta"), y.to("meta"), 5, 3)
-    assert lacking("sm_90") or compile_launch(launches[0], "sm_90")
+    assert lacking("sm_90") or compilation(launches[0], "sm_90").run()
 
 
 @jit
@@ -262,5 +262,5 @@ def test_an_interpreted_kernel_compiles_afterwards_after_an_error_too() -> None:
     for chip in (chip for chip in ("gfx942", "sm_90") if not lacking(chip)):
         with recorded(chip) as launches:
             of_calls(lambda *shape: torch.empty(shape, device="meta"))
-        assert compile_launch(launches[0], chip).registers
+        assert compilation(launches[0], chip).run().registers
     torch.testing.assert_close(of_calls(torch.ones), expected)

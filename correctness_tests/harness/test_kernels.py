@@ -8,7 +8,7 @@ import torch
 from correctness_tests.support.commands import python
 from correctness_tests.support.launched import every_launch
 from tinyllama.harness.kernels import launch as kernels
-from tinyllama.harness.kernels.chips import chip_of, dependent, dot_precisions
+from tinyllama.harness.kernels.chips import chip_of, dot_precisions
 from tinyllama.harness.kernels.launch import cdiv, jit, recorded, tl
 from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.harness.kernels.resources import CHIPS, lacking
@@ -79,18 +79,6 @@ def test_a_grid_may_be_a_function_of_the_arguments() -> None:
     assert torch.equal(y, 2 * torch.arange(50.0))
 
 
-@needs_triton
-@pytest.mark.parametrize(
-    ("chip", "there"),
-    [("sm_80", False), ("sm_90", True), ("sm_100", True), ("gfx942", False), ("", False)],
-)
-def test_launches_depend_on_chips_that_have_that(chip: str, there: bool) -> None:
-    with recorded(chip):
-        found = dependent(CPU)
-    has = hasattr(tl.extra.cuda, "gdc_wait")  # from triton 3.4 on
-    assert found == ({"PDL": True, "launch_pdl": True} if there and has else {"PDL": False})
-
-
 # -- chips ------------------------------------------------------------------------------------
 
 
@@ -99,19 +87,19 @@ def test_tf32_is_asked_for_only_where_allowed_and_where_the_chip_has_it() -> Non
     fp32, bf16 = torch.empty(1, device="meta"), torch.empty(1, device="meta").bfloat16()
     before = torch.get_float32_matmul_precision()
     chips = [chip for chip in CHIPS if not lacking(chip)]
-    found = {}
+    precisions = {}
     try:
         for allowed in ("highest", "high"):
             torch.set_float32_matmul_precision(allowed)
             for chip in ("", *chips):
                 with recorded(chip):
-                    found[allowed, chip] = input_precision(fp32)
+                    precisions[allowed, chip] = input_precision(fp32)
                     assert input_precision(bf16) == "ieee"
             assert input_precision(torch.empty(1)) == "ieee"
     finally:
         torch.set_float32_matmul_precision(before)
-    tf32 = {key for key, value in found.items() if value == "tf32"}
-    thrice = {key for key, value in found.items() if value == "tf32x3"}
+    tf32 = {key for key, value in precisions.items() if value == "tf32"}
+    thrice = {key for key, value in precisions.items() if value == "tf32x3"}
     nvidia = {chip for chip in chips if chip.startswith("sm_")}
     assert thrice == {("highest", chip) for chip in nvidia}
     assert tf32 == {("high", chip) for chip in nvidia | ({"gfx942"} & set(chips))}
@@ -176,14 +164,14 @@ def test_without_triton_stock_providers_run_and_a_launch_says_what_to_install(
 @needs_triton
 def test_a_profile_tells_the_kernels_of_the_tree_apart() -> None:
     """By file and function, and each counts among products, attention, and so on."""
-    found = {launch.identity: launch.kernel.repr(None) for launch in every_launch()}
-    assert found["attention.backward_kernel"] == "attention_backward"
-    assert found["transpose.transpose_kernel"] == "transpose"
-    assert len(set(found.values())) == len(found)
+    names = {launch.identity: launch.kernel.repr(None) for launch in every_launch()}
+    assert names["attention.backward_kernel"] == "attention_backward"
+    assert names["transpose.transpose_kernel"] == "transpose"
+    assert len(set(names.values())) == len(names)
     for tier in (V3, V4):
-        used = {launch.kernel.repr(None) for launch in every_launch(tier.table)}
-        assert {name for name in used if kind_of(name) == "other"} == set()
-    kinds = {name: kind_of(name) for name in found.values()}
+        in_tier = {launch.kernel.repr(None) for launch in every_launch(tier.table)}
+        assert {name for name in in_tier if kind_of(name) == "other"} == set()
+    kinds = {name: kind_of(name) for name in names.values()}
     assert kinds["stack_norm_gradient"] == "products"  # the product is in a function that it calls
     assert kinds["stack_fold"] == kinds["rms_norm_forward"] == "elementwise"
     assert kinds["attention_forward"] == "attention"

@@ -9,7 +9,7 @@ import torch
 
 from correctness_tests.support.launched import WHOLLY
 from tinyllama.harness.check.guards import GuardedMemory, watched
-from tinyllama.harness.check.offsets import Far, NoAddressesError
+from tinyllama.harness.check.programs import Far, NoAddressesError
 from tinyllama.harness.kernels import HAS_TRITON, layout
 from tinyllama.harness.kernels.copying import DIGITS, dense_copy
 from tinyllama.harness.kernels.launch import Launch, recorded
@@ -193,4 +193,4 @@ def test_both_sides_of_a_copy_are_accessed_16_bytes_at_a_time(
         pytest.skip(reason)
     x = LARGE[name](lambda *shape: torch.empty(shape, dtype=dtype, device="meta"))
     taken = compilation(launches_of(x)[0], chip).run()
-    assert (taken.instructions.loads, taken.instructions.stores) == (16, 16)
+    assert (taken.loads, taken.stores) == (16, 16)

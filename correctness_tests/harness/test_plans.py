@@ -6,7 +6,6 @@ No GPU is needed: see `correctness_tests.support.posed`.
 import contextlib
 import functools
 import gc
-import itertools
 import sys
 import threading
 import weakref
@@ -21,8 +20,6 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.planned import BOTH, SCALE, Calls, X, scale_kernel, scaled, shifted
 from correctness_tests.support.posed import Posed
-from tinyllama.harness.declare import checked
-from tinyllama.harness.declare.checked import BySignature
 from tinyllama.harness.kernels import launch, launch_cache
 from tinyllama.harness.kernels.chips import processors
 from tinyllama.harness.kernels.configs import Config
@@ -48,6 +45,7 @@ UNLIKE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "dtype": ((X.bfloat16(),), {}),
     "stride": ((torch.arange(128.0)[::2],), {}),
     "parameter": ((X,), {"factor": 5.0}),
+    "a parameter of zero": ((X,), {"factor": 0.0}),
     "a parameter's type": ((X,), {"factor": 3}),
 }
 
@@ -131,9 +129,8 @@ def test_no_plan_is_used_while_launches_are_watched_or_changed(
 
 def repeated(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function as the passes of a provider are called, by its plan from the fourth call on."""
-    put: list[Callable[..., Any]] = []
-    again = Repeated(function, put.append)
-    return lambda *tensors: (put[-1] if put else again)(*tensors)
+    again = Repeated(function)
+    return lambda *tensors: again.run(*tensors)
 
 
 def another_grid(x: torch.Tensor) -> torch.Tensor:
@@ -239,36 +236,3 @@ def test_threads_may_use_plans_at_once(posed: Posed) -> None:
     for thread in threads:
         thread.join()
     assert results == [True] * 80
-
-
-# -- which calls are alike --------------------------------------------------------------------
-
-TENSORS = {
-    "x": X.view(8, 8),
-    "a part of another shape": torch.zeros(9, 8)[1:],
-    "transposed": X.view(8, 8).T,
-    "rows apart": torch.zeros(8, 16)[:, :8],
-    "fewer rows": torch.zeros(7, 8),
-    "one more axis": torch.zeros(1, 8, 8),
-    "expanded": torch.zeros(8, 1).expand(8, 8),
-    "another dtype": torch.zeros(8, 8, dtype=torch.int32),
-    "on another device": torch.zeros(8, 8, device="meta"),
-    "with a gradient": torch.zeros(8, 8, requires_grad=True),
-    "no element": torch.zeros(0, 8),
-}
-ALIKE = {"x", "a part of another shape"}
-
-
-@pytest.mark.parametrize("guards", [True, False], ids=["torch's guards", "no guards"])
-def test_a_signature_is_of_layouts_and_parameters(
-    guards: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not guards:  # a version of torch without them
-        monkeypatch.setattr(checked, "GUARDS", None)
-    for (name, one), (other, second) in itertools.product(TENSORS.items(), repeat=2):
-        values: BySignature[str] = BySignature()
-        values.put([X, one], {"a": 0.0}, "value")
-        alike = name == other or {name, other} <= ALIKE
-        assert (values.get([X, second], {"a": 0.0}) == "value") == alike, (name, other)
-        for params in ({"a": -0.0}, {"a": 0}, {"a": False}, {"b": 0.0}, {}):
-            assert values.get([X, one], params) is None, params

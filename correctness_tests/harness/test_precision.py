@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from tinyllama.harness.check.guards import GuardedMemory, watched
 from tinyllama.harness.kernels import precision
 from tinyllama.harness.kernels.launch import described, jit, tl
-from tinyllama.harness.kernels.precision import compute_dtype, product
+from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.harness.kernels.tf32 import descriptors_round, rounded_to_tf32, to_tf32
 from tinyllama.ops.linear import rounding_kernels
 from tinyllama.ops.linear.rounding_kernels import BLOCK
@@ -28,15 +28,6 @@ def test_autocast_holds_for_its_device_and_for_float32() -> None:
         assert computed == [BF16, FP16, torch.float64]
         assert compute_dtype(meta) is FP32
     assert compute_dtype(torch.empty(1)) is FP32
-
-
-@pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_a_product_is_in_the_dtype_and_memory_that_are_asked_for(dtype: torch.dtype) -> None:
-    a, b = torch.tensor([[1.0, 2.0]], dtype=BF16), torch.tensor([[3.0], [4.0]], dtype=BF16)
-    memory = torch.empty(1, 1, dtype=dtype)
-    assert product(a, b, dtype).dtype is dtype
-    assert product(a, b, dtype, memory).data_ptr() == memory.data_ptr()
-    assert product(a, b, dtype).item() == memory.item() == 11.0
 
 
 # -- tf32 -------------------------------------------------------------------------------------

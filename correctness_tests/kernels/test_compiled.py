@@ -43,8 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         slow = pytest.mark.slow("kernels are compiled for more chips, cases and dtypes")
         soon = not asks_for_slow(metafunc.config)
         params = [
-            pytest.param(one, id=one.where, marks=[] if one.quick and soon else [slow])
-            for one in planned(only_quick=soon).values()
+            pytest.param(each, id=each.where, marks=[] if each.quick and soon else [slow])
+            for each in planned(only_quick=soon).values()
         ]
         if soon:
             params.append(pytest.param(None, id="others", marks=slow))
@@ -76,11 +76,11 @@ def test_every_provider_that_launches_kernels_says_so() -> None:
             chip, precision = ("sm_90", "tf32") if provider.borrows else ("gfx942", "ieee")
             where = {"chip": chip, "precision": precision}
             try:
-                found = launches_of(op, provider, op.timed[-1], torch.float32, **where)
+                launches = launches_of(op, provider, op.timed[-1], torch.float32, **where)
             except Exception:
                 assert not says  # stock code that needs values
             else:
-                assert bool(found) == says, f"{provider} launches {len(found)} kernels"
+                assert bool(launches) == says, f"{provider} launches {len(launches)} kernels"
 
 
 @pytest.mark.slow("the kernels that spill most are compiled")

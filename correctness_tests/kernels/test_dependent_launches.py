@@ -26,7 +26,7 @@ def accesses(function: Any) -> bool:
     """Whether a function of kernels reads or writes memory, in itself or in one that it calls."""
     names = function.__code__.co_names
     called = [function.__globals__.get(name) for name in names]
-    inner = [one.fn for one in called if isinstance(one, Kernel)]
+    inner = [kernel.fn for kernel in called if isinstance(kernel, Kernel)]
     return not ACCESSES.isdisjoint(names) or any(map(accesses, inner))
 
 
@@ -36,7 +36,9 @@ def too_early(kernel: Any) -> str | None:
     assert isinstance(function, ast.FunctionDef)
     for statement in function.body:
         calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
-        names = {one.attr if isinstance(one, ast.Attribute) else ast.unparse(one) for one in calls}
+        names = {
+            call.attr if isinstance(call, ast.Attribute) else ast.unparse(call) for call in calls
+        }
         if names & WAITS and isinstance(statement, ast.Expr):
             return None
         for name in sorted(names):
@@ -51,18 +53,18 @@ def test_nothing_is_accessed_before_the_kernel_before_has_ended() -> None:
         options = dependent(torch.device("cpu"))
     if not options["PDL"]:
         pytest.skip("this triton has no dependent launch")
-    found = {}
+    kernels = {}
     for op, provider in providers():
         for case in (*op.cases[:1], *op.timed):
             for dtype, precision in (MODES[mode] for mode in ("bf16", "tf32")):
                 if dtype in provider.dtypes and provider.supports(case.dims) is None:
-                    for one in launches_of(
+                    for launch in launches_of(
                         op, provider, case, dtype, chip="sm_90", precision=precision
                     ):
-                        assert one.options.get("launch_pdl", False) == one.arguments.get(
+                        assert launch.options.get("launch_pdl", False) == launch.arguments.get(
                             "PDL", False
-                        ), one.identity
-                        if "launch_pdl" in one.options:
-                            found[one.identity] = one.kernel
-    assert len(found) > 12, sorted(found)
-    assert {name: why for name, one in found.items() if (why := too_early(one))} == {}
+                        ), launch.identity
+                        if "launch_pdl" in launch.options:
+                            kernels[launch.identity] = launch.kernel
+    assert len(kernels) > 12, sorted(kernels)
+    assert {name: why for name, kernel in kernels.items() if (why := too_early(kernel))} == {}

@@ -28,7 +28,7 @@ from tinyllama.harness import Case, Large, Op, Provider
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.compare import SLACK
 from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, mutated_results
-from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.check.guards import PoisonedMemory
 from tinyllama.harness.declare.offsets import Entry, zero
 from tinyllama.harness.declare.specs import size_of
 from tinyllama.harness.kernels.launch import Launch, recorded
@@ -146,23 +146,27 @@ def results(large: Stretched, inputs: Inputs, size: int) -> dict[str, torch.Tens
     leaves = [args[name].requires_grad_() for name in op.differentiable]
     with PoisonedMemory():
         outputs = call(*args.values(), **inputs.params)
-        found = {}
+        results_by_name = {}
         if leaves:
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            found = dict(zip(op.outputs, outputs, strict=True))
-            gradients = torch.autograd.grad(list(found.values()), leaves, upstream)
+            results_by_name = dict(zip(op.outputs, outputs, strict=True))
+            gradients = torch.autograd.grad(list(results_by_name.values()), leaves, upstream)
             names = [f"grad {name}" for name in op.differentiable]
-            found.update(zip(names, gradients, strict=True))
+            results_by_name.update(zip(names, gradients, strict=True))
         for fresh in inputs.fresh:
             call(*{**args, **stretched_leaves(large, fresh, size)}.values(), **inputs.params)
-    return {name: value.detach() for name, value in found.items()} | mutated_results(op, args)
+    return {name: value.detach() for name, value in results_by_name.items()} | mutated_results(
+        op, args
+    )
 
 
-def of_ends(large: Stretched, found: dict[str, torch.Tensor], size: int) -> dict[str, torch.Tensor]:
+def of_ends(
+    large: Stretched, results_by_name: dict[str, torch.Tensor], size: int
+) -> dict[str, torch.Tensor]:
     """The results that the ends alone would have. Raises AssertionError where those in between
     are not finite, or their gradients not zero."""
     ends = {}
-    for name, value in found.items():
+    for name, value in results_by_name.items():
         outputs = large.op.outputs
         value = long_first(large, name, value) if name in outputs else value
         if value.shape[:1] == (size,):
@@ -182,9 +186,9 @@ def assert_right(large: Stretched, device: torch.device, size: int) -> None:
     case = large.of_ends
     inputs = case.inputs(device)
     with large.settings():
-        found = of_ends(large, results(large, inputs, size), size)
+        results_by_name = of_ends(large, results(large, inputs, size), size)
     slack = SLACK * case.provider.slack.get(case.dtype, 1.0)
-    compared = case.judge(found, inputs, slack=slack)
+    compared = case.judge(results_by_name, inputs, slack=slack)
     wrong = [str(comparison) for comparison in compared if not comparison.passed]
     assert not wrong, "\n".join([str(large), *wrong])
     assert all(comparison.sees_zero for comparison in compared), "zeros would pass"

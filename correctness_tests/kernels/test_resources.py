@@ -12,7 +12,6 @@ from tinyllama.harness.kernels.resources import (
     CHIPS,
     Compilation,
     compilation,
-    compile_launch,
     lacking,
 )
 
@@ -137,23 +136,23 @@ def maybe_shifted(x, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @jit
-def accumulated(a, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def squared(a, squares, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     m = tl.arange(0, BLOCK)[:, None]
     n = tl.arange(0, BLOCK)[None, :]
     tile = tl.load(a + m * BLOCK + n)
-    tl.atomic_add(sums + m * BLOCK + n, tl.dot(tile, tile))
+    tl.store(squares + m * BLOCK + n, tl.dot(tile, tile).to(tl.bfloat16))
 
 
 @pytest.mark.parametrize(
     ("chip", "family"),
     [("sm_80", "mma"), ("sm_90", "wgmma"), ("gfx90a", "mfma"), ("gfx942", "mfma")],
 )
-def test_widths_matrix_instructions_and_atomics_are_read(chip: str, family: str) -> None:
+def test_widths_and_matrix_instructions_are_read(chip: str, family: str) -> None:
     a = torch.empty(64, 64, dtype=torch.bfloat16, device="meta")
-    has = compilation_of(accumulated, a, a.float(), chip=chip, BLOCK=64).run().instructions
-    assert (has.loads, has.stores) == (16, 0)
-    assert has.products == (f"{family} bf16",)
-    assert has.atomics
+    taken = compilation_of(squared, a, a, chip=chip, BLOCK=64).run()
+    assert taken.loads == 16
+    assert taken.stores in (8, 16)
+    assert taken.products == (f"{family} bf16",)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -161,8 +160,7 @@ def test_a_kernel_compiles_for_every_chip(chip: str) -> None:
     x = torch.empty(1000, dtype=torch.bfloat16, device="meta")
     taken = compilation_of(centred, x, x, 1000, chip=chip, BLOCK=256, num_warps=4).run()
     assert taken.excesses() == []
-    assert taken.wave == (32 if chip.startswith("sm_") else 64)
-    assert taken.threads == 4 * taken.wave
+    assert taken.threads == 4 * (32 if chip.startswith("sm_") else 64)
     assert 4 < taken.registers < 64
     assert 0 < taken.shared < 1024
 
@@ -172,6 +170,6 @@ def test_an_unknown_chip_or_option_is_refused() -> None:
     with recorded() as launches:
         centred[(1,)](x, x, 64, BLOCK=64)
     with pytest.raises(ValueError, match=r"'sm_75': use one of gfx908, .*, sm_100"):
-        compile_launch(launches[0], "sm_75")
+        compilation(launches[0], "sm_75")
     with pytest.raises(ValueError, match=r"centred: triton knows no option num_wraps"):
         compilation_of(centred, x, x, 64, chip="sm_90", BLOCK=64, num_wraps=2)

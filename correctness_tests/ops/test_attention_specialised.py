@@ -164,8 +164,7 @@ def test_they_compile_for_the_chip(K: int, rotated: bool) -> None:
         assert taken is not None, excesses
         assert not taken.unfit()
         assert taken.spilled <= 32, taken  # of 240 registers of a thread
-        assert "wgmma bf16" in taken.instructions.products
-        assert not taken.instructions.atomics
+        assert "wgmma bf16" in taken.products
 
 
 @needs_gluon

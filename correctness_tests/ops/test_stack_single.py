@@ -16,13 +16,13 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.stacks import EPS, LAYERS, forced, gradients, inputs
-from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.check.guards import PoisonedMemory
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.chips import processors
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.grid_barrier import EVERY, Watchdog, meet
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.harness.kernels.programs import Order, ordered
+from tinyllama.harness.kernels.programs import ordered
 from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -102,7 +102,7 @@ def test_one_launch_of_all_phases_is_right(count: int) -> None:
     tensors = inputs(*SHAPE, CPU, batch=1)
     with processors(count):
         expected = gradients(tensors, "single")
-        with all_phases_in_one_launch(), PoisonedMemory(), ordered(Order("reversed")):
+        with all_phases_in_one_launch(), PoisonedMemory(), ordered("reversed"):
             actual = gradients(tensors, "single")
     WATCHDOG.check(CPU)
     assert all(map(torch.equal, actual, expected))

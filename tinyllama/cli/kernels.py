@@ -4,19 +4,17 @@ Nothing is run and no GPU is needed. torch is imported by the command, not here.
 """
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyllama.cli.argument_types import check_known, file_path
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable, read_regular, write_json
-from tinyllama.harness.machine.parsed import json_of
 
 if TYPE_CHECKING:
     from tinyllama.harness.declare.op import Op, Provider
-    from tinyllama.harness.kernels.instructions import Instructions
     from tinyllama.harness.kernels.resources import Compilation
 
 WORSE = 1  # exit status when something got worse
@@ -33,6 +31,7 @@ class Row:
     registers: of a thread; spilled_bytes: of a thread; shared_bytes: of a program.
     occupancy: warps that a partition of the chip holds, limited by ``limited_by``; None where the
     chip is not described.
+    loads, stores, products: as of `tinyllama.harness.kernels.resources.Resources`.
     """
 
     case: str
@@ -46,16 +45,9 @@ class Row:
     num_warps: int
     occupancy: float | None
     limited_by: str
-    instructions: "Instructions"
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Row":
-        from tinyllama.harness.kernels.instructions import Instructions
-
-        return cls(**{**values, "instructions": Instructions.from_json(values["instructions"])})
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "instructions": self.instructions.to_json()}
+    loads: int
+    stores: int
+    products: tuple[str, ...]
 
     @property
     def place(self) -> tuple[str, str, str, int]:
@@ -63,6 +55,39 @@ class Row:
 
     def __str__(self) -> str:
         return f"{self.kernel} on {self.chip}, {self.case}"
+
+    def worse(self, before: "Row") -> Iterator[str]:
+        """What another revision's kernel had and this one lost, in words; a gain is no matter."""
+        now, then = self.occupancy or 0, before.occupancy or 0
+        if now < then:
+            yield f"a partition holds {now:g} warps, before {then:g}; limited by {self.limited_by}"
+        if self.spilled_bytes > before.spilled_bytes:
+            yield f"{self.spilled_bytes} bytes are spilled, before {before.spilled_bytes}"
+        if self.loads < before.loads:
+            yield f"its widest load is {width(self.loads)}, before {width(before.loads)}"
+        if self.stores < before.stores:
+            yield f"its widest store is {width(self.stores)}, before {width(before.stores)}"
+        if lost := sorted(set(before.products) - set(self.products)):
+            yield f"its products are {names(self.products)}, before {names(lost)}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What ``--json`` writes: the rows, and the version of triton that compiled them."""
+
+    triton: str
+    kernels: list[Row]
+
+
+def width(size: int) -> str:
+    """The bytes of an access, as shown."""
+    from tinyllama.harness.kernels.assembly import TILE
+
+    return {0: "none", TILE: "a tile"}.get(size, f"{size} B")
+
+
+def names(products: Iterable[str]) -> str:
+    return ", ".join(products) or "none"
 
 
 def add(subparsers: Any) -> None:
@@ -74,8 +99,8 @@ def add(subparsers: Any) -> None:
         "Compile every kernel of the timed cases for chips that need not be present, and show "
         "registers, spills, shared memory, occupancy, the widest access of a thread to global "
         "memory and the matrix instructions. With --against, exit 1 when a kernel has less "
-        "occupancy, spills more, has narrower accesses, loses a matrix instruction or gains an "
-        "atomic, compared with the file of another revision."
+        "occupancy, spills more, has narrower accesses or loses a matrix instruction, compared "
+        "with the file of another revision."
     )
     option = kernels.add_argument
     default = "default gfx942 and sm_90, where triton compiles for them"
@@ -106,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.json, "--json")
     before = _read(args.against) if args.against else None
     if before is not None:
-        _check_held(args.against, before, chips, args.op)
+        _check_covers(args.against, before, chips, args.op)
     rows = [
         row
         for op in OPS.values()
@@ -119,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no kernel of {ops} compiles for {where}: choose with --op and --chip")
     console().print(_table(rows))
     if args.json:
-        write_json(args.json, {"triton": _triton(), "kernels": [row.to_json() for row in rows]})
+        write_json(args.json, asdict(Table(_triton(), rows)))
     if before is None:
         return 0
     worse = list(_worse(before, rows, set(chips), set(args.op or OPS)))
@@ -163,10 +188,8 @@ def _rows(op: "Op", provider: "Provider", chips: list[str]) -> Iterator[Row]:
 
 
 def _row(op: "Op", compiling: "Compilation", case: str, launch: int) -> Row:
-    from tinyllama.harness.kernels.occupancy import occupancy
-
     taken = compiling.run()
-    resident = occupancy(taken)
+    resident = taken.occupancy
     return Row(
         case=case,
         launch=launch,
@@ -179,16 +202,16 @@ def _row(op: "Op", compiling: "Compilation", case: str, launch: int) -> Row:
         num_warps=taken.num_warps,
         occupancy=resident.warps if resident else None,
         limited_by=resident.limit if resident else "",
-        instructions=taken.instructions,
+        loads=taken.loads,
+        stores=taken.stores,
+        products=taken.products,
     )
 
 
 def _table(rows: list[Row]) -> Any:
-    from rich.table import Table
+    from rich import table as rich_table
 
-    from tinyllama.harness.kernels.instructions import names, width
-
-    table = Table()
+    table = rich_table.Table()
     for column in ("chip", "case", "kernel"):
         table.add_column(column, overflow="fold")
     for column in ("registers", "spilled B", "shared B", "warps", "a partition holds"):
@@ -198,39 +221,34 @@ def _table(rows: list[Row]) -> Any:
     for row in rows:
         resident = "" if row.occupancy is None else f"{row.occupancy:g}, {row.limited_by}"
         numbers = (row.registers, row.spilled_bytes, row.shared_bytes, row.num_warps)
-        has = row.instructions
-        kinds = (width(has.loads), width(has.stores), names(has.products))
+        kinds = (width(row.loads), width(row.stores), names(row.products))
         table.add_row(row.chip, row.case, row.kernel, *map(str, numbers), resident, *kinds)
     return table
 
 
 def _read(path: Path) -> list[Row]:
+    import msgspec
+
     try:
-        data = json_of(read_regular(path))
-        rows = [Row.from_json(row) for row in data["kernels"]]
-        triton = data["triton"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        table = msgspec.json.decode(read_regular(path), type=Table)
+    except (OSError, ValueError) as error:
         raise UsageError(
-            f"--against {str(path)!r} is no table of this command: {error!r}; make one with --json"
+            f"--against {str(path)!r} is no table of this command: {error}; make one with --json"
         ) from error
-    if triton != _triton():
+    if table.triton != _triton():
         raise UsageError(
-            f"--against {str(path)!r} was made with triton {triton}, this is {_triton()}: code "
-            "differs between them; make both with one version"
+            f"--against {str(path)!r} was made with triton {table.triton}, this is {_triton()}: "
+            "code differs between them; make both with one version"
         )
-    return rows
+    return table.kernels
 
 
-def _check_held(path: Path, before: list[Row], chips: list[str], ops: list[str] | None) -> None:
+def _check_covers(path: Path, before: list[Row], chips: list[str], ops: list[str] | None) -> None:
     """Refuse a table without a chip, or without an op there that --op names."""
-    from tinyllama.ops import OPS
-
-    names = [name for name in ops or OPS if _with_kernels(OPS[name])]
     for chip in chips:
-        there = {row.op for row in before if row.chip == chip}
-        absent = [name for name in names if name not in there]
-        if absent and (ops or len(absent) == len(names)):
-            of = ", ".join(absent) if ops else "any op"
+        in_table = {row.op for row in before if row.chip == chip}
+        if not in_table or (absent := sorted(set(ops or ()) - in_table)):
+            of = ", ".join(absent) if in_table else "any op"
             raise UsageError(
                 f"--against {str(path)!r} has no kernel of {of} on {chip}: make it with --json and "
                 "the same --op and --chip, or choose what it has"
@@ -250,14 +268,5 @@ def _worse(before: list[Row], after: list[Row], chips: set[str], ops: set[str]) 
         new = now.get(old.place)
         if new is None:
             yield f"MISSING {old}: it is not compiled for this case any more"
-            continue
-        if (old.occupancy or 0) > (new.occupancy or 0):
-            yield (
-                f"WORSE {old}: a partition holds {new.occupancy or 0:g} warps, before "
-                f"{old.occupancy:g}; limited by {new.limited_by}"
-            )
-        if new.spilled_bytes > old.spilled_bytes:
-            yield (
-                f"WORSE {old}: {new.spilled_bytes} bytes are spilled, before {old.spilled_bytes}"
-            )
-        yield from (f"WORSE {old}: {lost}" for lost in new.instructions.worse(old.instructions))
+        else:
+            yield from (f"WORSE {old}: {loss}" for loss in new.worse(old))

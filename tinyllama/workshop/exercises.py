@@ -14,7 +14,7 @@ from tinyllama.harness.declare.registry import Registry, load_file, providers_re
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.harness.kernels.resources import Resources, compile_launch
+from tinyllama.harness.kernels.resources import Resources, compilation
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure.clock import Clock, queue_of
@@ -80,7 +80,7 @@ def block_sizes(device: torch.device, file: Path = SOLUTION) -> Rows:
             for block in BLOCKS:
                 module.BLOCK_SIZE = block
                 kernel, time = studied(lambda *x: forward(*x, 1e-5), shapes, "float32", device)
-                loads = f"{kernel.instructions.loads} B"
+                loads = f"{kernel.loads} B"
                 rows.append((str(block), str(kernel.registers), str(kernel.spilled), loads, time))
         except UsageError:
             raise
@@ -97,7 +97,7 @@ def studied(
     kind = getattr(torch, dtype)
     with recorded(CHIP) as launches:
         call(*(torch.empty(shape, dtype=kind, device="meta") for shape in shapes))
-    resources = compile_launch(launches[0], CHIP)
+    resources = compilation(launches[0], CHIP).run()
     if device.type == "cpu":
         return resources, NEEDS_GPU
     inputs = [torch.randn(shape, device=device).to(kind) for shape in shapes]

@@ -10,7 +10,7 @@ from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import backward_pass, raised_by
 from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank
 from tinyllama.harness.check.launched import launches_of
-from tinyllama.harness.kernels.resources import CHIPS, compile_launch, lacking
+from tinyllama.harness.kernels.resources import CHIPS, compilation, lacking
 from tinyllama.harness.machine.device import lost
 
 _INTERPRETER = "InterpreterError"  # of triton.runtime.errors: what it raises for any error
@@ -141,7 +141,7 @@ def _compiles_for(candidate: Candidate, case: OpCase | None) -> str | None:
             return None
         op, provider = candidate.op, candidate.provider
         for launch in launches_of(op, provider, case.case, case.dtype, chip=chip):
-            compile_launch(launch, chip)
+            compilation(launch, chip).run()
     except Exception:  # then the crash is the kernel's own
         return None
     return chip

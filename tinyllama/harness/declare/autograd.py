@@ -31,7 +31,6 @@ second derivative raises an error: a gradient that is silently detached would be
 """
 
 import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -75,59 +74,36 @@ def _no_view(result: torch.Tensor, inputs: tuple[Any, ...]) -> torch.Tensor:
     return torch.ops.aten._unsafe_view(result, result.shape)
 
 
-class _Pass:
-    """A forward or backward pass of one signature: as it is written, or repeated by a plan
-    (`tinyllama.harness.kernels.plans`)."""
-
-    def __init__(self, run: Callable[..., Any], replays: bool) -> None:
-        repeated = functools.partial(setattr, self, "run")
-        self.run: Callable[..., Any] = Repeated(run, repeated) if replays else run
-
-
 class Calls:
-    """What is known of calls of one signature: their parameters, and how their passes are run."""
+    """What is known of calls of one signature: their parameters, and how their passes are run, as
+    written or repeated by a plan (`tinyllama.harness.kernels.plans`)."""
 
     def __init__(self, derived: Passes, params: dict[str, Any]) -> None:
         self._derived, self._params = derived, tuple(params.values())
-        self._right = False  # whether inputs come in the layouts that the kernels read
-        self._empty: tuple[torch.Tensor, ...] = ()  # what is saved without elements
-        self.forward = _Pass(self._run_forward, derived.replays)
-        self._backward: dict[tuple[bool, ...], BySignature[_Pass]] = {}
-
-    def as_read(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs in the layouts that the kernels read, found once where calls are repeated."""
-        if self._right:
-            return inputs
-        read = self._derived.as_read(inputs)
-        self._right = self._derived.replays and all(map(operator.is_, inputs, read))
-        return read
+        self.forward = Repeated(self._run_forward, derived.replays)
+        self._backward: dict[tuple[bool, ...], BySignature[Repeated]] = {}
 
     def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        returned = self._derived.run_forward(*inputs, *self._params)
-        results = tuple(_no_view(result, inputs) for result in returned)
-        n = len(results) - self._derived.without_elements
-        self._empty = results[n:]
-        return results[:n]
+        results = self._derived.run_forward(*inputs, *self._params)
+        return tuple(_no_view(result, inputs) for result in results)
 
     def backward(self, needs: tuple[bool, ...], tensors: tuple[torch.Tensor | None, ...]) -> Any:
         """Gradients of the inputs, and None. tensors: upstream gradients, then what was saved."""
+        tensors = _resolved(tensors)
         if not self._derived.replays:
-            return self._run_backward(needs, *_resolved(tensors))
+            return self._run_backward(needs, *tensors)
         passes = self._backward.get(needs)
         if passes is None:
             passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
-        backward = passes.last(tensors, {})
+        backward = passes.get(tensors, {})
         if backward is None:
-            tensors = _resolved(tensors)
-            backward = passes.find(tensors, {})
-        if backward is None:
-            backward = _Pass(functools.partial(self._run_backward, needs), replays=True)
+            backward = Repeated(functools.partial(self._run_backward, needs))
             passes.put(tensors, {}, backward)
         return backward.run(*tensors)
 
     def _run_backward(self, needs: tuple[bool, ...], *tensors: torch.Tensor | None) -> Any:
         n_grads = len(self._derived.op.outputs)
-        grads, saved = tensors[:n_grads], (*tensors[n_grads:], *self._empty)
+        grads, saved = tensors[:n_grads], tensors[n_grads:]
         return (*self._derived.run_backward(grads, saved, self._params, needs), None)
 
 
@@ -144,9 +120,6 @@ class Derived(Passes):
         """The provider as a function of the inputs in order and the parameters by name. check: is
         called for each new signature before anything else, and raises an error for a wrong one."""
         apply, defaults, signatures = self.function.apply, self.op.params, self.calls
-        # Without what `apply` does in Python for tensors that were a transform's (`torch.func`).
-        above: Any = super(torch.autograd.Function, self.function)
-        bare = above.apply
         single = len(self.op.outputs) == 1
 
         def call(*args: Any, **params: Any) -> Any:
@@ -155,11 +128,8 @@ class Derived(Passes):
                 params = {**defaults, **params}
                 outputs = several(self.custom_op(*cast_by_autocast(args), *params.values()))
                 return outputs[0] if single else outputs[: len(self.op.outputs)]
-            calls = signatures.last(args, params)
-            if calls is not None:
-                return bare(*args, calls)
             args = _resolved(args)
-            calls = signatures.find(args, params)
+            calls = signatures.get(args, params)
             if calls is None:
                 check(args, params)
                 calls = Calls(self, {**defaults, **params})
@@ -180,7 +150,7 @@ class Derived(Passes):
             def forward(ctx: Any, *args: Any) -> Any:
                 ctx.set_materialize_grads(False)
                 ctx.calls = calls = args[-1]
-                inputs = calls.as_read(args[:-1])
+                inputs = derived.as_read(args[:-1])
                 results = calls.forward.run(*inputs)
                 ctx.save_for_backward(
                     *derived.tensors_to_keep(inputs, results), *results[n_outputs:]

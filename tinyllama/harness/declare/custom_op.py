@@ -81,14 +81,6 @@ class Passes:
         return [named[place] for place in self._kept_places]
 
     @cached_property
-    def without_elements(self) -> int:
-        """How many saved tensors, the last ones, are read for their shape alone: of calls of one
-        signature they are alike, so that a repeated one keeps none."""
-        axes = [saved.axes for saved in self.saved.values()]
-        having = [i for i, of in enumerate(axes, 1) if "0" not in of]
-        return len(axes) - max(having, default=0) if self.replays else 0
-
-    @cached_property
     def _kept_places(self) -> list[int]:
         """Where the kept tensors are among inputs and outputs."""
         names = (*self.op.inputs, *self.op.outputs)

@@ -15,11 +15,11 @@ parameter_memory, addresses, streams, grid_barrier, precision, tf32     what ker
 interpreter             one launch in numpy: a list of what is unlike Triton's own interpreter
   language, libdevice   the language meanwhile, and functions of libdevice
   interpreter_values, interpreter_reductions    values and accesses; scans and reductions
-  interpreter_speed     operations that are remembered
+  interpreter_speed     operators of plain types, by one call of numpy
   bounds, compiler_hints, programs     accesses out of bounds, false hints, orders of programs
 
 resources               what is compiled for a chip that need not be there, and its limits
-  assembly, instructions, occupancy    registers and spills; widths and kinds; resident warps
+  assembly              registers, spills, widths and products, read from the compiler's output
 
 Private names of Triton are used by launch, launch_cache, chips, resources, gluon, foreign, tf32,
 language, libdevice and the interpreter's files; those that differ between triton 3.3 and 3.9 are

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from tinyllama.harness.kernels.chips import chip_of
 from tinyllama.harness.kernels.launch_cache import AFFECTING, among
-from tinyllama.harness.machine.parsed import json_of
 
 Key = int | str | bool
 
@@ -148,6 +148,13 @@ def key_text(key: dict[str, Any]) -> str:
 _TUNE = "remove the entry, or search again: python -m tinyllama tune"
 
 
+class _Table(msgspec.Struct):
+    """A chip's table as it is stored: constants, warps and stages by space and key."""
+
+    spaces: dict[str, dict[str, dict[str, int]]]
+    chip: str = ""
+
+
 @functools.cache
 def _table(folder: Path, chip: str) -> dict[str, dict[str, Config]]:
     """A chip's choices by space and key; empty where there is no table of it.
@@ -158,33 +165,19 @@ def _table(folder: Path, chip: str) -> dict[str, dict[str, Config]]:
     if not chip or not path.is_file():
         return {}
     try:
-        stored = json_of(path.read_text(encoding="utf-8"))
+        table = msgspec.json.decode(path.read_bytes(), type=_Table)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not JSON ({error}); {_TUNE}") from error
-    spaces = _mapping(_mapping(stored, str(path)).get("spaces"), f"{path}: 'spaces'")
-    if stored.get("chip", chip) != chip:
-        raise ValueError(f"{path} is of chip {stored['chip']!r}: name it {stored['chip']}.json")
+        raise ValueError(f"{path} is no table of choices ({error}); {_TUNE}") from error
+    if table.chip not in ("", chip):
+        raise ValueError(f"{path} is of chip {table.chip!r}: name it {table.chip}.json")
     return {
-        space: {
-            key: _config(_mapping(entry, where), where)
-            for key, entry in _mapping(entries, f"{path}: {space}").items()
-            for where in [f"{path}, {space}, {key!r}"]
-        }
-        for space, entries in spaces.items()
+        space: {key: _config(entry, f"{path}, {space}, {key!r}") for key, entry in entries.items()}
+        for space, entries in table.spaces.items()
     }
 
 
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be a mapping; {_TUNE}")
-    return value
-
-
-def _config(entry: dict[str, Any], where: str) -> Config:
+def _config(entry: dict[str, int], where: str) -> Config:
     warps, stages = entry.get("num_warps", 0), entry.get("num_stages", 0)
-    for name, value in entry.items():
-        if not isinstance(value, int):
-            raise ValueError(f"{where}: {name} is {value!r}, not a whole number; {_TUNE}")
     if warps < 1 or warps & (warps - 1) or stages < 1:
         raise ValueError(
             f"{where}: num_warps is {warps}, which must be a power of two, and num_stages "

@@ -63,50 +63,51 @@ def _members() -> tuple[dict[str, Any], str | None]:
 
 _NAMES, _MISSING = _members()
 
+
+def __getattr__(name: str) -> Any:
+    """What kernels use of the language, by our names; where there is no Gluon, ``gl`` has every
+    constant that a module asks for, and the other names are None."""
+    if name == "gl":
+        return _NAMES.get("gl", tl)
+    if name in NAMES:
+        return _NAMES.get(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 if TYPE_CHECKING:
-    gl: Any = None
-    fence_async_shared = load_tile = mbarrier = store_tile = wait_for_stores = gl
-    warpgroup_mma = warpgroup_mma_wait = jit = gl
+    jit: Any = None
+elif _MISSING is None:
+    from tinyllama.harness.kernels.launch import Kernel, kernel_of
+
+    class GluonKernel(Kernel, _NAMES["runtime"].GluonJITFunction):
+        """A jitted function in Gluon."""
+
+        interpretable = False
+        source_type = _NAMES["runtime"].GluonASTSource
+
+    def jit(
+        function: Callable[..., Any] | None = None, *, unspecialised: Sequence[str] = ()
+    ) -> Any:
+        """Make a kernel of a function in Gluon (or of one that kernels call). unspecialised:
+        whole numbers whose values do not decide what is compiled."""
+        if function is None:
+            return functools.partial(jit, unspecialised=unspecialised)
+        return kernel_of(function, GluonKernel, do_not_specialize=list(unspecialised))
+
 else:
-    # `tl` has every constant that a module asks for, where triton is not installed, too.
-    gl = _NAMES.get("gl", tl)
-    fence_async_shared, mbarrier = _NAMES.get("fence_async_shared"), _NAMES.get("mbarrier")
-    warpgroup_mma, warpgroup_mma_wait = map(_NAMES.get, ("warpgroup_mma", "warpgroup_mma_wait"))
-    load_tile, store_tile = _NAMES.get("load_tile"), _NAMES.get("store_tile")
-    wait_for_stores = _NAMES.get("wait_for_stores")
 
-    if _MISSING is None:
-        from tinyllama.harness.kernels.launch import Kernel, kernel_of
+    class _Missing:
+        def __init__(self, function: Callable[..., Any]) -> None:
+            self.fn, self.__name__ = function, function.__name__
 
-        class GluonKernel(Kernel, _NAMES["runtime"].GluonJITFunction):
-            """A jitted function in Gluon."""
+        def __getitem__(self, grid: Any) -> Any:
+            raise RuntimeError(f"{self.__name__} needs Gluon: {_MISSING}")
 
-            interpretable = False
-            source_type = _NAMES["runtime"].GluonASTSource
-
-        def jit(
-            function: Callable[..., Any] | None = None, *, unspecialised: Sequence[str] = ()
-        ) -> Any:
-            """Make a kernel of a function in Gluon (or of one that kernels call). unspecialised:
-            whole numbers whose values do not decide what is compiled."""
-            if function is None:
-                return functools.partial(jit, unspecialised=unspecialised)
-            return kernel_of(function, GluonKernel, do_not_specialize=list(unspecialised))
-
-    else:
-
-        class _Missing:
-            def __init__(self, function: Callable[..., Any]) -> None:
-                self.fn, self.__name__ = function, function.__name__
-
-            def __getitem__(self, grid: Any) -> Any:
-                raise RuntimeError(f"{self.__name__} needs Gluon: {_MISSING}")
-
-        def jit(
-            function: Callable[..., Any] | None = None, *, unspecialised: Sequence[str] = ()
-        ) -> Any:
-            """Stands for a kernel where Gluon is not there."""
-            return jit if function is None else _Missing(function)
+    def jit(
+        function: Callable[..., Any] | None = None, *, unspecialised: Sequence[str] = ()
+    ) -> Any:
+        """Stands for a kernel where Gluon is not there."""
+        return jit if function is None else _Missing(function)
 
 
 def lacking(chip: str) -> str | None:
@@ -124,6 +125,7 @@ def described(tensor: torch.Tensor, block: Sequence[int]) -> Any:
     Its rows must begin at multiples of 16 bytes. A block of rows lies in shared memory as products
     read it; one of a vector (of one axis), as it is.
     """
+    gl = _NAMES["gl"]
     element = getattr(gl, str(tensor.dtype).removeprefix("torch."))
     if tensor.dim() == 1:
         layout = gl.NVMMASharedLayout(0, element.primitive_bitwidth, 1)

@@ -77,7 +77,7 @@ def run(kernel: Any, name: str, grid: tuple[int, ...], arguments: dict[str, Any]
         }
         call = functools.partial(_rewritten(function), **values)
         try:
-            programs.run(call, name, function, grid, stock.interpreter_builder)
+            programs.run(call, name, grid, stock.interpreter_builder)
         except Exception as error:
             raise stock.InterpreterError(repr(error)) from error
 

@@ -50,7 +50,7 @@ Handle, Builder = stock.TensorHandle, stock.InterpreterBuilder
 _cast, _load, _store = Builder.cast_impl, Builder.create_masked_load, Builder.create_masked_store
 _bitcast, _dot, _add_pointer = Builder.create_bitcast, Builder.create_dot, Builder.create_addptr
 _read_modify_write, _compare_and_swap = Builder.create_atomic_rmw, Builder.create_atomic_cas
-_binary, _divide = Builder.binary_op, Builder.create_idiv
+_binary = Builder.binary_op
 _numpy_dtype, _convert_argument = stock._get_np_dtype, stock._implicit_cvt
 _patch_tensor = stock._patch_lang_tensor
 
@@ -120,28 +120,16 @@ _COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, 
 
 def _binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
     if op in _COMPARISONS:
-        result = Handle(op(lhs.data, rhs.data), tl.int1)
-    else:
-        result = _binary(self, lhs, rhs, op)
-    interpreter_speed.note(lhs, rhs, op, result)
-    return result
-
-
-def _create_idiv(self: Any, lhs: Any, rhs: Any) -> Any:
-    result = _divide(self, lhs, rhs)
-    interpreter_speed.note(lhs, rhs, interpreter_speed.divided, result)
-    return result
+        return Handle(op(lhs.data, rhs.data), tl.int1)
+    return _binary(self, lhs, rhs, op)
 
 
 def _cast_impl(self: Any, source: Any, target: Any) -> Any:
     if is_bf16(target):
-        result = Handle(source.data.astype(np.float32), target.scalar)
-    elif is_bf16(source.dtype):
-        result = _cast(self, _Plain(source.data, tl.float32), target)
-    else:
-        result = _cast(self, source, target)
-    interpreter_speed.note(source, target, interpreter_speed.CAST, result)
-    return result
+        return Handle(source.data.astype(np.float32), target.scalar)
+    if is_bf16(source.dtype):
+        source = _Plain(source.data, tl.float32)
+    return _cast(self, source, target)
 
 
 def _create_bitcast(self: Any, source: Any, target: Any) -> Any:
@@ -170,11 +158,9 @@ def _set_attr(self: Any, name: str, values: Any) -> None:
 
 
 def _create_addptr(self: Any, pointer: Any, offset: Any) -> Any:
-    for note in SUMS:
-        note(pointer.data, offset.data)
-    result = _add_pointer(self, pointer, offset)
-    interpreter_speed.note(pointer, offset, interpreter_speed.ADD_POINTER, result)
-    return result
+    for see in SUMS:
+        see(pointer.data, offset.data)
+    return _add_pointer(self, pointer, offset)
 
 
 def _pointer_to_int(self: Any, source: Any, target: Any) -> Any:
@@ -246,20 +232,19 @@ _POINTERS: dict[Any, Any] = {}
 
 def _pointer(argument: Any) -> Any:
     """Triton finds the type by a string for each argument."""
-    shared = _POINTERS.get(argument.dtype) if type(argument) in _TENSORS else None
-    if shared is None:
-        pointer = interpreter_speed.pointer(_convert_argument(argument))
-        if type(argument) in _TENSORS:
-            _POINTERS[argument.dtype] = pointer.type
-        return pointer
-    return interpreter_speed.value(np.array([argument.data_ptr()], np.uint64), shared, shared)
+    if type(argument) not in _TENSORS:
+        return _convert_argument(argument)
+    if argument.dtype not in _POINTERS:
+        _POINTERS[argument.dtype] = _convert_argument(argument).type
+    address = np.array([argument.data_ptr()], np.uint64)
+    return interpreter_speed.value(address, _POINTERS[argument.dtype])
 
 
 def _implicit_cvt(argument: Any) -> Any:
     if type(argument) is int and -(2**31) <= argument < 2**31:
-        return interpreter_speed.value(np.array([argument], np.int32), tl.int32, tl.int32)
+        return interpreter_speed.value(np.array([argument], np.int32), tl.int32)
     if isinstance(argument, float):
-        return interpreter_speed.value(np.array([argument], np.float32), tl.float32, tl.float32)
+        return interpreter_speed.value(np.array([argument], np.float32), tl.float32)
     if not hasattr(argument, "data_ptr"):
         return _convert_argument(argument)
     pointer = _pointer(argument)
@@ -290,7 +275,6 @@ for _name, _method in {
     "create_bitcast": _create_bitcast,
     "create_dot": _create_dot,
     "create_extern_elementwise": libdevice.create_extern_elementwise,
-    "create_idiv": _create_idiv,
     "create_masked_load": _masked_load,
     "create_masked_store": _masked_store,
     "create_ptr_to_int": _pointer_to_int,

@@ -77,32 +77,29 @@ def planned(
 
 
 class Repeated:
-    """A function of tensors of one layout. On a GPU its second and its third call are watched,
-    since many layouts are seen once; if they give the same plan, it is put in the function's place.
-    Elsewhere the function is called as it is.
-
-    put: puts what is to be called from now on where this object was.
+    """A function of tensors of one layout: call `run`. On a GPU its second and its third call are
+    watched, since many layouts are seen once; if they give the same plan, it is what later calls
+    run. Elsewhere, and unless ``replays``, the function is called as it is.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], put: Callable[[Callable[..., Any]], None]
-    ) -> None:
-        self._function, self._put, self._met = function, put, False
+    def __init__(self, function: Callable[..., Any], replays: bool = True) -> None:
+        self._function, self._met = function, False
         self._first: Plan | None = None
+        self.run: Callable[..., Any] = self._watched if replays else function
 
-    def __call__(self, *tensors: torch.Tensor | None) -> Any:
+    def _watched(self, *tensors: torch.Tensor | None) -> Any:
         if not self._met or launch_cache.disturbed():
             self._met = True
             return self._function(*tensors)
         index = next((tensor.get_device() for tensor in tensors if tensor is not None), -1)
         if index < 0 or not launch_cache.knows(index):
-            self._put(self._function)
+            self.run = self._function
             return self._function(*tensors)
         results, plan = planned(self._function, tensors)
         if plan.reason or (self._first is not None and self._first != plan):
-            self._put(self._function)
+            self.run = self._function
         elif self._first is not None:
-            self._put(plan.function())
+            self.run = plan.function()
         self._first = plan
         return results
 
@@ -141,6 +138,7 @@ class _Watch(DispatchMode):
         self._device, self._gpu = first.device, first.get_device()
         self._autocast = torch.is_autocast_enabled(autocast_kind(first))
         self._inputs = [name for name, _ in self._first.values()]
+        self._addressed = {*self._inputs}  # whose addresses the plan has asked for
 
     def refuse(self, reason: str) -> None:
         """There is no plan, and why; the first reason counts."""
@@ -181,7 +179,6 @@ class _Watch(DispatchMode):
         else:
             self._called(func, args, kwargs, f"{name} = ")
             self._filled.add(name)
-        self._lines.append(f"{name}_at = {name}.data_ptr()")
         self._know(name, result)
 
     def _allocation(self, name: str, like: torch.Tensor) -> str:
@@ -244,6 +241,9 @@ class _Watch(DispatchMode):
             return self._constant(value)
         name, first = self._of(value)
         self._filled.add(name)
+        if name not in self._addressed:
+            self._addressed.add(name)
+            self._lines.append(f"{name}_at = {name}.data_ptr()")
         offset = value.data_ptr() - first.data_ptr()
         return f"{name}_at + {offset}" if offset else f"{name}_at"
 
@@ -271,25 +271,12 @@ class _Watch(DispatchMode):
         place = name, tuple(value.shape), value.stride(), offset
         if place not in self._views:
             view = self._views[place] = f"v{len(self._views)}"
-            short = self._short(first, value)
-            if short:
-                self._lines.append(f"{view} = {name}.{short}")
-                return view
             size, stride = map(self._constant, place[1:3])
             start = str(value.storage_offset())
             if name in self._inputs:  # which may begin anywhere in its memory
                 start = f"{name}.storage_offset() + {offset}"
             self._lines.append(f"{view} = {name}.as_strided({size}, {stride}, {start})")
         return self._views[place]
-
-    def _short(self, first: torch.Tensor, value: torch.Tensor) -> str:
-        """A method that gives a view in less time than `as_strided`; "" where there is none."""
-        if first.dim() == 2 and _same_form(first.t(), value):
-            return "t()"
-        all_elements = first.is_contiguous() and first.numel() == value.numel()
-        if all_elements and _same_form(first.view(value.shape), value):
-            return f"view({self._constant(tuple(value.shape))})"
-        return ""
 
     def _result(self, result: torch.Tensor | None) -> str:
         if result is None:
@@ -317,27 +304,13 @@ class _Watch(DispatchMode):
             *(f"{name}_at = {name}.data_ptr()" for name in self._inputs),
             f"if ({' | '.join(f'{name}_at' for name in self._inputs)}) & 15: {itself}",
             f"stream = stream_of({self._gpu})",
-            *_freed(_needed(self._lines, returned), returned),
+            *_freed(self._lines, returned),
             f"return ({returned},)",
         ]
         return Plan("\n    ".join(lines), self._names)
 
 
-_NAME = re.compile(r"\b\w+\b")
 _MADE = re.compile(r"\b[av]\d+(?=\b|_at\b)")
-_FORM = re.compile(r"(\w+) = (?:empty\(|\w+\.data_ptr\()")
-
-
-def _needed(lines: list[str], returned: str) -> list[str]:
-    """The steps without memory and addresses that no other step needs, nor what is returned."""
-    needed: list[str] = []
-    names = {*_NAME.findall(returned)}
-    for line in reversed(lines):
-        form = _FORM.match(line)
-        if form is None or form[1] in names:
-            needed.append(line)
-            names.update(_NAME.findall(line.partition(" = ")[2] if form else line))
-    return needed[::-1]
 
 
 def _freed(lines: list[str], returned: str) -> list[str]:

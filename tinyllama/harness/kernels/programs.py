@@ -1,6 +1,6 @@
 """Programs of an interpreted launch in another order than 0, 1, 2, and interleaved.
 
-    with ordered(Order("reversed")) as launched: ...    # names of the kernels that were launched
+    with ordered("reversed") as launched: ...    # names of the kernels that were launched
 
 A GPU runs the programs of a launch in any order, many at a time, and the stores of a block become
 visible to other programs at a barrier or at the end. Triton's interpreter runs one program after
@@ -19,8 +19,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinyllama.harness.kernels.launch_cache import among
 
@@ -57,14 +56,12 @@ class _StoppedError(BaseException):
     """Ends a program's thread when its launch has failed."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """name: one of `NAMES`. kernel: only launches of this one (``file.function``) are ordered so,
-    if there is one."""
+class _Order(NamedTuple):
+    """One of `NAMES`, the seed of what is shuffled, and the names of kernels that ran so."""
 
     name: str
-    kernel: str | None = None
-    seed: int = 0
+    seed: int
+    launched: set[str]
 
     def arranged(self, programs: list[Program]) -> list[Program]:
         if self.name == "reversed":
@@ -75,25 +72,19 @@ class Order:
 
 
 NAMES = ("reversed", "shuffled", "interleaved")
-_ORDERS: list[tuple[Order, dict[str, str]]] = []
+_ORDERS: list[_Order] = []
 _LAUNCHES: "list[_Launch]" = []
 
 
 @contextlib.contextmanager
-def ordered(order: Order) -> Iterator[dict[str, str]]:
-    """Meanwhile, programs of interpreted launches run in this order; the names of their kernels,
-    with file and line."""
-    with among(_ORDERS, (order, dict[str, str]())) as (_, launched):
-        yield launched
+def ordered(name: str, seed: int = 0) -> Iterator[set[str]]:
+    """Meanwhile, programs of interpreted launches run in this order, one of `NAMES`; the names of
+    the kernels that were launched."""
+    with among(_ORDERS, _Order(name, seed, set())) as order:
+        yield order.launched
 
 
-def run(
-    call: Callable[[], Any],
-    kernel: str,
-    function: Callable[..., Any],
-    grid: tuple[int, ...],
-    builder: Any,
-) -> None:
+def run(call: Callable[[], Any], kernel: str, grid: tuple[int, ...], builder: Any) -> None:
     """Call for each program of a launch, in the order that `ordered` asks for.
 
     builder: the interpreter's, which holds the current program.
@@ -102,10 +93,8 @@ def run(
     builder.set_grid_dim(x, y, z)
     programs = itertools.product(range(x), range(y), range(z))
     if _ORDERS:
-        order, launched = _ORDERS[-1]
-        launched[kernel] = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-        if order.kernel in (None, kernel):
-            return _Launch(call, order, builder).run(list(programs))
+        _ORDERS[-1].launched.add(kernel)
+        return _Launch(call, _ORDERS[-1], builder).run(list(programs))
     for program in programs:
         builder.grid_idx = program
         call()
@@ -196,7 +185,7 @@ class _Thread:
 class _Launch:
     """A launch whose programs run in an order."""
 
-    def __init__(self, call: Callable[[], Any], order: Order, builder: Any) -> None:
+    def __init__(self, call: Callable[[], Any], order: _Order, builder: Any) -> None:
         self._call, self._order, self._builder = call, order, builder
         self._running: _Thread
         self._suspended: list[_Thread] = []  # the last one was suspended last

@@ -3,7 +3,7 @@
     with recorded("gfx942") as launches:
         provider(...)                               # on meta tensors: nothing runs
     for launch in launches:
-        print(compile_launch(launch, "gfx942"))     # registers, spills, shared memory, threads
+        print(compilation(launch, "gfx942").run())  # registers, spills, shared memory, threads
 
 The types and specialisations of the arguments are Triton's own (its binder, asked for another
 chip), so what is compiled here is what a launch there compiles.
@@ -12,47 +12,69 @@ chip), so what is compiled here is what a launch there compiles.
 
 import functools
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.kernels import assembly, instructions
+import msgspec
+
+from tinyllama.harness.kernels import assembly
 from tinyllama.harness.kernels.assembly import nvidia_tools
 from tinyllama.harness.kernels.chips import STATED, target_of
-from tinyllama.harness.kernels.instructions import Instructions
 from tinyllama.harness.kernels.kernel_names import identity
-from tinyllama.harness.kernels.launch import HAS_TRITON, Launch
+from tinyllama.harness.kernels.launch import HAS_TRITON, Launch, cdiv
 from tinyllama.harness.machine.files import replace_text
 
 THREADS = 1024  # in a program: HIP's and CUDA's limit alike
+KIB = 1024
+# A unit (NVIDIA's SM, AMD's CU) has four partitions, each with 512 rows of vector registers for the
+# lanes of its warps or waves, allotted by eights; the programs on it share its memory.
+PARTITIONS, ROWS, GRANULE = 4, 512, 8
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What the programs on one unit of a chip have together.
+
+    warps: resident at most in a partition. shared: bytes of shared memory. programs: the most at a
+    time; None where nothing but the rest limits them. reserved: bytes of the shared memory that go
+    with each program, beside its own.
+    """
+
+    warps: int
+    shared: int
+    programs: int | None = None
+    reserved: int = 0
 
 
 @dataclass(frozen=True)
 class Chip:
     """A compiler's target. ``wave``: threads that step together; ``shared``: the bytes of shared
-    memory (LDS) that one program may use."""
+    memory (LDS) that one program may use; ``unit``: None where it is not described, as that of
+    gfx908, whose accumulation registers are a file of their own."""
 
     name: str
     wave: int
     shared: int
+    unit: Unit | None
 
 
-# LDS: the instruction set manuals of CDNA 1 to 4. NVIDIA: the CUDA programming guide's table of
-# technical specifications, maximum amount of shared memory per thread block.
+# AMD: the instruction set manuals of CDNA 1 to 4 (LDS of a CU, 8 waves a SIMD, 512 vector
+# registers). NVIDIA: the CUDA programming guide's table of technical specifications (shared memory
+# of a thread block and of an SM, 64 warps, 32 blocks, 65,536 registers; 1 KiB is reserved a block).
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("gfx908", 64, 64 * 1024),
-        Chip("gfx90a", 64, 64 * 1024),
-        Chip("gfx942", 64, 64 * 1024),
-        Chip("gfx950", 64, 160 * 1024),
-        Chip("sm_80", 32, 163 * 1024),
-        Chip("sm_90", 32, 227 * 1024),
-        Chip("sm_100", 32, 227 * 1024),
+        Chip("gfx908", 64, 64 * KIB, None),
+        Chip("gfx90a", 64, 64 * KIB, Unit(8, 64 * KIB)),
+        Chip("gfx942", 64, 64 * KIB, Unit(8, 64 * KIB)),
+        Chip("gfx950", 64, 160 * KIB, Unit(8, 160 * KIB)),
+        Chip("sm_80", 32, 163 * KIB, Unit(16, 164 * KIB, 32, KIB)),
+        Chip("sm_90", 32, 227 * KIB, Unit(16, 228 * KIB, 32, KIB)),
+        Chip("sm_100", 32, 227 * KIB, Unit(16, 228 * KIB, 32, KIB)),
     )
 }
 
@@ -65,14 +87,26 @@ def chip(name: str) -> Chip:
 
 
 @dataclass(frozen=True)
+class Occupancy:
+    """warps: resident in a partition (waves per SIMD); of ``most``. limit: what keeps it there."""
+
+    warps: float
+    most: int
+    limit: str
+
+
+@dataclass(frozen=True)
 class Resources:
     """What one compiled kernel takes.
 
     registers: vector registers of a thread (on AMD those for accumulation included).
     spilled: bytes of a thread that live in memory because no register was left for them.
-    scalar_spills: scalar registers of a wave that were spilled (AMD; to lanes of a vector one).
     shared: bytes of shared memory of a program.
-    instructions: the kinds and widths of those that access memory or multiply matrices.
+    loads, stores: the most bytes that a thread moves from or to global memory in one access
+        (`assembly.TILE` for a copy of a whole tile); 0 where it makes none, as where a wave reads
+        by scalar loads.
+    products: matrix instructions, as family and operands ("wgmma bf16"); none where products are
+        sums of scalar ones.
     """
 
     kernel: str
@@ -80,13 +114,10 @@ class Resources:
     num_warps: int
     registers: int
     spilled: int
-    scalar_spills: int
     shared: int
-    instructions: Instructions
-
-    @property
-    def wave(self) -> int:
-        return self.chip.wave
+    loads: int = 0
+    stores: int = 0
+    products: tuple[str, ...] = ()
 
     @property
     def threads(self) -> int:
@@ -105,9 +136,27 @@ class Resources:
         if self.shared > self.chip.shared:
             reasons.append(f"{self.shared:,} bytes of shared memory, limit {self.chip.shared:,}")
         if self.threads > THREADS:
-            text = f"{self.num_warps} warps of {self.wave} threads, limit {THREADS} threads"
+            text = f"{self.num_warps} warps of {self.chip.wave} threads, limit {THREADS} threads"
             reasons.append(text)
         return reasons
+
+    @property
+    def occupancy(self) -> Occupancy | None:
+        """How many warps a partition holds at a time; None for a chip whose unit is not
+        described."""
+        unit = self.chip.unit
+        if unit is None:
+            return None
+        rows = GRANULE * cdiv(max(self.registers, 1), GRANULE)
+        bounds = {
+            "warps": unit.warps * PARTITIONS // self.num_warps,
+            "registers": ROWS // rows * PARTITIONS // self.num_warps,
+            "shared memory": unit.shared // max(1, self.shared + unit.reserved),
+        }
+        if unit.programs is not None:
+            bounds["programs"] = unit.programs
+        limit, programs = min(bounds.items(), key=lambda bound: bound[1])
+        return Occupancy(programs * self.num_warps / PARTITIONS, unit.warps, limit)
 
     def __str__(self) -> str:
         return (
@@ -137,12 +186,13 @@ class Compilation:
         """Compile, unless this was done before, and read what the kernel takes."""
         stored = _cache() / f"{self._digest()}.json"
         if stored.is_file():
-            numbers = json.loads(stored.read_text(encoding="utf-8"))
+            taken = msgspec.json.decode(stored.read_bytes(), type=Resources)
         else:
-            numbers = self._compile()
-            replace_text(stored, json.dumps(numbers))
-        numbers["instructions"] = Instructions.from_json(numbers["instructions"])
-        return Resources(kernel=self.kernel, chip=self.chip, **numbers)
+            taken = self._compile()
+            replace_text(stored, msgspec.json.encode(taken).decode())
+        return replace(
+            taken, kernel=self.kernel, chip=self.chip
+        )  # of equal code, as it is called here
 
     def verdict(self, spilled: int = 0) -> tuple[list[str], Resources | None]:
         """What passes a limit of the chip, in words, and what the kernel takes: None where it does
@@ -159,12 +209,12 @@ class Compilation:
         import triton
         from triton._C.libtriton import get_cache_invalidating_env_vars
 
-        readers = [Path(file).read_bytes() for file in (assembly.__file__, instructions.__file__)]
+        reader = Path(assembly.__file__).read_bytes()
         switches = sorted(get_cache_invalidating_env_vars().items())
-        everything = self.key, triton.__version__, _backend(self.chip).hash(), switches, readers
+        everything = self.key, triton.__version__, _backend(self.chip).hash(), switches, reader
         return hashlib.sha256(repr(everything).encode()).hexdigest()
 
-    def _compile(self) -> dict[str, Any]:
+    def _compile(self) -> Resources:
         import triton
 
         before = os.environ.get("TRITON_CACHE_DIR")
@@ -179,11 +229,10 @@ class Compilation:
                 del os.environ["TRITON_CACHE_DIR"]
                 if before is not None:
                     os.environ["TRITON_CACHE_DIR"] = before
-            numbers: dict[str, Any] = dict(assembly.taken(compiled.asm))
-            numbers["instructions"] = Instructions.of(compiled.asm).to_json()
-        numbers["num_warps"] = compiled.metadata.num_warps
-        numbers["shared"] = max(compiled.metadata.shared, numbers["shared"])
-        return numbers
+            numbers = assembly.taken(compiled.asm)
+        metadata = compiled.metadata
+        numbers["shared"] = max(metadata.shared, numbers["shared"])
+        return Resources(self.kernel, self.chip, metadata.num_warps, **numbers)
 
 
 @functools.cache
@@ -191,11 +240,6 @@ def _cache() -> Path:
     """What kernels were found to take, for the next time: some bytes each."""
     home = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
     return Path(home).with_name("resources-of-kernels")
-
-
-def compile_launch(launch: Launch, chip_name: str) -> Resources:
-    """Compile a recorded launch for a chip, without one."""
-    return compilation(launch, chip_name).run()
 
 
 def compilation(launch: Launch, chip_name: str) -> Compilation:
