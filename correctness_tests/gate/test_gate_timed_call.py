@@ -164,6 +164,8 @@ def proofs(subject: Make, call: Call = weighed, seed: int = 3) -> dict[str, Proo
 def test_a_candidate_is_held_to_the_bases_reference_on_the_same_values(subject: Make) -> None:
     base = proofs(subject)
     hold_to_base(base, proofs(subject, nudged))
+    wrong_base = subject(WRONG["2% too large"])
+    hold_to_base(wrong_base.reference(3), proofs(subject, nudged))
     with pytest.raises(WrongResultError, match=r"about .* from the base's reference"):
         hold_to_base(base, proofs(subject, seed=4))
     with pytest.raises(ValueError, match="grad x: the candidate lacks it"):

@@ -171,17 +171,17 @@ def _declared_by(
             # Which layouts compositions of torch's functions copy is torch's decision.
             for layout in getattr(op, "layouts", {}):  # a base may be from before an op had these
                 slowest = layout == next(iter(op.layouts))
-                stated = {DEVICE: slowdowns[DEVICE] if slowest else further_slowdown(slowdowns)}
+                stated = {DEVICE: slowdowns[DEVICE] if slowest else _further_slowdown(slowdowns)}
                 yield replace(benchmark(replace(timed, layout=layout), stated), further=not slowest)
     for timed in covered[1:-1] if device.type != "cpu" else ():
-        yield replace(benchmark(timed, {DEVICE: further_slowdown(slowdowns)}), further=True)
+        yield replace(benchmark(timed, {DEVICE: _further_slowdown(slowdowns)}), further=True)
     if not covered:
         reason = str(_not_timed(op, cases[0], device))
         name = f"{op.name}-{provider.name}/results"
         yield replace(benchmark(cases[0], {}), name=name, untimed=reason)
 
 
-def further_slowdown(slowdowns: Mapping[str, float]) -> float:
+def _further_slowdown(slowdowns: Mapping[str, float]) -> float:
     return max(FURTHER, slowdowns[DEVICE])
 
 
