@@ -108,17 +108,16 @@ def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Pain
     numbers = _numbers(candidate, inputs)
     free = [name for name in floating if domains[name] == "any"]
 
-    def changed(text: str, changes: Mapping[str, Change]) -> Painted:
-        args = {**inputs.args, **{name: change(floating[name]) for name, change in changes.items()}}
-        pairs = [(args[name], floating[name]) for name in changes]
+    def changed(text: str, changes: Mapping[str, torch.Tensor]) -> Painted:
+        pairs = [(x, floating[name]) for name, x in changes.items()]
         return Painted(
             f"{', '.join(changes)}: {text}",
-            replace(inputs, args=args),
+            replace(inputs, args={**inputs.args, **changes}),
             infinite=any(bool((x.isinf() & ~before.isinf()).any()) for x, before in pairs),
             nan=any(bool((x.isnan() & ~before.isnan()).any()) for x, before in pairs),
         )
 
-    def changes_of(name: str, which: str) -> dict[str, Change]:
+    def changes_of(name: str, which: str) -> dict[str, torch.Tensor]:
         return dict(_changes(floating[name], domains[name], numbers, which))
 
     if len(free) > 1:
@@ -128,27 +127,29 @@ def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Pain
                 yield changed(text, {name: changes[text] for name, changes in in_all.items()})
     for name in floating:
         fewer = domains[name] == "finite" or (len(free) > 1 and name in free)
-        for text, change in changes_of(name, only or ("alone" if fewer else "")).items():
-            yield changed(text, {name: change})
+        for text, x in changes_of(name, only or ("alone" if fewer else "")).items():
+            yield changed(text, {name: x})
     if only != "range":
         yield from _of_integers(candidate, case, inputs)
     if only:
         return
     small = [name for name in floating if domains[name] != "as drawn"]
     if candidate.op.mutated and small:  # the state of an optimizer, which begins with zeros
-        tiny = partial(_scaled, by=torch.finfo(torch.float32).tiny ** 0.25)
+        tiny = torch.finfo(torch.float32).tiny ** 0.25
         for without in (None, *candidate.op.mutated):
             names = [name for name in small if name != without]
-            yield changed("zero", dict.fromkeys(names, torch.zeros_like))
-            yield changed("tiny", dict.fromkeys(names, tiny))
+            yield changed("zero", {name: torch.zeros_like(floating[name]) for name in names})
+            yield changed("tiny", {name: floating[name] * tiny for name in names})
     for name, source in itertools.permutations(floating, 2):
         if name in free:
-            values = floating[source].flatten()
-            yield changed(f"values of {source}", {name: partial(_filled, values=values)})
+            x, values = floating[name], floating[source].flatten()
+            times = x.numel() // values.numel() + 1  # as often as they fit
+            filled = values.repeat(times)[: x.numel()].view(x.shape).to(x.dtype)
+            yield changed(f"values of {source}", {name: filled})
     for name in free:
         if (unused := _unused(candidate, inputs, name)) is not None:
             for number in (math.inf, HUGE, -HUGE):
-                masked = partial(torch.Tensor.masked_fill, mask=unused, value=number)
+                masked = floating[name].masked_fill(unused, number)
                 yield changed(f"{number:g} where no output depends on it", {name: masked})
 
 
@@ -196,72 +197,43 @@ def _numbers(candidate: Candidate, inputs: Inputs) -> list[float]:
 
 def _changes(
     x: torch.Tensor, domain: str, numbers: Sequence[float], which: str
-) -> Iterator[tuple[str, Change]]:
-    """Changes of a tensor, by what they are in words. which: "alone", "places", "range", or ""."""
-    limits = torch.finfo(x.dtype)
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Changed tensors, and what they are in words. which: "alone", "places", "range", or ""."""
+    limits, wide = torch.finfo(x.dtype), x.double()
     if domain == "as drawn":
         return
     if domain == "from zero":
-        yield "0 in an element", partial(put, number=0.0, place="an element")
-        yield "0 in a row", partial(put, number=0.0, place="a row")
+        yield from ((f"0 in {place}", put(x, 0.0, place)) for place in PLACES[:2])
         return
     if which != "places":
-        exponents = EXPONENTS_ALONE if which == "alone" else EXPONENTS
-        for exponent in exponents:
+        for exponent in EXPONENTS_ALONE if which == "alone" else EXPONENTS:
             scale = 2.0**exponent
             if limits.tiny <= scale <= limits.max:
-                yield f"times {scale:g}", partial(_scaled, by=scale)
+                yield f"times {scale:g}", (wide * scale).to(x.dtype)
             if limits.max**SUMS_OVERFLOW < scale <= limits.max:
-                yield f"positive, times {scale:g}", partial(_positive, by=scale)
+                yield f"positive, times {scale:g}", (wide.abs() * scale).to(x.dtype)
         for exponent, sign in itertools.product(SHIFTS[which == "alone" :], (1, -1)):
-            yield f"plus {sign * 2**exponent}", partial(_shifted, by=sign * 2.0**exponent)
+            yield f"plus {sign * 2**exponent}", (wide + sign * 2.0**exponent).to(x.dtype)
     if which == "range":
         return
-    yield "negative", _negative
-    yield "rounded to halves", _rounded
-    yield "evenly spaced", _evenly
+    yield "negative", -x.abs() - 0.5
+    yield "rounded to halves", (2 * x).round() / 2  # of which many are equal
+    # In the order of those of x: so close, and so wide, random ones are nowhere.
+    order = x.flatten().argsort().argsort()
+    even = torch.linspace(-WIDEST, WIDEST, x.numel(), dtype=torch.float64, device=x.device)
+    yield "evenly spaced", even.to(x.dtype)[order].view(x.shape)
     infinities = (math.inf, -math.inf, math.nan) if domain == "any" else ()
     for number, place in itertools.product((0.0, *infinities), PLACES if x.dim() else PLACES[-1:]):
         everywhere, single = place == PLACES[-1], place == PLACES[0]
         if not (everywhere and number) and not (which == "places" and single):
-            yield f"{number:g} in {place}", partial(put, number=number, place=place)
+            yield f"{number:g} in {place}", put(x, number, place)
     for number in numbers if not which else ():
         if 0 < number < SMALL:  # as an epsilon of a norm
-            yield f"rows of length {number / 2:g}", partial(_of_length, length=number / 2)
+            longest = torch.linalg.vector_norm(x.float(), dim=-1).max()
+            yield f"rows of length {number / 2:g}", x * (number / 2 / longest).to(x.dtype)
         if number and abs(number) <= limits.max:
             for place in (PLACES[0], PLACES[-1]):
-                yield f"{number:g} in {place}", partial(put, number=number, place=place)
-
-
-def _filled(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """These values in the place of those of x, as often as they fit."""
-    return values.repeat(x.numel() // values.numel() + 1)[: x.numel()].view(x.shape).to(x.dtype)
-
-
-def _scaled(x: torch.Tensor, by: float) -> torch.Tensor:
-    return (x.double() * by).to(x.dtype)
-
-
-def _positive(x: torch.Tensor, by: float) -> torch.Tensor:
-    return (x.double().abs() * by).to(x.dtype)
-
-
-def _shifted(x: torch.Tensor, by: float) -> torch.Tensor:
-    return (x.double() + by).to(x.dtype)
-
-
-def _negative(x: torch.Tensor) -> torch.Tensor:
-    return -x.abs() - 0.5
-
-
-def _rounded(x: torch.Tensor) -> torch.Tensor:
-    """Multiples of a half, of which many are equal."""
-    return (2 * x).round() / 2
-
-
-def _of_length(x: torch.Tensor, length: float) -> torch.Tensor:
-    """Rows of which the longest has a norm."""
-    return x * (length / torch.linalg.vector_norm(x.float(), dim=-1).max()).to(x.dtype)
+                yield f"{number:g} in {place}", put(x, number, place)
 
 
 def put(x: torch.Tensor, number: float, place: str) -> torch.Tensor:
@@ -278,14 +250,6 @@ def put(x: torch.Tensor, number: float, place: str) -> torch.Tensor:
     else:
         y.fill_(number)
     return y
-
-
-def _evenly(x: torch.Tensor) -> torch.Tensor:
-    """Evenly spaced values in the order of those of x: so close, and so wide, random ones are
-    nowhere."""
-    order = x.flatten().argsort().argsort()
-    values = torch.linspace(-WIDEST, WIDEST, x.numel(), dtype=torch.float64, device=x.device)
-    return values.to(x.dtype)[order].view(x.shape)
 
 
 def _of_integers(candidate: Candidate, case: OpCase, inputs: Inputs) -> Iterator[Painted]:

@@ -162,26 +162,18 @@ class OpCase:
             inputs = replace(inputs, upstream={**inputs.upstream, self.absent: None})
         return replace(inputs, wanted=self.wanted)
 
-    def compare(
-        self,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        provider: Provider | None = None,
-        slack: float = SLACK,
-    ) -> list[Comparison]:
-        """Run the provider (or ``provider`` in its place) and compare every result with eager's.
+    def compare(self, device: torch.device | str = "cpu", seed: int = 0) -> list[Comparison]:
+        """Run the provider and compare every result with eager's.
 
         The provider runs first, on poisoned memory, so that it cannot find the reference's results
         there.
         """
-        inputs = self.inputs(device, seed)
-        provider = provider or self.provider
+        inputs, provider = self.inputs(device, seed), self.provider
         with PoisonedMemory():
             results = evaluate(
                 self.op, provider.call, inputs, provider.overwrites, dtypes=provider.output_dtypes
             )
-        return self.judge(results, inputs, slack=slack * provider.slack_in(self.dtype))
+        return self.judge(results, inputs, slack=SLACK * provider.slack_in(self.dtype))
 
     def judge(
         self,
