@@ -42,12 +42,14 @@ class Bounds:
     one of each kernel, argument and kind.
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
+    kernels: those that were launched, each with the file and line where it begins.
     """
 
     def __init__(self) -> None:
         self.out_of_bounds: list[str] = []
         self.accesses = 0
         self.inside: dict[int, tuple[int, int]] = {}
+        self.kernels: dict[str, str] = {}
         self._met: set[tuple[str, str, str]] = set()
         self._launch: Any = None
         self._regions: list[Region] = []
@@ -93,6 +95,8 @@ class Bounds:
         """What a launch may access: its tensors; from a table of addresses, anything."""
         from tinyllama.harness.kernels import interpreter_values
 
+        code = launch.fn.__code__
+        self.kernels[launch.kernel] = f"{code.co_filename}:{code.co_firstlineno}"
         tensors = list(tensors_of(launch.arguments))
         self._launch = launch
         regions: dict[tuple[int, int], Region] = {}
