@@ -14,7 +14,6 @@ mutants among those that ran to an end is under `LEAST`, else 0.
 
 import argparse
 import ast
-import copy
 import json
 import os
 import random
@@ -27,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tinyllama.cli.argument_types import whole_within
 from tinyllama.ops import OPS
@@ -68,49 +68,33 @@ class Mutant:
 
 def mutants_of(op: str, file: Path) -> Iterator[Mutant]:
     """Every mutant of every function under ``jit`` in a file."""
-    text = file.read_text(encoding="utf-8")
-    for function in ast.parse(text).body:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for function in tree.body:
         if not isinstance(function, ast.FunctionDef) or not any(
             "jit" in ast.unparse(decorator) for decorator in function.decorator_list
         ):
             continue
         for node in ast.walk(function):
-            for new in changes(node):
-                start, end = ast.get_source_segment(text, node), ast.unparse(new)
-                if start is None or not isinstance(node, ast.expr):
-                    continue
-                where = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
-                changed = replaced(text, *where, end)
-                change = f"{' '.join(start.split())} -> {end}"
-                yield Mutant(op, file, function.name, node.lineno, change, changed)
+            for field, new in changes(node):
+                assert isinstance(node, ast.expr)
+                before, old = ast.unparse(node), getattr(node, field)
+                setattr(node, field, new)
+                change, text = f"{before} -> {ast.unparse(node)}", ast.unparse(tree)
+                setattr(node, field, old)
+                yield Mutant(op, file, function.name, node.lineno, change, text)
 
 
-def changes(node: ast.AST) -> Iterator[ast.AST]:
-    """The node with another operator, comparison or number, or a call without its mask."""
+def changes(node: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Fields of a node and what they become: another operator, comparison or number, or a call
+    without its mask."""
     if isinstance(node, ast.BinOp) and type(node.op) in SWAPPED:
-        new = copy.deepcopy(node)
-        new.op = SWAPPED[type(node.op)]()  # type: ignore[assignment]
-        yield new
+        yield "op", SWAPPED[type(node.op)]()
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
-        changed = copy.deepcopy(node)
-        changed.ops[0] = SWAPPED[type(node.ops[0])]()  # type: ignore[call-overload]
-        yield changed
-    number = node.value if isinstance(node, ast.Constant) else None
-    if isinstance(number, (int, float)) and not isinstance(number, bool):
-        yield ast.Constant(number + 1)
+        yield "ops", [SWAPPED[type(node.ops[0])](), *node.ops[1:]]
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield "value", node.value + 1  # type: ignore[operator]
     if isinstance(node, ast.Call) and any(word.arg == "mask" for word in node.keywords):
-        call = copy.deepcopy(node)
-        call.keywords = [word for word in call.keywords if word.arg not in ("mask", "other")]
-        yield call
-
-
-def replaced(text: str, line: int, end_line: int | None, at: int, end: int | None, new: str) -> str:
-    """The text with what stands between two places replaced. Columns are bytes of UTF-8."""
-    lines = [line_text.encode() for line_text in text.splitlines(keepends=True)]
-    assert end_line is not None
-    first, last = lines[line - 1][:at], lines[end_line - 1][end:]
-    lines[line - 1 : end_line] = [first + f"({new})".encode() + last]
-    return b"".join(lines).decode()
+        yield "keywords", [word for word in node.keywords if word.arg not in ("mask", "other")]
 
 
 def outcome(mutant: Mutant) -> str:

@@ -257,11 +257,11 @@ def stages() -> str:
     documents' order holds there."""
     tables = []
     for folder in sorted((ROOT / "results").glob(f"*/{STAGES}")):
-        kept = json.loads(max(folder.glob("*.json")).read_text(encoding="utf-8"))
-        lines = "\n".join(f"- {line}" for line in kept["order"])
-        where = f"{kept['device']}, `{kept['group']}`, torch {kept['versions']['torch']}"
-        when = f"commit {short(kept['commit'])}, {kept['date'][:10]}"
-        tables.append(f"{markdown_table(kept['rows'])}\n\n{lines}\n\nMeasured on {where}, {when}.")
+        run = json.loads(max(folder.glob("*.json")).read_text(encoding="utf-8"))
+        lines = "\n".join(f"- {line}" for line in run["order"])
+        where = f"{run['device']}, `{run['group']}`, torch {run['versions']['torch']}"
+        when = f"commit {short(run['commit'])}, {run['date'][:10]}"
+        tables.append(f"{markdown_table(run['rows'])}\n\n{lines}\n\nMeasured on {where}, {when}.")
     return "\n\n".join(tables) or NOTHING
 
 

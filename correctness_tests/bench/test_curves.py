@@ -12,6 +12,6 @@ def test_a_point_is_the_mean_of_the_window_that_begins_there() -> None:
     for step in (0, 7, len(smooth) - 1):
         window = losses[step : step + curves.WINDOW]
         torch.testing.assert_close(smooth[step], window.mean())
-    kept = curves.entry_of("v1", "bf16", smooth)
-    assert kept.losses == [round(one, 6) for one in smooth.tolist()[:: curves.EVERY]]
-    assert (kept.window, kept.every, kept.steps) == (curves.WINDOW, curves.EVERY, curves.STEPS)
+    entry = curves.entry_of("v1", "bf16", smooth)
+    assert entry.losses == [round(loss, 6) for loss in smooth.tolist()[:: curves.EVERY]]
+    assert (entry.window, entry.every, entry.steps) == (curves.WINDOW, curves.EVERY, curves.STEPS)

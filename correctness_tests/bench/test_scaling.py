@@ -23,13 +23,13 @@ def measured() -> JobResult:
 
 
 def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(measured: JobResult) -> None:
-    one, weak, strong = entries_of(JOB, measured)
-    assert one.efficiency is None
+    alone, weak, strong = entries_of(JOB, measured)
+    assert alone.efficiency is None
     assert weak.efficiency == pytest.approx((0.8, 0.8, 0.8))
     assert strong.efficiency == pytest.approx((0.8, 0.8, 0.8))  # 1.6 times as fast on 2 GPUs
-    assert (one.ranks, weak.ranks, strong.ranks) == (1, 2, 2)
+    assert (alone.ranks, weak.ranks, strong.ranks) == (1, 2, 2)
     assert weak.samples_per_second == pytest.approx(32 / 0.025)
-    assert [e.name for e in (one, weak)] == [
+    assert [e.name for e in (alone, weak)] == [
         f"scaling/medium-bf16/v3/{case}" for case in ("one", "weak")
     ]
 

@@ -39,16 +39,16 @@ def test_a_tier_is_verified_and_timed(tier: str) -> None:
 @pytest.mark.parametrize("tier", ["v1", "v2"])
 def test_memory_and_copies_of_a_step_are_counted_on_a_cpu(tier: str) -> None:
     step = TierStep(tier=tier, **WHERE)
-    held = step.held()
-    assert held["held_bytes"] == pytest.approx(4 * 4 * step.shape.parameters, rel=0.02)
-    assert held["held_peak_bytes"] > 1.1 * held["held_bytes"]
+    uncaptured = step.held()
+    assert uncaptured["held_bytes"] == pytest.approx(4 * 4 * step.shape.parameters, rel=0.02)
+    assert uncaptured["held_peak_bytes"] > 1.1 * uncaptured["held_bytes"]
     copies = step.launched()["copies"]
     assert copies > 0
-    kept, some = step.step, torch.zeros(3)
+    usual, some = step.step, torch.zeros(3)
 
     def with_a_stray_copy(batch: torch.Tensor) -> torch.Tensor:
         some.clone()
-        return kept(batch)
+        return usual(batch)
 
     step.step = with_a_stray_copy
     assert step.launched()["copies"] == copies + 1
@@ -90,8 +90,8 @@ def test_one_wrong_gradient_and_there_is_no_time(name: str, fault: str) -> None:
             return gradient
         sick = gradient.clone()
         sick.view(-1)[0] = math.nan
-        made = {"absent": None, "zero": 0 * gradient, "twice": 2 * gradient, "stale": stale}
-        return {**made, "nan": sick}[fault]
+        faults = {"absent": None, "zero": 0 * gradient, "twice": 2 * gradient, "stale": stale}
+        return {**faults, "nan": sick}[fault]
 
     step.gradient_of = wrong  # type: ignore[assignment]
     with pytest.raises(AssertionError, match=f"1 of {COUNT} parameters .* {name}"):
@@ -118,8 +118,8 @@ def test_an_entry_has_the_rates_of_a_step_and_what_others_take_of_its_time() -> 
     entry = entry_of(contender("v2"), measured, 1e9)
     assert (entry.seconds, entry.rounds) == (2.0, 8)
     assert entry.over == {"v1": (2.0,) * 3, "floor": (0.5,) * 3}
-    for role, held in (("client", entry.over), ("peer", None)):
-        assert entry_of(replace(contender("v2"), role=role), measured, 1e9).over == held
+    for role, over in (("client", entry.over), ("peer", None)):
+        assert entry_of(replace(contender("v2"), role=role), measured, 1e9).over == over
     assert (entry.baseline, entry.over_baseline) == ("v1", (2.0,) * 3)
     assert entry.floor_share == (0.5,) * 3
     assert (entry.samples_per_second, entry.tokens_per_second) == (2.0, 128.0)

@@ -35,11 +35,6 @@ PATCHES = {
         "object.__setattr__(rms_norm['eager'], 'call', lambda x, w, eps: mine(x, w, eps))\n",
         "y: at [",
     ),
-    "its slack": (
-        f"{APART_PATCHED}traits = lambda provider, cases: independent_judge.Traits(\n"
-        "    {'fp32': 1e9, 'bf16': 1e9, 'fp16': 1e9}, {}, (None,) * len(cases))\n",
-        "a slack of 1000000000.0: state at most 100",
-    ),
     "its answers": (
         f"{APART_PATCHED}answer = (\n"
         "    lambda candidate, number, seed, file: independent_judge.save_file({}, file))\n",

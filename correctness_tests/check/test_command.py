@@ -12,7 +12,7 @@ from correctness_tests.support.commands import python, refused
 from correctness_tests.support.own_repository import OP
 from tinyllama.harness.check import remote
 from tinyllama.harness.check.names import DEFAULT
-from tinyllama.harness.check.requested import Request
+from tinyllama.harness.check.remote import Request
 from tinyllama.ops import OPS
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -74,7 +74,7 @@ def test_what_ends_a_process_is_a_fault_of_that_case_alone(
 def test_a_case_that_does_not_end_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(ROPE.format(body="while q.stride()[-1] == 2: pass", traits=""))
-    request = Request("tinyllama.ops", str(path), None, None, "cpu", 0, seconds=2)
+    request = Request(str(path), None, None, "cpu", 0, seconds=2)
     answers = remote.check(request, ["outputs", "input layouts"])
     outputs, layouts = [finding for _, finding in answers if finding is not None]
     assert outputs.outcome.value == "passed"

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from correctness_tests.corpus.variants import variants
 from tinyllama.harness.check import remote
 from tinyllama.harness.check.names import LAUNCHED
-from tinyllama.harness.check.requested import Request
+from tinyllama.harness.check.remote import Request
 from tinyllama.harness.check.run import Rank
 
 VARIANTS = {str(variant): variant for variant in variants()}
@@ -20,7 +20,7 @@ def test_the_second_process_finds_what_only_interpretation_shows(tmp_path: Path)
     """In a real process, whose environment is set before anything is imported. A CPU by another
     name stands for the GPU."""
     path = VARIANTS["scaled_copy-read_beyond_the_end"].write(tmp_path)
-    request = Request("tinyllama.ops", str(path), None, "triton", "cpu:0", 0)
+    request = Request(str(path), None, "triton", "cpu:0", 0)
     answers = remote.check(request, ["outputs", "out of bounds", LAUNCHED])
     findings = {finding.check: finding for _, finding in answers if finding is not None}
     assert findings["out of bounds"].rank is Rank.UNSAFE

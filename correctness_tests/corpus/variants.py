@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from tinyllama.harness import Op, Provider
-from tinyllama.harness.check import accuracy
+from tinyllama.harness.check.finding import Provided, fails
 from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Rank, run
-from tinyllama.harness.check.verdict import Provided, fails
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.kernels.foreign import foreign, gpus_hidden
 from tinyllama.ops import OPS
@@ -196,9 +195,7 @@ def findings(candidate: Candidate, checks: Sequence[str]) -> Iterator[Finding]:
     cases that earlier ones found, and does not tell an access out of bounds again."""
     before: list[Finding] = []
     for check in checks:
-        plain = accuracy.plain_faults(before)
-        bounded = all(f.outcome.good for f in before if f.check == accuracy.BOUNDS)
-        for finding in run(candidate, (check,), plain=plain, bounded=bounded):
+        for finding in run(candidate, (check,), before):
             before.append(finding)
             yield finding
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,7 +230,7 @@ REFUSED = {
     "no base": [],
     "no such commit": ["--against", "v9"],
     "the tree itself": ["--against", "main"],
-    "an empty option": ["--against", "main", "--judge", ""],
+    "an empty option": ["--against", "main", "--tree", ""],
     "an unknown device": ["--against", "main", "--device", "tpu"],
     "no folder of blocks": ["--against", "main", "--results-dir", "nowhere"],
     "no such tree": ["--against", "main", "--tree", "nowhere"],
@@ -237,7 +239,6 @@ REFUSED = {
     "two reports in one place": ["--against", "main", "--gate-json", "a", "--junit", "a"],
     "no file of ops": ["--against", "main", "--ops", "none.py"],
     "no limit": ["--against", "main", "--time-limit", "0"],
-    "a judge without a gate": ["--against", "main", "--judge", "kernels"],
     "no report": ["--against", "main", "--verify", "none.json"],
 }
 
@@ -253,3 +254,38 @@ def test_an_unusable_option_is_refused_before_anything_starts(
     assert said.startswith("tinyllama: error: ")
     assert "\n" not in said
     assert not git("status", "--porcelain"), "and every file is as it was"
+
+
+def test_an_op_that_no_file_names_is_refused_at_once(
+    repository: OwnRepository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tinyllama.cli import main
+
+    repository.edit("own_helper.py", "1.0", "1.5")
+    assert main(["gate", "--against", "main", "--op", "nope"]) == 2
+    said = "--op 'nope': no Python file of either side names it"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [0.6, 1.5])
+def test_an_early_interrupt_ends_a_gate_without_a_traceback(
+    repository: OwnRepository, seconds: float
+) -> None:
+    """While the judge's process imports torch."""
+    repository.edit("own_helper.py", "1.0", "1.0 + 0.0")
+    command = [sys.executable, "-m", "tinyllama", "gate", "--against", "main", "--device", "cpu"]
+    with subprocess.Popen(
+        command,
+        cwd=repository.root,
+        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode in (2, 130)
+    assert "Traceback" not in said

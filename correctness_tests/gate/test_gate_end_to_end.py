@@ -63,7 +63,7 @@ class Repository:
         for number in range(blocks):
             value = spread if number % 2 else -spread
             date = f"2030-01-01T00:00:{number:02}Z"
-            noise.add(Block(date, "c0ffee", versions(), 10, {name: {DEVICE: value}}))
+            noise.blocks.append(Block(date, "c0ffee", versions(), 10, {name: {DEVICE: value}}))
         noise.save(self.root / "results")
 
     def gate(self, *options: str) -> tuple[int, dict[str, dict[str, Any]], str]:

@@ -1,8 +1,6 @@
 """What is compared without noise, and what is allowed: counts, compile times, accepted slowdowns,
 tolerances that a change widens, and the device's own noise."""
 
-import re
-
 import pytest
 
 from correctness_tests.support.gate_fakes import (
@@ -102,7 +100,7 @@ def test_compiling_may_take_some_seconds_longer_and_no_more(
     script.on(CANDIDATE, "begin", seconds, when=lambda: script.launches <= times)
     slower = outcome is Outcome.SLOWER
     verdict = script.ends(outcome)
-    assert ("compile_seconds 3.0 -> 6.6, allowed 6.5" in verdict.text) is slower
+    assert ("compile_seconds 3.00 -> 6.60 s, allowed 6.50" in verdict.text) is slower
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
@@ -130,16 +128,8 @@ def test_an_accepted_amount_is_allowed_to_its_benchmark_and_metric(metric: str) 
     assert verdicts["some"].outcome is verdicts["none"].outcome is Outcome.SLOWER
 
 
-@pytest.mark.parametrize(("amount", "outcome"), [(0.5, Outcome.SAME), (0.3, Outcome.SLOWER)])
-def test_counts_are_accepted_by_their_share(amount: float, outcome: Outcome) -> None:
-    script = Script()
-    script.counts("a", kernels=+1)  # of 3
-    script.accept("a", "kernels", amount)
-    assert script.run()["a"].outcome is outcome
-
-
 @pytest.mark.parametrize(("copies", "outcome"), [(2, Outcome.SAME), (3, Outcome.SLOWER)])
-def test_counts_are_accepted_by_number_where_there_were_none(copies: int, outcome: Outcome) -> None:
+def test_counts_are_accepted_by_number(copies: int, outcome: Outcome) -> None:
     script = Script()
     script.on(BASE, "counted", {**COUNTS, "copies": 0})
     script.on(CANDIDATE, "counted", {**COUNTS, "copies": copies})
@@ -153,22 +143,15 @@ def test_counts_are_accepted_by_number_where_there_were_none(copies: int, outcom
 # -- missing and new --------------------------------------------------------------------------
 
 
-def test_a_new_benchmark_is_verified_measured_and_shown() -> None:
+def test_a_new_benchmark_is_verified_and_shown() -> None:
     script = Script("a")
     script.names[CANDIDATE] += ["new"]
     verdicts = script.run()
     assert outcomes(verdicts) == {"a": Outcome.SAME, "new": Outcome.NEW}
     assert script.status == 0
-    counts = "peak_bytes 1,000; kernels 3; copies 1; host_syncs 2"
-    times = r"device_seconds 5.0 us; host_seconds \d+.\d us"
-    assert re.fullmatch(f"{times}; {counts}", verdicts["new"].text)
-    benchmark = script.session.report()["benchmarks"]["new"]
-    assert benchmark["outcome"] == "NEW"
-    assert {figure["metric"] for figure in benchmark["figures"]} == {DEVICE, HOST, *COUNTED}
+    assert script.session.report()["benchmarks"]["new"]["outcome"] == "NEW"
     requests = [(side, method) for _, side, method, args in script.requests if args[:1] == ("new",)]
-    once = ("begin", "verify", "counted", "make_ready")
-    assert requests[:4] == [(CANDIDATE, method) for method in once]
-    assert set(requests[4:]) == {(CANDIDATE, what) for what in ("turn", "proofs", "end")}
+    assert requests[:2] == [(CANDIDATE, "begin"), (CANDIDATE, "verify")]
     rules = [script.session.compared["a"].series[DEVICE].rule.tests]
     assert rules == [2], "it takes no alpha from what is compared"
 
@@ -191,35 +174,21 @@ def test_a_new_benchmark_is_green_only_where_nothing_is_missing(how: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "answer", "outcome"),
+    ("method", "answer", "outcome", "others"),
     [
-        ("verify", wrong("new"), Outcome.WRONG_RESULT),
-        ("turn", wrong("new"), Outcome.WRONG_RESULT),
-        ("begin", died(), Outcome.NOT_JUDGED),
-        ("turn", {DEVICE: 1.0}, Outcome.MISSING),
-        ("turn", {DEVICE: 1.0, HOST: 0.0}, Outcome.MISSING),
+        ("verify", wrong("new"), Outcome.WRONG_RESULT, Outcome.NOT_DECIDED),
+        ("begin", died(), Outcome.NOT_JUDGED, Outcome.SAME),
     ],
 )
-def test_a_new_benchmark_that_is_not_measured_right_is_not_green(
-    method: str, answer: object, outcome: Outcome
+def test_a_new_benchmark_that_is_not_right_is_not_green(
+    method: str, answer: object, outcome: Outcome, others: Outcome
 ) -> None:
     script = Script("a")
-    script.names[CANDIDATE] += ["new", "newer"]
+    script.names[CANDIDATE] += ["new"]
     script.on(CANDIDATE, method, answer, "new")
     verdicts = script.run()
-    assert verdicts["new"].outcome is outcome
-    assert verdicts["a"].outcome is Outcome.SAME
-    outcome_of_newer = Outcome.NO_BASELINE if outcome is Outcome.MISSING else Outcome.NEW
-    assert verdicts["newer"].outcome is outcome_of_newer
-
-
-def test_a_bad_time_in_the_last_benchmark_makes_new_ones_red() -> None:
-    script = Script("a")
-    script.names[CANDIDATE] += ["new", "last"]
-    script.on(CANDIDATE, "turn", {DEVICE: 1.0}, "last")
-    verdicts = script.run()
-    assert list(verdicts)[-1] == "last"
-    assert outcomes(verdicts)["new"] is Outcome.NO_BASELINE
+    assert outcomes(verdicts) == {"a": others, "new": outcome}
+    assert script.status == outcome.status
 
 
 def test_a_benchmark_of_one_interpreter_alone_is_not_new() -> None:

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script, Watching, died, hung, wrong
+from correctness_tests.support.gate_fakes import (
+    SECONDS,
+    SIDES,
+    Script,
+    Watching,
+    died,
+    hung,
+    proof,
+    wrong,
+)
 from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.machine.worker import WorkerError
@@ -152,16 +161,34 @@ def test_a_worker_that_dies_explaining_a_slowdown_leaves_it_slower(method: str) 
 
 
 @pytest.mark.parametrize("method", ["verify", "make_ready", "turn", "proofs"])
-@pytest.mark.parametrize(
-    ("side", "outcome"), [(BASE, Outcome.NOT_JUDGED), (CANDIDATE, Outcome.WRONG_RESULT)]
-)
-def test_a_wrong_result_accuses_the_candidate_alone(
-    side: str, outcome: Outcome, method: str
+@pytest.mark.parametrize("side", SIDES)
+def test_a_wrong_result_accuses_the_candidate_alone(side: str, method: str) -> None:
+    script = Script("a", "b")
+    if (side, method) == (BASE, "verify"):
+        script.factories = {"a"}  # of an op a fix can be judged: see below
+    script.on(side, method, wrong(), "a")
+    outcome = Outcome.NOT_JUDGED if side == BASE else Outcome.WRONG_RESULT
+    script.ends(outcome, f"{side}: WrongResultError: a-eager: y", all_verdicts=True)
+
+
+@pytest.mark.parametrize("untimed", [False, True])
+@pytest.mark.parametrize("by", ["its own reference", "the base's reference", None])
+def test_a_candidate_that_fixes_a_wrong_base_is_new_if_the_bases_reference_calls_it_right(
+    by: str | None, untimed: bool
 ) -> None:
     script = Script("a", "b")
-    script.on(side, method, wrong(), "a")
-    said = f"{side}: WrongResultError: a-eager: y"
-    script.ends(outcome, said, all_verdicts=True)
+    script.untimed = {"a": "its kernels are interpreted"} if untimed else {}
+    script.on(BASE, "verify", wrong(), "a")
+    if by == "its own reference":
+        script.on(CANDIDATE, "verify", wrong(), "a")
+    if by == "the base's reference":
+        script.on(BASE, "reference", {"y": proof(exact=(9.0,) * 8)}, "a")
+    if by is not None:
+        script.ends(Outcome.WRONG_RESULT, "candidate: ", all_verdicts=True)
+        return
+    assert script.run()["a"].outcome is Outcome.NEW
+    assert script.status == 0
+    assert "the base's result is wrong; the candidate's is right" in script.verdicts[0].text
 
 
 # -- times ------------------------------------------------------------------------------------

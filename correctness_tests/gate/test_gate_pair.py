@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -19,10 +21,10 @@ from correctness_tests.support.gate_fakes import (
 )
 from tinyllama.harness.gate import config, schedule
 from tinyllama.harness.gate import pair as module
-from tinyllama.harness.gate.benchmarks import Benchmark
+from tinyllama.harness.gate.benchmarks import Benchmark, Registered
 from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Pair, SideError, Tree
-from tinyllama.harness.gate.schedule import PairPool, opened, timing_processor
+from tinyllama.harness.gate.schedule import PairPool, timing_processor
 from tinyllama.harness.gate.workspace import registered_by
 
 
@@ -41,6 +43,12 @@ def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
 
 def tree(side: str, root: Path, python: str | None = None) -> Tree:
     return Tree(side, root, python or sys.executable, side, root / "caches")
+
+
+@contextmanager
+def opened(trees: list[Tree], registered: Registered = REGISTERED) -> Iterator[list[Pair]]:
+    with PairPool(0, ahead=0) as pool, pool.pairs(trees, CPU, registered) as pairs:
+        yield pairs
 
 
 def block(pair: Pair, name: str) -> dict[str, float]:
@@ -67,7 +75,7 @@ def alive(pid: int) -> bool:
 def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
     trees: list[Tree],
 ) -> None:
-    with opened(trees, CPU, REGISTERED) as (pair,):
+    with opened(trees) as (pair,):
         assert pair.ask_both("identity") == {
             side_tree.name: str(side_tree.root) for side_tree in trees
         }
@@ -87,7 +95,7 @@ def test_the_tree_against_itself_has_equal_proofs_and_about_equal_times(
     """With the sides that are gated, on one op of the tree."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     trees = [replace(tree(side, ROOT), caches=tmp_path / side) for side in SIDES]
-    with opened(trees, CPU, registered_by(config.load(ROOT))) as (pair,):
+    with opened(trees, registered_by(config.load(ROOT))) as (pair,):
         listed = pair.ask_both("benchmarks")
         assert listed[BASE] == listed[CANDIDATE]
         benchmark = next(
@@ -104,7 +112,7 @@ def test_the_tree_against_itself_has_equal_proofs_and_about_equal_times(
 @pytest.mark.usefixtures("forked")
 def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) -> None:
     processor, free = timing_processor(CPU), [os.sched_getaffinity(0)] * 2
-    with opened(trees, CPU, REGISTERED) as (pair,):
+    with opened(trees) as (pair,):
         pair.processor = processor
         block(pair, "a")
         processors = dict.fromkeys(("begin", "make_ready", "proofs", "end"), free)
@@ -121,22 +129,19 @@ def test_a_pair_started_ahead_keeps_off_the_timed_processor(trees: list[Tree]) -
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one processor")
-    ahead = PairPool(max(before), 1)
-    try:
+    with PairPool(max(before), ahead=1) as pool:
         for allowed in (before, before - {max(before)}):  # the second pair is started ahead
-            with ahead(trees, CPU, REGISTERED) as (pair,):
+            with pool.pairs(trees, CPU, REGISTERED) as (pair,):
                 pair.ask_both("begin", "a", ())
                 assert pair.ask_both("seen")[BASE]["begin"] == [allowed] * 2
         assert os.sched_getaffinity(0) == before
-    finally:
-        ahead.close()
 
 
 @pytest.mark.long
 def test_a_process_that_dies_or_hangs_is_said_and_others_take_the_place_of_both(
     trees: list[Tree],
 ) -> None:
-    with opened(trees, CPU, REGISTERED) as (pair,):
+    with opened(trees) as (pair,):
         pair.leading = CANDIDATE  # so that the base has the turn that does not count, ahead of all
         with pytest.raises(SideError, match=r"base: the process .* ended with status 9") as error:
             block(pair, "turn dies")
@@ -162,7 +167,7 @@ def test_a_side_that_cannot_start_is_an_error_of_its_own(trees: list[Tree], how:
         (package / "__init__.py").write_text("raise RuntimeError('this base is broken')\n")
     else:
         trees[0] = tree(BASE, trees[0].root, str(trees[0].root / "nowhere"))
-    with pytest.raises(SideError, match="base: ") as error, opened(trees, CPU, REGISTERED):
+    with pytest.raises(SideError, match="base: ") as error, opened(trees):
         pytest.fail("it opened")
     assert "this base is broken" in error.value.details or how != "broken"
 
@@ -172,10 +177,10 @@ def test_a_comparison_with_pairs_started_ahead_is_the_same(
 ) -> None:
     script = Script()
     monkeypatch.setattr(schedule, "Pair", lambda *args: ScriptedPair(script, *args))
-    pool = PairPool(0, 2)
     script.slower("a", device_seconds=1.05)
-    assert script.run(pairs=pool)["a"].outcome.title == "SLOWER"
-    pool.close()
+    with PairPool(0, ahead=2) as pool:
+        verdicts = script.run(pairs=pool.pairs, ahead=pool.opening)
+    assert verdicts["a"].outcome.title == "SLOWER"
     started, closed = (
         {(at, side) for at, side, method, _ in script.requests if method == what}
         for what in ("start", "close")

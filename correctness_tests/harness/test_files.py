@@ -45,8 +45,8 @@ def test_what_cannot_be_written_is_kept_elsewhere_and_leaves_what_was_there(
         files.write_new(folder / "new", b"text")
     assert names(folder) == ["name"]
     assert (folder / "name").read_text() == "before"
-    kept = [path.read_text() for path in tmp_path.glob("tinyllama-kept-*/*")]
-    assert kept == ["text", "text"]
+    texts = [path.read_text() for path in tmp_path.glob("tinyllama-kept-*/*")]
+    assert texts == ["text", "text"]
 
 
 def test_a_new_file_is_never_written_over_another(tmp_path: Path) -> None:

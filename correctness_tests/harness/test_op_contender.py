@@ -134,20 +134,20 @@ def test_both_passes_hold_what_they_give(contender: Contender) -> None:
 
 
 def test_the_host_time_of_calls_in_a_row_is_that_of_one_of_them(contender: Contender) -> None:
-    seen: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         time.sleep(2e-3)
-        seen.append(x.detach())
+        inputs.append(x.detach())
         return weighed(x, weight)
 
     right = contender(call)
-    seen.clear()
+    inputs.clear()
     seconds = right.in_a_row()
     assert seconds is not None
     assert 2e-3 <= seconds < 2 * 2e-3
-    assert len(seen) % IN_A_ROW == 0
-    assert len({x.sum().item() for x in seen}) == len(seen), "each on inputs of its own"
+    assert len(inputs) % IN_A_ROW == 0
+    assert len({x.sum().item() for x in inputs}) == len(inputs), "each on inputs of its own"
     assert right.backward
 
 

@@ -15,7 +15,7 @@ from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.verdict import Outcome
 
-THING = "correctness_tests.support.held:Thing"
+THING = "correctness_tests.support.worker_objects:Thing"
 HOSTILE = (
     "cnt\nsystem\n(S'false'\ntR.",  # a pickle
     '{"of": "os:system", "are": ["false"]}',
@@ -28,16 +28,16 @@ HOSTILE = (
 
 def worker(name: str = "it", **settings: Any) -> Worker:
     plain = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "PYTHONFAULTHANDLER": ""}
-    made = Worker(name, cwd=ROOT, env=plain, **settings)
-    made.make("thing", THING)
-    return made
+    process = Worker(name, cwd=ROOT, env=plain, **settings)
+    process.make("thing", THING)
+    return process
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Worker]:
     """One that must survive every specification."""
-    with worker("shared") as made:
-        yield made
+    with worker("shared") as process:
+        yield process
 
 
 def runs(pid: int) -> bool:
@@ -202,17 +202,17 @@ def test_workers_share_nothing_and_leave_nothing(shared: Worker) -> None:
         another.call("thing", "set", "another's")
         shared.call("thing", "set", "shared's")
         assert another.call("thing", "get") == "another's"
-        pids = [one.call("thing", "pid") for one in (shared, another)]
+        pids = [process.call("thing", "pid") for process in (shared, another)]
         assert len({*pids, os.getpid()}) == 3
-        caches = [one.call("thing", "environment", *names) for one in (shared, another)]
+        caches = [side.call("thing", "environment", *names) for side in (shared, another)]
         assert len({*caches[0], *caches[1], *map(os.environ.get, names)} - {None}) >= 4
-        made = [Path(cache) for cache in caches[1]]
-        for cache in made:
+        folders = [Path(cache) for cache in caches[1]]
+        for cache in folders:
             assert not cache.exists(), "it starts empty"
             cache.mkdir()
             (cache / "kernel").write_text("compiled")
     assert ends(pids[1])
-    assert not any(cache.parent.exists() for cache in made)
+    assert not any(cache.parent.exists() for cache in folders)
     assert runs(pids[0])
     with pytest.raises(WorkerError, match="ended with status 0"):
         another.call("thing", "get")

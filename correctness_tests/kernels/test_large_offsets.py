@@ -28,7 +28,7 @@ from tinyllama.harness import Case, Large, Op, Provider
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.compare import SLACK
 from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, mutated_results
-from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.check.guards import PoisonedMemory
 from tinyllama.harness.declare.offsets import Entry, zero
 from tinyllama.harness.declare.specs import size_of
 from tinyllama.harness.kernels.launch import Launch, recorded

@@ -59,7 +59,7 @@ def losses(step: TrainStep, *numbers: int) -> list[float]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": LIMIT, "accumulate": 2}], ids=str)
 @pytest.mark.parametrize("tier", CAPTURED)
-def test_batches_and_rates_that_change_show(
+def test_replay_follows_batches_and_rates(
     tier: str, options: dict[str, Any], precision: str, device: torch.device
 ) -> None:
     if slow_steps(tier, device) and (options or precision == "bf16"):
@@ -79,7 +79,7 @@ def test_batches_and_rates_that_change_show(
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("tier", CAPTURED)
-def test_weights_and_state_that_are_loaded_show(
+def test_replay_follows_weights_and_state_that_are_loaded(
     tier: str, precision: str, device: torch.device, tmp_path: Any
 ) -> None:
     """By a checkpoint and by torch's own loading: a cast of the weights must not be kept."""
@@ -109,7 +109,7 @@ def test_weights_and_state_that_are_loaded_show(
         assert losses(step, 6) == pytest.approx(expected[:1], rel=rel)
 
 
-def test_what_a_graph_would_freeze_is_not_captured(device: torch.device) -> None:
+def test_step_with_values_that_a_graph_freezes_is_not_captured(device: torch.device) -> None:
     """The loss scale of fp16, and an optimizer that counts its steps on the host."""
     step = TrainStep(TinyLlama(SHAPE, "v2").to(device), TrainConfig(precision="fp16"))
     assert not step.plan.capture
@@ -119,7 +119,7 @@ def test_what_a_graph_would_freeze_is_not_captured(device: torch.device) -> None
     assert "counts its steps on the host" in step.left_out["capture"]
 
 
-def test_a_loss_that_is_not_finite_changes_nothing_in_a_replay(device: torch.device) -> None:
+def test_loss_that_is_not_finite_changes_nothing_in_replay(device: torch.device) -> None:
     with products("fp32", device):
         step = prepared("v2", device, capture=True)
         losses(step, 0)

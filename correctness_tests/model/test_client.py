@@ -166,13 +166,11 @@ def check(way: Way, device: torch.device, steps: int = 1) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
-def test_a_model_with_our_ops_computes_what_the_plain_one_does(
-    way: Way, device: torch.device
-) -> None:
+def test_model_with_our_ops_computes_what_plain_one_does(way: Way, device: torch.device) -> None:
     check(way, device, steps=1 if device.type == "cpu" else 5)  # on a GPU the last ones by plans
 
 
-def test_a_second_gpu_computes_the_same(device: torch.device) -> None:
+def test_second_gpu_computes_same(device: torch.device) -> None:
     """While the first one is the current one."""
     if device.type == "cpu" or torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
@@ -203,7 +201,7 @@ def test_steps_by_plans_give_the_bits_of_the_code(way: Way, posed: Posed) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("own_gpu")
-def test_an_eager_step_is_not_slower(gpu: torch.device) -> None:
+def test_eager_step_is_not_slower(gpu: torch.device) -> None:
     """Steps of both models alternately, small, in bf16 autocast: the host's time decides. Other
     work on the machine only adds time, and more of it to many calls: so the fastest steps count,
     looked at three times at most."""

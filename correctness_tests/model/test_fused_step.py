@@ -49,7 +49,7 @@ def same(tensors: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.long
-def test_a_weight_that_is_changed_by_hand_is_rounded_again(device: torch.device) -> None:
+def test_weight_that_is_changed_by_hand_is_rounded_again(device: torch.device) -> None:
     step, fresh = make_step(device), make_step(device)
     tokens = TOKENS.to(device)
     train(step, 1)
@@ -68,7 +68,7 @@ def test_a_weight_that_is_changed_by_hand_is_rounded_again(device: torch.device)
     ("shapes", "named"),
     [([(2, 4)], r"windows of shape \(2, 4\).*\(2, 5\)"), ([(2, 4), (2, 5)], r"batch.*\(2, 5\)")],
 )
-def test_a_batch_of_another_shape_is_refused(shapes: list[tuple[int, int]], named: str) -> None:
+def test_batch_of_another_shape_is_refused(shapes: list[tuple[int, int]], named: str) -> None:
     step = make_step(torch.device("cpu"))
     with pytest.raises(ValueError, match=named):
         step(*(torch.zeros(shape, dtype=torch.int64) for shape in shapes))
@@ -79,7 +79,7 @@ def test_a_batch_of_another_shape_is_refused(shapes: list[tuple[int, int]], name
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_an_overlapped_step_gives_the_same_bits(device: torch.device, precision: str) -> None:
+def test_overlapped_step_gives_same_bits(device: torch.device, precision: str) -> None:
     at_the_end = replace(V4.plan(device.type), overlap=False, capture=False)
     steps = [make_step(device, plan, precision=precision) for plan in (None, at_the_end)]
     assert [step.plan.overlap for step in steps] == [True, False]
@@ -98,7 +98,7 @@ def test_an_overlapped_step_gives_the_same_bits(device: torch.device, precision:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_where_gradients_must_wait_so_do_updates(setting: dict[str, Any], reason: str) -> None:
+def test_updates_wait_where_gradients_do(setting: dict[str, Any], reason: str) -> None:
     cpu = torch.device("cpu")
     step = make_step(cpu, **setting)
     assert not step.plan.overlap
@@ -110,7 +110,7 @@ def test_where_gradients_must_wait_so_do_updates(setting: dict[str, Any], reason
 
 
 @pytest.mark.long
-def test_a_step_whose_loss_is_not_finite_changes_nothing(device: torch.device) -> None:
+def test_step_whose_loss_is_not_finite_changes_nothing(device: torch.device) -> None:
     step = make_step(device)
     train(step, 1)
     with torch.no_grad():

@@ -50,7 +50,7 @@ def ends_at(result: Result) -> float:
 
 # Those of one process share the curves of V1 and of the control.
 @pytest.mark.parametrize("tiers", [ON_CPU, KERNELS], ids="-".join)
-def test_the_loss_falls_by_more_than_lost_gradients_allow(
+def test_loss_falls_by_more_than_lost_gradients_allow(
     tiers: list[str], device: torch.device
 ) -> None:
     for tier in tiers:

@@ -49,7 +49,7 @@ def test_every_matrix_is_drawn_by_itself_and_by_the_seed() -> None:
 
 
 @pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
-def test_a_model_learns_after_it_was_asked_without_gradients(first: Any) -> None:
+def test_model_learns_after_it_was_asked_without_gradients(first: Any) -> None:
     """What the first call keeps, the next one saves for its backward pass."""
     model, tokens = TinyLlama(TINY), torch.arange(8)[None]
     with first():
@@ -58,7 +58,7 @@ def test_a_model_learns_after_it_was_asked_without_gradients(first: Any) -> None
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_a_token_sees_only_its_past(device: torch.device) -> None:
+def test_token_sees_only_its_past(device: torch.device) -> None:
     model = TinyLlama(TINY).double().to(device)
     tokens = torch.randint(1000, (1, 12), generator=torch.Generator().manual_seed(0)).to(device)
     changed = tokens.clone()

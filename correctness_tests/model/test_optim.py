@@ -50,7 +50,7 @@ def test_every_setting_is_that_of_torch(provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_where_a_number_is_not_finite_nothing_changes(provider: str) -> None:
+def test_update_with_number_that_is_not_finite_changes_nothing(provider: str) -> None:
     tensors = parameters()
     optimizer = AdamW(tensors, CONFIG, provider)
     set_gradients(tensors)
@@ -65,7 +65,7 @@ def test_where_a_number_is_not_finite_nothing_changes(provider: str) -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_a_gradient_that_is_missing_is_refused(missing: int) -> None:
+def test_gradient_that_is_missing_is_refused(missing: int) -> None:
     tensors = parameters()
     set_gradients(tensors)
     tensors[missing].grad = None

@@ -83,7 +83,7 @@ def test_small_memory_on_a_gpu_gives_the_same_training(
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_the_gradients_of_one_layer_are_there_at_a_time(tier: str, device: torch.device) -> None:
+def test_gradients_of_one_layer_are_there_at_time(tier: str, device: torch.device) -> None:
     leave_to_gpu(tier, device)
     model = TinyLlama(SHAPE, tier).to(device)
     with products("fp32", device):
@@ -106,7 +106,7 @@ def test_the_gradients_of_one_layer_are_there_at_a_time(tier: str, device: torch
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_gradient_that_never_comes_is_an_error() -> None:
+def test_gradient_that_never_comes_is_error() -> None:
     message = f"{COUNT - 1} of {COUNT} parameters have no gradient"
     with detached_norm_tier() as tier, pytest.raises(RuntimeError, match=message):
         run(tier, CPU, plan=SMALL)

@@ -131,7 +131,7 @@ def test_preparation_and_diagnosis_leave_no_trace(
 
 
 @pytest.mark.parametrize("switch", V2.switches)
-def test_each_part_of_v2_can_be_switched_off(switch: str, device: torch.device) -> None:
+def test_v2_without_a_part_trains_as_v1(switch: str, device: torch.device) -> None:
     losses = run(V2.without(switch), device, plan=StepPlan()).losses
     assert losses == pytest.approx(run("v1", device).losses, rel=1e-6)
 

@@ -70,7 +70,7 @@ def kept(step: TrainStep) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"max_grad_norm": 1.0}], ids=str)
-def test_a_step_trains_as_without_and_keeps_transposes(
+def test_step_trains_as_without_and_keeps_transposes(
     changes: dict[str, Any], turn: Callable[[int], None], device: torch.device
 ) -> None:
     """With updates block by block, and with all of them at the end."""
@@ -95,7 +95,7 @@ def spoilt(step: TrainStep) -> list[float]:
 
 
 @pytest.mark.long
-def test_a_weight_that_is_changed_by_hand_is_transposed_again(
+def test_weight_that_is_changed_by_hand_is_transposed_again(
     turn: Callable[[int], None], device: torch.device
 ) -> None:
     """The second loss shows the first step's gradients; the forward pass reads no transpose."""

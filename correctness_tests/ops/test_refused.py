@@ -14,7 +14,7 @@ from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import Inputs, evaluate
-from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.check.guards import PoisonedMemory
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import OPS

@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.stacks import EPS, LAYERS, forced, gradients, inputs
-from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.check.guards import PoisonedMemory
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.chips import processors
 from tinyllama.harness.kernels.configs import Config

@@ -15,7 +15,7 @@ from correctness_tests.support.stacks import (
     plans_forgotten,  # noqa: F401 (a fixture)
 )
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.check.guards import PoisonedMemory
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops import attention

@@ -81,7 +81,7 @@ def test_counts_that_share_no_code_agree(preset: str, batch: int, length: int) -
         assert sum(cost.flops for cost in costs) == pytest.approx(formula, rel=0.03)
 
 
-def test_the_bytes_of_a_step_are_those_of_its_ops() -> None:
+def test_bytes_of_step_are_those_of_its_ops() -> None:
     model, train = PRESETS["small"], TrainConfig(batch_size=8, seq_len=128)
     costs = flops.costs(Workload(model, train))
     rows = 8 * 128 * model.hidden_dim
@@ -104,13 +104,13 @@ def test_the_bytes_of_a_step_are_those_of_its_ops() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_run_is_one_error(options: list[str], reason: str, tmp_path: Path) -> None:
+def test_tool_that_cannot_run_is_one_error(options: list[str], reason: str, tmp_path: Path) -> None:
     assert reason in refused("profile", *TINY, *options, "--output", tmp_path / "p")
     assert not (tmp_path / "p").exists()
 
 
 @pytest.mark.long
-def test_a_program_that_exceeds_the_time_limit_fails(tmp_path: Path) -> None:
+def test_program_that_exceeds_time_limit_fails(tmp_path: Path) -> None:
     done = tinyllama("profile", "flops", "--output", tmp_path, *TINY, "--time-limit", "1")
     assert done.status == 1
     assert "took more than 1 s" in done.err
@@ -133,7 +133,7 @@ def test_kernels_of_all_layers_as_one_op_have_their_layer() -> None:
     ]
 
 
-def test_a_captured_step_is_mapped_by_order() -> None:
+def test_captured_step_is_mapped_by_order() -> None:
     eager = [
         Work("gemm", 1.0, "layers.0.qkv"),
         Work("norm", 1.0, "layers.0.rms_norm"),

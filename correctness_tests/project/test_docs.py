@@ -144,7 +144,7 @@ def rows_of(first: str) -> list[list[str]]:
 
 def calls(tier: Tier) -> dict[str, tuple[str, str]]:
     """The dtypes in and out of each op that a forward pass under bf16 autocast calls."""
-    seen: dict[str, tuple[str, str]] = {}
+    dtypes_of: dict[str, tuple[str, str]] = {}
     short = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "int64"}
 
     def dtypes(names: Iterable[str], values: Iterable[torch.Tensor]) -> str:
@@ -155,7 +155,7 @@ def calls(tier: Tier) -> dict[str, tuple[str, str]]:
         def calling(*args: torch.Tensor, **params: Any) -> Any:
             outputs = call(*args, **params)
             results = outputs if isinstance(outputs, tuple) else (outputs,)
-            seen[op.name] = dtypes(op.inputs, args), dtypes(op.outputs, results)
+            dtypes_of[op.name] = dtypes(op.inputs, args), dtypes(op.outputs, results)
             return outputs
 
         return calling
@@ -169,7 +169,7 @@ def calls(tier: Tier) -> dict[str, tuple[str, str]]:
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     with torch.autocast("cpu", torch.bfloat16):
         model.loss(tokens, tokens)
-    return seen
+    return dtypes_of
 
 
 @pytest.mark.long

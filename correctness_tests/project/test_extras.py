@@ -34,16 +34,16 @@ class Others:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in hidden:
             return None
-        specs = (one.find_spec(name, path, target) for one in self.finders)
+        specs = (finder.find_spec(name, path, target) for finder in self.finders)
         return next(filter(None, specs), None)
 
     def invalidate_caches(self):
         pass
 
     def find_distributions(self, context):
-        for one in self.finders:
-            if hasattr(one, "find_distributions"):
-                yield from one.find_distributions(context)
+        for finder in self.finders:
+            if hasattr(finder, "find_distributions"):
+                yield from finder.find_distributions(context)
 
 
 sys.meta_path[:] = [Others(sys.meta_path[:])]

@@ -149,7 +149,7 @@ def loaded_by(statement: str) -> list[str]:
 @pytest.mark.long
 def test_the_harness_loads_no_model() -> None:
     rooms = "tinyllama.harness, tinyllama.harness.plugins.suite, tinyllama.harness.check.cases"
-    statement = "with tinyllama.harness.check.poison.PoisonedMemory(): print(torch.empty(1).item())"
+    statement = "with tinyllama.harness.check.guards.PoisonedMemory(): print(torch.empty(1).item())"
     nan, *modules = loaded_by(f"import torch, {rooms}\n{statement}\n1")
     loaded = set(modules)
     assert nan == "nan"

@@ -23,10 +23,11 @@ import torch
 
 from tinyllama.harness.gate.benchmarks import ON_CPU, ON_GPU, Benchmark, Registered
 from tinyllama.harness.gate.calibrate import Block, Noise
+from tinyllama.harness.gate.device_guard import BusyError
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, Tree
 from tinyllama.harness.gate.schedule import close_pairs, open_all
-from tinyllama.harness.gate.session import Session, unconfirmed
+from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Affected, Setting
 from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.gate.waivers import Waiver, Waivers
@@ -58,11 +59,24 @@ class Rule:
 
 
 class Watching:
-    """Tells one after the other of some reasons, then none. load: why the machine is busy."""
+    """Tells one after the other of some reasons, then none. load: why the machine is busy. busy:
+    why the device cannot be held, or is not idle, by the name of the method."""
 
-    def __init__(self, *reasons: str | None, load: str | None = None) -> None:
-        self.reasons, self.load = list(reasons), load
+    def __init__(self, *reasons: str | None, load: str | None = None, **busy: str) -> None:
+        self.reasons, self.load, self.busy = list(reasons), load, busy
         self.pids: list[Sequence[int]] = []
+        self.asked: list[str] = []
+
+    def hold(self) -> None:
+        self._ask("hold")
+
+    def wait_until_idle(self) -> None:
+        self._ask("wait_until_idle")
+
+    def _ask(self, method: str) -> None:
+        self.asked.append(method)
+        if method in self.busy:
+            raise BusyError(self.busy[method])
 
     def loaded(self) -> str | None:
         return self.load
@@ -92,7 +106,6 @@ class Script:
         self.rules: list[Rule] = []
         self.sources: dict[str, dict[str, tuple[str, str]]] = {side: {} for side in SIDES}
         self.states: dict[tuple[str, str], dict[str, float]] = {}  # of one benchmark
-        self.bars: dict[tuple[str, str], dict[str, float]] = {}  # on layouts, of one benchmark
         self.factories: set[str] = set()  # benchmarks of something else than an op
         self.further: set[str] = set()  # benchmarks of cases between the smallest and the largest
         self.accepted: list[Waiver] = []
@@ -153,7 +166,7 @@ class Script:
     @property
     def confirmed(self) -> bool:
         states = self.session.compared.values()
-        return any(state.again and not unconfirmed(state) for state in states)
+        return any(state.again and not state.unconfirmed for state in states)
 
     # -- the comparison ---------------------------------------------------------------------
 
@@ -195,7 +208,7 @@ class Script:
             "accepted": Waivers(
                 Path("accepted.toml"), tuple(self.accepted), tuple(self.accepted_by_base)
             ),
-            "watch": self.watch,
+            "guard": self.watch,
             "affected": self.affected,
             "effort": self.effort,
             "say": self.said.append,
@@ -249,7 +262,8 @@ class Script:
         return getattr(self, f"_{method}", lambda *_: None)(worker, *args)
 
     def _identity(self, worker: "ScriptedWorker") -> dict[str, Any]:
-        defaults = {"python": "3.14 /usr", "versions": VERSIONS, "device": "a device"}
+        defaults: dict[str, Any] = {"python": "3.14 /usr", "versions": VERSIONS}
+        defaults |= {"device": "a device", "import_seconds": 1.0}
         root = str(worker.tree.root.resolve())
         return {"root": root, **defaults, **self.identity[worker.tree.name]}
 
@@ -257,10 +271,9 @@ class Script:
         side, benchmarks = worker.tree.name, []
         for name in self.names[side]:
             stated = self.states.get(
-                (side, name), {**self.slowdowns[side], **worker.tree.team_slowdowns}
+                (side, name), {**self.slowdowns[side], **worker.tree.slowdowns}
             )
-            timed, bars = Timed(name, "eager", 0, "bf16"), self.bars.get((side, name), {})
-            benchmark = Benchmark(name, timed, f"ops.{name}", stated, layouts=bars)
+            benchmark = Benchmark(name, Timed(name, "eager", 0, "bf16"), f"ops.{name}", stated)
             factory = "a:step" if name in self.factories else ""
             if why := self.untimed.get(name, ""):
                 benchmark = replace(benchmark, slowdowns={}, untimed=why)
@@ -285,7 +298,7 @@ class Script:
     def _verify(self, worker: "ScriptedWorker", name: str, seed: int = 0) -> dict[str, Proof]:
         return {"y": proof()}
 
-    _proofs = _verify
+    _proofs = _reference = _verify
 
     def _paced(self, worker: "ScriptedWorker", name: str, calls: int) -> float:
         return 0.0
@@ -325,7 +338,6 @@ class ScriptedWorker:
         self.shifts: dict[tuple[str, str], float] = {}
 
     def make(self, key: str, factory: str, *, timeout: float, **arguments: Any) -> None:
-        assert arguments["team_slowdowns"] == self.tree.team_slowdowns
         self.script.answer(self, "make", ())
 
     def call(self, key: str, method: str, *args: Any, timeout: float) -> Any:
@@ -394,7 +406,7 @@ def history(*names: str, spread: float = QUIET, blocks: int = 40) -> Noise:
         value = spread if number % 2 else -spread
         statistics = {name: {DEVICE: value, HOST: value} for name in names}
         date = f"2030-01-01T00:00:{number:02}Z"
-        noise.add(Block(date, "c0ffee", dict(VERSIONS), 16, statistics))
+        noise.blocks.append(Block(date, "c0ffee", dict(VERSIONS), 16, statistics))
     return noise
 
 

@@ -40,7 +40,7 @@ def test_every_step_is_rehearsed_somewhere() -> None:
 
 
 @pytest.mark.slow("kernels are compiled, and a record is made: three minutes")
-def test_the_steps_of_the_first_hour_run_in_order(tmp_path: Path) -> None:
+def test_steps_of_first_hour_run_in_order(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     tools = rocm_files.install(tmp_path / "rocm", "7.0")
     for name in ("tinyllama", "perf_tests", "conftest.py", "pytest.ini", "pyproject.toml", "docs"):

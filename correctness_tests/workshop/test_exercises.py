@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_unfilled_starter_reports_its_blanks_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_unfilled_starter_reports_its_blanks_and_nothing_else(name: str, tmp_path: Path) -> None:
     text = printed("exercise", "--starter", name)
     file = tmp_path / f"{name}.py"
     file.write_text(text)
@@ -44,7 +44,7 @@ def test_an_unfilled_starter_reports_its_blanks_and_nothing_else(name: str, tmp_
         ("ultra", "if grads[1] is not None:", "if False:", "gradients"),
     ],
 )
-def test_a_wrong_answer_fails_its_check(
+def test_wrong_answer_fails_its_check(
     name: str, right: str, wrong: str, check: str, tmp_path: Path
 ) -> None:
     file, text = tmp_path / f"{name}.py", blanks.solution(name)
@@ -69,7 +69,7 @@ def test_check_finds_faults_of_open_exercise(tmp_path: Path) -> None:
 
 @pytest.mark.slow("every check of four files takes a minute")
 @pytest.mark.parametrize("name", blanks.NAMES)
-def test_a_solution_passes_every_check(name: str) -> None:
+def test_solution_passes_every_check(name: str) -> None:
     file = blanks.HERE / "solutions" / f"{name}.py"
     assert tinyllama("check", file, "--device", "cpu").status == 0
 

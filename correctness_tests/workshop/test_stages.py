@@ -14,6 +14,7 @@ from tinyllama.harness.measure.clock import wall_seconds
 from tinyllama.harness.records.results import records
 from tinyllama.ops import OPS
 from tinyllama.workshop import checks, running, strided
+from tinyllama.workshop.checks import CheckedStage
 from tinyllama.workshop.contender import StageStep, Unwaited
 from tinyllama.workshop.stages import STAGES
 
@@ -24,11 +25,11 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installe
 
 @pytest.mark.long
 @pytest.mark.parametrize("stage", BROKEN, ids=lambda stage: stage.fault)
-def test_the_check_of_a_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
+def test_check_of_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
     if stage.check in ("dense inputs", "products by BLAS") and not HAS_TRITON:
         pytest.skip("triton is not installed")
-    outcome, message = StageStep(stage.number, **WHERE).check(stage.check)
-    fixed, nothing = StageStep(stage.number, fixed=True, **WHERE).check(stage.check)
+    outcome, message = CheckedStage(stage.number, **WHERE).check(stage.check)
+    fixed, nothing = CheckedStage(stage.number, fixed=True, **WHERE).check(stage.check)
     if stage.check == "phases add up":
         assert (outcome, fixed) == ("unsupported", "unsupported")
         assert "needs a GPU" in message
@@ -39,8 +40,8 @@ def test_the_check_of_a_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
 
 @pytest.mark.long
 @needs_triton
-def test_the_hybrid_passes_every_check() -> None:
-    step = StageStep(5, **WHERE)
+def test_hybrid_passes_every_check() -> None:
+    step = CheckedStage(5, **WHERE)
     outcomes = {name: step.check(name)[0] for name in checks.CHECKS}
     assert outcomes.pop("phases add up") == "unsupported"
     assert set(outcomes.values()) == {"passed"}
@@ -77,7 +78,7 @@ def test_on_text_a_stage_without_a_backward_learns_no_more_than_an_embedding() -
 
 @needs_triton
 @pytest.mark.parametrize("dense", [False, True])
-def test_the_strided_kernel_is_right(dense: bool) -> None:
+def test_strided_kernel_is_right(dense: bool) -> None:
     rng = torch.Generator().manual_seed(0)
     shapes = ((2, 37, 4, 24), (2, 37, 2, 24), (2, 37, 2, 24))
     inputs = [torch.randn(shape, generator=rng).requires_grad_() for shape in shapes]
@@ -96,7 +97,7 @@ def test_the_strided_kernel_is_right(dense: bool) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_the_command_prints_the_table_and_leaves_its_files(
+def test_command_prints_table_and_leaves_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "TEXT_STEPS", 4)

@@ -8,7 +8,6 @@ in one step were compared with float64 too.
 
 import hashlib
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group, not_here
 from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
-from tinyllama.harness.gate.timed_call import keep_busy
 from tinyllama.harness.gate.verification import digest
 from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import cannot, current, synchronize
@@ -79,20 +77,9 @@ class StepSubject:
         self._launched = launches
         self.clock = Clock(self.step.queue, spin_seconds=1e-3)
         self.losses: list[float] = []
-        self.share = self.extra = 0.0  # added work: a share of a step, seconds on the device
 
     def run_once(self) -> None:
         synchronize(self.device)
-
-    def slow_down(self, share: float) -> None:
-        """Add work that takes a share of the step's time: of its device time, read before the first
-        turn, or on a CPU of each step's own time."""
-        self.share = share
-
-    def _calibrate(self, readings: int = 5) -> None:
-        if self.share and not self.extra and self.device.type != "cpu":
-            read = [self._turn()[DEVICE] for _ in range(readings)]
-            self.extra = self.share * statistics.median(read)
 
     def verify(self, seed: int) -> Verified:
         """A run whose gradients and updates are right. Its values are those of the first batches,
@@ -173,7 +160,6 @@ class StepSubject:
     def gated_turn(self, seed: int, call_number: int | None = None) -> dict[str, float]:
         """Seconds of a step, by reading, on the next batches. Each loss is held to the verified
         run's. Raises WrongResultError."""
-        self._calibrate()
         before = len(self.step.losses)
         seconds = self._turn()
         for place in range(before, len(self.step.losses)):
@@ -201,12 +187,7 @@ class StepSubject:
         return time.perf_counter() - start
 
     def _call(self) -> None:
-        began = time.perf_counter() if self.share else 0.0
         self.step.next()
-        if self.extra:
-            self.step.queue.spin(self.extra)
-        elif self.share and self.device.type == "cpu":
-            keep_busy(self.share * (time.perf_counter() - began))
 
     def launched(self) -> Sequence[Launched]:
         """The launches of the steps before the captured one; it captures the same."""
@@ -215,12 +196,10 @@ class StepSubject:
     def counted(self) -> dict[str, int]:
         if self.device.type == "cpu":
             return {}
-        self._calibrate()
         peak = self.step.memory()["peak_bytes"]
         return {"peak_bytes": peak, **launches(self._call, self.device).counts}
 
     def profile(self) -> dict[str, tuple[int, float]]:
-        self._calibrate()
         return launches(self._call, self.device).by_name
 
     def input_digest(self) -> int:

@@ -52,12 +52,12 @@ def held(
         gc.collect()
         before = live_bytes(device) if on_gpu else 0
         forget_peak(device)
-        with products("fp32", device), Allocations() as seen:
+        with products("fp32", device), Allocations() as allocated:
             step = TrainStep(TinyLlama(model, tier).to(device), settings, StepPlan())
             train(step, tokens)
         synchronize(device)
-        peak = peak_bytes(device) - before if on_gpu else seen.peak
+        peak = peak_bytes(device) - before if on_gpu else allocated.peak
         gc.collect()
-        live = live_bytes(device) - before if on_gpu else seen.live
+        live = live_bytes(device) - before if on_gpu else allocated.live
         assert step.optimizer.steps.item() == 1
     return Held(live, peak)

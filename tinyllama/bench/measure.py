@@ -154,7 +154,7 @@ class StepGroup(Contest):
         beside = min(most, len(together)) - 1
         with ThreadPoolExecutor(most) as pool:
             ready = list(pool.map(lambda contender: self._make(contender, beside), together))
-        again = [contender for contender, made in zip(together, ready, strict=True) if not made]
+        again = [contender for contender, done in zip(together, ready, strict=True) if not done]
         for contender in again:
             self.workers[contender.name] = contender.worker()
         for contender in (*again, *(c for c in able if c not in together)):

@@ -19,10 +19,9 @@ from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
 
 if TYPE_CHECKING:
+    from tinyllama.harness.check.finding import Provided
     from tinyllama.harness.check.run import Finding
-    from tinyllama.harness.check.verdict import Provided
 
-PACKAGE = "tinyllama.ops"
 FAILED = 1  # exit status when a check found something, or nothing could be compared
 STOPPED = {"time limit": 124, "Ctrl-C": 130, "SIGTERM": 143}  # where nothing failed until then
 Findings = Mapping["Provided", list["Finding"]]
@@ -85,7 +84,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check and print; the exit status."""
     names = _validated(args)
-    from tinyllama.harness.check.verdict import fails
+    from tinyllama.harness.check.finding import fails
 
     findings: dict[Provided, list[Finding]] = {}
     stopped = ""
@@ -165,8 +164,7 @@ def _checked(
     """What `tinyllama.harness.check.remote.check` yields. Raises UsageError for a file that cannot
     be loaded."""
     from tinyllama.harness.check.crash import place_in
-    from tinyllama.harness.check.remote import check
-    from tinyllama.harness.check.requested import Request
+    from tinyllama.harness.check.remote import Request, check
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
 
@@ -175,7 +173,7 @@ def _checked(
     device = "cpu" if usable.type == "cpu" else str(usable)
     declaration = None if args.declaration is None else str(args.declaration)
     request = Request(
-        *(PACKAGE, file, args.op, args.provider, device, args.seed, args.candidate),
+        *(file, args.op, args.provider, device, args.seed, args.candidate),
         declaration=declaration,
     )
     try:
@@ -222,7 +220,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 def _status(findings: Findings, least: str, stopped: str) -> int:
     """FAILED where a finding fails, else how the command was stopped, else FAILED where nothing was
     compared."""
-    from tinyllama.harness.check.verdict import fails, undecided
+    from tinyllama.harness.check.finding import fails, undecided
 
     for provided, of_provider in findings.items():
         if any(fails(finding, provided, least) for finding in of_provider):

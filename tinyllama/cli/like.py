@@ -96,12 +96,19 @@ def _drafted(args: argparse.Namespace, file: str, function: str) -> dict[str, An
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import Worker, WorkerError
 
-    options = {"params": args.param, "dtypes": args.dtype, "gradients": not args.no_grad}
-    place = {"file": file, "function": function, "device": str(usable_device(args.device))}
+    options: dict[str, Any] = {
+        "file": file,
+        "function": function,
+        "like": args.like,
+        "shape": args.shape,
+        "params": args.param,
+        "dtypes": args.dtype,
+        "gradients": not args.no_grad,
+        "device": str(usable_device(args.device)),
+    }
     with Worker("like") as worker:
         try:
-            draft_class = "tinyllama.cli.declared:Draft"
-            worker.make("draft", draft_class, like=args.like, shape=args.shape, **place, **options)
+            worker.make("draft", "tinyllama.cli.declared:Draft", **options)
             draft: dict[str, Any] = worker.call("draft", "plain")
         except WorkerError as error:
             text = str(error).partition(": ")[2] if error.raised(UsageError) else str(error)

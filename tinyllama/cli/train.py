@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinyllama.cli.argument_types import add_options, file_path, whole, whole_within
+from tinyllama.cli.argument_types import add_options, file_path, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
 from tinyllama.model.config import MEMORY, PRESETS, TIER_NAMES, ModelConfig, TrainConfig
@@ -34,66 +34,41 @@ def add(subparsers: Any) -> None:
     parser.set_defaults(run=run)
     workload_options(parser, num_steps=TrainConfig().num_steps)
     option = parser.add_argument
-    option(
-        "--data", type=file_path, help="text file or folder to train on (default: random tokens)"
-    )
-    option(
-        "--save", type=file_path, metavar="PATH", help="write a checkpoint (safetensors) at the end"
-    )
-    option(
-        "--save-every", type=whole, metavar="N", help="and after every N steps, to the same file"
-    )
-    option(
-        "--resume", type=file_path, metavar="PATH", help="continue from a checkpoint, of any tier"
-    )
-    option("--json", type=file_path, metavar="PATH", help="write the result as JSON")
-    option(
-        "--diagnose",
-        action="store_true",
-        help="show the output of every op, and its gradient, in the first and the last step",
-    )
-    option(
-        "--shard",
-        action="store_true",
-        help="split parameters, gradients and moments over the ranks of torchrun (FSDP2; v1 to v3)",
-    )
-    option(
-        "--rank-timeout",
-        type=whole_within(1, 86400),
-        default=600,
-        metavar="SECONDS",
-        help="how long a rank waits for the others before the job fails (default %(default)s)",
-    )
+    path: dict[str, Any] = {"type": file_path, "metavar": "PATH"}
+    option("--data", **path, help="text file or folder to train on (default: random tokens)")
+    option("--save", **path, help="write a checkpoint (safetensors) at the end")
+    every = {"type": whole_within(1, 2**31 - 1), "metavar": "N"}
+    option("--save-every", **every, help="and after every N steps, to the same file")
+    option("--resume", **path, help="continue from a checkpoint, of any tier")
+    option("--json", **path, help="write the result as JSON")
+    text = "show the output of every op, and its gradient, in the first and the last step"
+    option("--diagnose", action="store_true", help=text)
+    text = "split parameters, gradients and moments over the ranks of torchrun (FSDP2; v1 to v3)"
+    option("--shard", action="store_true", help=text)
+    seconds = {"type": whole_within(1, 86400), "default": 600, "metavar": "SECONDS"}
+    text = "how long a rank waits for the others before the job fails (default %(default)s)"
+    option("--rank-timeout", **seconds, help=text)
 
 
 def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None:
     """Add the options that say which step is run; `settings` reads them."""
     option = parser.add_argument
     option("--tier", choices=TIER_NAMES, default="v1", help="doctor lists them (default v1)")
-    option(
-        "--without",
-        metavar="PART",
-        action="append",
-        default=[],
-        help="switch a part of the tier off, such as compile or attention; repeatable",
+    text = "switch a part of the tier off, such as compile or attention; repeatable"
+    option("--without", metavar="PART", action="append", default=[], help=text)
+    text = (
+        "selective: recompute all but attention in the backward pass (v3, v4); small: recompute "
+        "all of a block, and update each layer when its gradients exist (default fast)"
     )
-    option(
-        "--memory",
-        choices=MEMORY,
-        default="fast",
-        help="selective: recompute all but attention in the backward pass (v3, v4); small: "
-        "recompute all of a block, and update each layer when its gradients exist (default fast)",
-    )
-    option(
-        "--plan",
-        metavar="PLAN",
-        help="launches of a block of v4: fused (default; what this chip's table chooses for each "
+    option("--memory", choices=MEMORY, default="fast", help=text)
+    text = (
+        "launches of a block of v4: fused (default; what this chip's table chooses for each "
         "product), single (one launch a pass), or which products have fused kernels: all, none, "
-        "or names joined by +, such as out+down",
+        "or names joined by +, such as out+down"
     )
-    option(
-        "--preset", choices=PRESETS, help="shape of the model; options override it (default small)"
-    )
+    option("--plan", metavar="PLAN", help=text)
+    text = "shape of the model; options override it (default small)"
+    option("--preset", choices=PRESETS, help=text)
     add_options(parser, ModelConfig(), TrainConfig(num_steps=num_steps))
     parser.set_defaults(num_steps=num_steps)
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
@@ -141,18 +116,14 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
     model, config = settings(args, resumed)
     device = current(device_of(ranks, args.device))
     ranks.part(config.batch_size)
-    if args.save_every is not None and (args.save_every < 1 or args.save is None):
-        raise UsageError(
-            f"--save-every is {args.save_every!r:.80}: use a number of at least 1, with --save"
-        )
+    if args.save_every and args.save is None:
+        raise UsageError(f"--save-every {args.save_every} has no file: use it with --save")
     if ranks.first:
         check_writable(args.json, "--json")
         check_writable(args.save, "--save")
-    batches: Batches
+    batches: Batches = RandomTokens(model.vocab_size, config)
     if args.data:
         batches = TextBytes(args.data, model.vocab_size, config)
-    else:
-        batches = RandomTokens(model.vocab_size, config)
     if resumed:
         _check_data(args, resumed, batches)
 
@@ -231,8 +202,5 @@ def _check_data(args: argparse.Namespace, resumed: "Checkpoint", batches: "Batch
             f"{resumed.batches['bytes']} bytes: name it with --data"
         )
     if batches.describe() != resumed.batches:
-        _note("the data is not what the checkpoint was trained on")
-
-
-def _note(text: str) -> None:
-    print(f"tinyllama: note: {text}", file=sys.stderr)
+        note = "the data is not what the checkpoint was trained on"
+        print(f"tinyllama: note: {note}", file=sys.stderr)

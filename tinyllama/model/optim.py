@@ -2,12 +2,10 @@
 
 import contextlib
 import operator
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import _unsafe_preserve_version_counter
 from torch.autograd.graph import increment_version
 
 from tinyllama.harness.kernels.layout import as_one, placed_alike
@@ -166,61 +164,6 @@ class AdamW(torch.optim.Optimizer):
         named = {f"exp_avg.{i}": t for i, t in enumerate(self.exp_avg)}
         named.update({f"exp_avg_sq.{i}": t for i, t in enumerate(self.exp_avg_sq)})
         return {**named, "steps": self.steps}
-
-
-class EarlyUpdate:
-    """Updates a group of parameters once the last of its gradients is final, and frees these.
-
-    So only the gradients of one group exist at a time, and those that the backward pass still
-    sums. Nothing reads a parameter after its gradient is final, because whatever reads it in the
-    backward pass contributes to its gradient. `AdamW.begin` comes before the backward pass.
-    Autograd is told of the updates by `finish` only: parameters that count their versions together
-    would seem changed to the part of the backward pass that is left.
-
-    groups: each parameter of the optimizer is in one of them.
-    """
-
-    def __init__(self, optimizer: AdamW, groups: Iterable[Sequence[torch.Tensor]]) -> None:
-        self._optimizer = optimizer
-        self._running = self._updates = False
-        self._waiting: set[int] = set()
-        index = {id(parameter): i for i, parameter in enumerate(optimizer.parameters)}
-        for group in groups:
-            arrived = partial(self._arrived, [index[id(parameter)] for parameter in group])
-            for parameter in group:
-                parameter.register_post_accumulate_grad_hook(arrived)
-
-    @contextlib.contextmanager
-    def during(self, *, update: bool) -> Iterator[None]:
-        """Run a backward pass in this context; without ``update`` gradients are only freed."""
-        self._running, self._updates = True, update
-        self._waiting = set(range(len(self._optimizer.parameters)))
-        try:
-            yield
-        finally:
-            self._running = False
-
-    def finish(self) -> None:
-        """Count the step. Raises RuntimeError when a gradient never came."""
-        self._optimizer.refuse_missing(len(self._waiting))
-        self._optimizer.end()
-        if not self._optimizer.copies and not self._optimizer.transposes:  # written at once
-            for parameter in self._optimizer.parameters:
-                increment_version(parameter)
-
-    def _arrived(self, indices: Sequence[int], _: torch.Tensor) -> None:
-        parameters = [self._optimizer.parameters[i] for i in indices]
-        gradients = {
-            i: p.grad for i, p in zip(indices, parameters, strict=True) if p.grad is not None
-        }
-        if not self._running or len(gradients) < len(indices):
-            return
-        if self._updates:
-            with _unsafe_preserve_version_counter(tuple(parameters)):
-                self._optimizer.update_with(gradients)
-        for parameter in parameters:
-            parameter.grad = None
-        self._waiting.difference_update(indices)
 
 
 _VERSION = operator.attrgetter("_version")

@@ -1,7 +1,6 @@
 """Bytes of a training step by category, at its peak."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,6 +18,10 @@ class _Peak(Allocations):
         self.parameters = parameters
         self.updating = False
         self.phase, self.bytes, self.gradients = "forward", 0, 0
+
+    def begin_update(self, *_: Any) -> None:
+        """Note that what runs from now on is the update."""
+        self.updating = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -45,8 +48,13 @@ def observe(step: TrainStep, run_step: Callable[[], None]) -> dict[str, Any]:
     allocates and frees inside is not seen, nor what kernels use that allocate by themselves.
     """
     step.optimizer.zero_grad(set_to_none=True)
-    with _Peak(step.optimizer.parameters) as peak, _marked(step, peak):
-        run_step()
+    peak = _Peak(step.optimizer.parameters)
+    mark = step.optimizer.register_step_pre_hook(peak.begin_update)
+    try:
+        with peak:
+            run_step()
+    finally:
+        mark.remove()
     at_peak = {
         "parameters": _bytes(step.model.parameters()),
         "optimizer states": _bytes(step.optimizer.tensors().values()),
@@ -59,19 +67,3 @@ def observe(step: TrainStep, run_step: Callable[[], None]) -> dict[str, Any]:
         "peak_phase": peak.phase,
         "at_peak_bytes": at_peak,
     }
-
-
-@contextlib.contextmanager
-def _marked(step: TrainStep, peak: _Peak) -> Iterator[None]:
-    """Note that what runs from the optimizer's step on is the update."""
-    update = step.optimizer.step
-
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        peak.updating = True
-        return update(*args, **kwargs)
-
-    step.optimizer.step = marked  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        step.optimizer.step = update  # type: ignore[method-assign]

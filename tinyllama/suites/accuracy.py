@@ -14,8 +14,7 @@ from tinyllama.harness.check import reference
 from tinyllama.harness.check.cases import OpCase, References, full_cases, op_cases
 from tinyllama.harness.check.compare import SLACK
 from tinyllama.harness.check.finding import Candidate
-from tinyllama.harness.check.guards import GuardedMemory
-from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.plugins.suite import asks_for_slow, worker_device

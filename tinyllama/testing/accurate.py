@@ -8,25 +8,20 @@ from typing import Any
 import torch
 
 from tinyllama.harness.check.cases import OpCase, References
-from tinyllama.harness.check.compare import SLACK, Comparison
-from tinyllama.harness.check.evaluate import (
-    ContractError,
-    Inputs,
-    evaluate,
-    is_gradient,
-)
+from tinyllama.harness.check.compare import SLACK, Comparison, near, norm_of_finite
+from tinyllama.harness.check.evaluate import ContractError, Inputs, evaluate
 from tinyllama.harness.check.finding import Candidate
-from tinyllama.harness.check.guards import GuardedMemory
+from tinyllama.harness.check.judge import run_case, without_cancelled
 from tinyllama.harness.check.layouts import laid_out
-from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.check.reference import StaysInDouble
+from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.testing.call import Call, Tensors, name_of
 from tinyllama.testing.interpreted import interpreted
-from tinyllama.testing.oracle import results_in_double
 
+GIVE = "give oracle=, a function that computes the same in the dtype of its inputs"
+SAME = 1e-9  # of the size of results: runs in float64 that are no more apart are alike
 DRAWS = (2, 8)  # of inputs moved by a rounding; more where results seem wrong
-NOTHING = 2.0**-40  # of the size of terms: zero, up to roundings of float64
-CANCELLED = 2.0**-10  # of the size of terms: the most that their roundings leave
 # The layouts of the upstream gradients, and how a fault says in which call it was.
 UPSTREAMS = {"contiguous": "", "summed": " (in a second call, with upstream gradients of stride 0)"}
 ALLOWED = (
@@ -99,18 +94,50 @@ def _faults(
             eager = evaluate(op, op["eager"].call, inputs.dense())
         except Exception as error:
             raise _unusable(reference, error, call) from error
-        exact = results_in_double(op, in_double, inputs, name_of(oracle))
-        guards, faults = GuardedMemory(), list[str]()
+        exact = _in_double(op, in_double, inputs, name_of(oracle))
         on_cpu = all(tensor.device.type == "cpu" for tensor in call.tensors.values())
         with interpreted() if on_cpu else nullcontext():
-            try:
-                results = tried.results(inputs, PoisonedMemory(), guards)
-                faults += _wrong(case, inputs, results, References(eager, exact, []), in_double)
-            except ContractError as error:
-                faults.append(str(error).removeprefix(f"{op.name}: "))
-        if faults := [f"out of bounds: {text}" for text in guards.broken()] + faults:
+            run = run_case(tried, inputs)
+        faults = [f"out of bounds: {text}" for text in run.out_of_bounds]
+        try:
+            if run.error is not None:
+                raise run.error
+            faults += _wrong(case, inputs, run.results, References(eager, exact, []), in_double)
+        except ContractError as error:
+            faults.append(str(error).removeprefix(f"{op.name}: "))
+        if faults:
             return [f"{fault}{when}" for fault in faults]
     return []
+
+
+def _in_double(
+    op: Op, call: Callable[..., Any], inputs: Inputs, name: str
+) -> dict[str, torch.Tensor]:
+    """Results for these inputs in float64, by a function of this name that may be the oracle.
+
+    Raises UsageError where it leaves float64, cannot run in it, or gives other results each time.
+    """
+    mode = StaysInDouble()
+    try:
+        with mode:
+            results = evaluate(op, call, inputs.double())
+    except Exception as error:
+        if not mode.rounded:
+            raise UsageError(
+                f"{name}, the oracle, does not run in float64 on these tensors "
+                f"({type(error).__name__}: {error}): {GIVE}; tensors that it takes from elsewhere "
+                "must be arguments"
+            ) from error
+    if mode.rounded:
+        raise UsageError(f"{mode.rounded} in {name}, the oracle: {GIVE}")
+    again = evaluate(op, call, inputs.double())
+    size = max(map(norm_of_finite, results.values()), default=0.0)
+    if not all(near(again[n], result, SAME, SAME * size) for n, result in results.items()):
+        raise UsageError(
+            f"{name}, the reference, is random: two runs on the same inputs differ; make it take "
+            "its random values as an argument"
+        )
+    return results
 
 
 def _unusable(reference: Callable[..., Any], error: Exception, call: Call) -> UsageError:
@@ -150,28 +177,5 @@ def _wrong(
         failed = [comparison for comparison in comparisons if not comparison.passed]
         if not failed:
             break
-        results = {
-            name: _without_cancelled(name, result, references.oracle.get(name), inputs)
-            for name, result in results.items()
-        }
+        results = without_cancelled(results, references.oracle, inputs)
     return [str(comparison) for comparison in failed]
-
-
-def _without_cancelled(
-    name: str, result: torch.Tensor, oracle: torch.Tensor | None, inputs: Inputs
-) -> torch.Tensor:
-    """The result, with zeros where the right one is zero whatever the inputs are, since terms
-    cancel, and this one is no more than their rounding: of the gradient of a layer norm over one
-    element, or of a query with one key. Terms are as large as the upstream gradients, or inputs."""
-    if oracle is None or not result.is_floating_point() or not result.numel():
-        return result
-    tensors = inputs.upstream.values() if is_gradient(name) else inputs.args.values()
-    largest = [
-        float(tensor.double().abs().max())
-        for tensor in tensors
-        if tensor is not None and tensor.is_floating_point() and tensor.numel()
-    ]
-    size = max(largest, default=0.0)
-    share = max(CANCELLED, torch.finfo(result.dtype).eps)
-    cancelled = (oracle.abs() <= NOTHING * size) & (result.double().abs() <= share * size)
-    return result.masked_fill(cancelled, 0.0)

@@ -1,10 +1,9 @@
 """A training run on disk: one safetensors file with a manifest, as JSON, in its header.
 
 Tensors: ``model.<parameter>``, ``optimizer.exp_avg.<i>``, ``optimizer.exp_avg_sq.<i>`` (i in
-the order of the parameters), ``optimizer.steps``, and ``random.cpu`` and ``random.device``,
-the states of torch's generators. The position in the data is the number of steps done
-(`tinyllama.training.data`). Parameters have the same layout in every tier, so any tier loads
-any tier's file.
+the order of the parameters) and ``optimizer.steps``. The position in the data is the number of
+steps done (`tinyllama.training.data`), and no op draws random numbers. Parameters have the same
+layout in every tier, so any tier loads any tier's file.
 
 The manifest ends with the SHA-256 of all the rest: of the manifest itself, its version included,
 and of every tensor. So a changed byte is a refused file, wherever it is.
@@ -20,7 +19,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from tinyllama.harness.machine.device import memory_bytes
 from tinyllama.harness.machine.files import NotWrittenError, write_whole
 from tinyllama.harness.machine.parsed import json_of
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
@@ -67,12 +65,6 @@ class Checkpoint:
         if self.scaler and step.scaler.is_enabled():
             step.scaler.load_state_dict(self.scaler)
 
-    def restore_random(self, device: torch.device) -> None:
-        """Restore the states of the random generators: the CPU's, and the GPU's if it has one."""
-        torch.set_rng_state(self.tensors["random.cpu"])
-        if device.type != "cpu" and "random.device" in self.tensors:
-            torch.cuda.set_rng_state(self.tensors["random.device"], device)
-
 
 def save(
     path: Path, step: TrainStep, steps: int, batches: dict[str, Any], *, interrupted: bool = False
@@ -97,9 +89,6 @@ def save(
                 f"{str(path)!r} is not written, and what was there before is unchanged: {name} has "
                 "a value that is not finite: train with a smaller learning rate"
             )
-    tensors["random.cpu"] = torch.get_rng_state()
-    if step.device.type != "cpu":
-        tensors["random.device"] = torch.cuda.get_rng_state(step.device).cpu()
     manifest = {
         "version": _VERSION,
         "model": asdict(step.model.config),
@@ -135,8 +124,6 @@ def load(path: Path) -> Checkpoint:
     if not path.is_file():
         why = "is no file" if path.exists() else "does not exist"
         raise ConfigError(f"{named} {why}: name a file that --save wrote")
-    if (size := path.stat().st_size) > memory_bytes(torch.device("cpu")):
-        raise ConfigError(f"{named} has {size} bytes, more than the memory of this machine")
     try:
         with safe_open(path, "pt") as file:
             header = (file.metadata() or {}).get(_KEY)

@@ -135,109 +135,7 @@ class TrainStep:
             self._run()
         return self.loss
 
-    def probe(
-        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, *, compiled: bool = True
-    ) -> torch.Tensor:
-        """Forward and backward of one batch (B T), uncaptured and without the update.
-
-        For hooks and observers, which a captured step would not call. With ``compiled`` False
-        nothing is compiled, blocks run one by one, and memory mode ``small`` recomputes nothing.
-        Returns the loss and changes nothing: the gradients of the last step are restored, since a
-        captured step writes into the same tensors again.
-        """
-        self._refresh()
-        recompute, self._reduces = self.model.recompute, False
-        self._load(tokens_BT, targets_BT)
-        if not compiled:
-            self._plain = True
-            self.model.recompute = self.model.in_one = False
-        with self._same_results():
-            try:
-                for part in range(self.config.accumulate):
-                    self._forward(part)
-                    self._backward(update=False)
-                return self.loss
-            finally:
-                self._plain, self.model.recompute = False, recompute
-                self.model.in_one = self._reduces = True
-
-    def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
-        """Warm up, compile and capture; model and optimizer are the same afterwards."""
-        with self.preserved() if warm_up else contextlib.nullcontext():
-            self._refresh()
-            if self.plan.capture and warm_up:
-                warm_up = max(warm_up, self._loss_of.warm_up)
-            for _ in range(warm_up):
-                self._run()
-            synchronize(self.device)
-        if self.plan.capture and capture:
-            self.graphs = capture_graphs([phase for _, phase in self._phases()])
-
-    def split(self, samples: int = 3, queue: Waited | None = None) -> dict[str, float]:
-        """Median seconds of each phase, run one by one; model and optimizer do not change.
-
-        In memory mode ``small`` the backward pass also updates, and the optimizer's phase only
-        counts the step. queue: the one that is waited for, and whose clock is read; None: the
-        device's.
-        """
-        names, phases = zip(*self._phases(), strict=True)
-        queue = queue or queue_of(self.device)
-        with self._same_results(), self.preserved():
-            self._refresh()
-            # What several ranks begin beside one phase ends in the next: one graph, or none.
-            capture = self.plan.capture and self.ranks.count == 1
-            self._run()
-            if capture:
-                phases = tuple(partial(self._joined, phase) for phase in phases)
-                phases = tuple(graph.replay for graph in capture_graphs(*([p] for p in phases)))
-            times = {name: [0.0] * samples for name in PHASES}
-            for sample in range(samples):
-                for name, phase in zip(names, phases, strict=True):
-                    times[name][sample] += wall_seconds(phase, queue)
-        return {name: statistics.median(seconds) for name, seconds in times.items()}
-
-    def _joined(self, phase: Callable[[], None]) -> None:
-        """Run a phase and what it began beside it, which a graph of its own must end with."""
-        phase()
-        self.update.join()
-
-    @contextlib.contextmanager
-    def _same_results(self) -> Iterator[None]:
-        """Restore the tensors that are the parameters' ``grad``, the loss and the norm, because a
-        captured step writes into them."""
-        loss, norm = self.loss, self.norm
-        gradients = [parameter.grad for parameter in self.optimizer.parameters]
-        try:
-            yield
-        finally:
-            self.loss, self.update.norm = loss, norm
-            for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
-                parameter.grad = gradient
-
-    @contextlib.contextmanager
-    def preserved(self) -> Iterator[None]:
-        """Restore parameters, optimizer and scaler bit for bit at the end.
-
-        The copies are in host memory, so that the device's peak stays that of a step.
-        """
-        tensors = [*self.optimizer.parameters, *self.optimizer.tensors().values()]
-        copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-        scaler = self.scaler.state_dict()
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, copy in zip(tensors, copies, strict=True):
-                    tensor.copy_(copy)
-            self.optimizer.found_inf.zero_()
-            if scaler:
-                self.scaler.load_state_dict(scaler)
-            self.optimizer.zero_grad(set_to_none=True)
-
-    def _refresh(self) -> None:
-        """Write the copies of the weights again, if something else changed these."""
-        if self.weight_copies is not None:
-            self.weight_copies.refresh()
+    # -- one step, in order ---------------------------------------------------------------------
 
     def _load(self, tokens: torch.Tensor, targets_BT: torch.Tensor | None) -> None:
         """Copy a batch into the buffers of its micro-batches, without waiting."""
@@ -259,7 +157,10 @@ class TrainStep:
         for half, source in zip(self._batch, (tokens, targets_BT), strict=True):
             half.copy_(source, non_blocking=True)
 
-    # -- the phases ---------------------------------------------------------------------------
+    def _refresh(self) -> None:
+        """Write the copies of the weights again, if something else changed these."""
+        if self.weight_copies is not None:
+            self.weight_copies.refresh()
 
     def _phases(self) -> list[tuple[str, Callable[[], None]]]:
         """What a step runs, in order: a micro-batch's activations are used before the next."""
@@ -306,6 +207,109 @@ class TrainStep:
             upstream = self._share if self._reduces else self._unit
             self.scaler.scale(self._graph_loss).backward(upstream)
         del self._graph_loss
+
+    # -- before the first step: warm-up and capture ---------------------------------------------
+
+    def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
+        """Warm up, compile and capture; model and optimizer are the same afterwards."""
+        with self.preserved() if warm_up else contextlib.nullcontext():
+            self._refresh()
+            if self.plan.capture and warm_up:
+                warm_up = max(warm_up, self._loss_of.warm_up)
+            for _ in range(warm_up):
+                self._run()
+            synchronize(self.device)
+        if self.plan.capture and capture:
+            self.graphs = capture_graphs([phase for _, phase in self._phases()])
+
+    @contextlib.contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Restore parameters, optimizer and scaler bit for bit at the end.
+
+        The copies are in host memory, so that the device's peak stays that of a step.
+        """
+        tensors = [*self.optimizer.parameters, *self.optimizer.tensors().values()]
+        copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+        scaler = self.scaler.state_dict()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            self.optimizer.found_inf.zero_()
+            if scaler:
+                self.scaler.load_state_dict(scaler)
+            self.optimizer.zero_grad(set_to_none=True)
+
+    # -- a batch or its phases alone, after which nothing has changed ---------------------------
+
+    def probe(
+        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, *, compiled: bool = True
+    ) -> torch.Tensor:
+        """Forward and backward of one batch (B T), uncaptured and without the update.
+
+        For hooks and observers, which a captured step would not call. With ``compiled`` False
+        nothing is compiled, blocks run one by one, and memory mode ``small`` recomputes nothing.
+        Returns the loss and changes nothing: the gradients of the last step are restored, since a
+        captured step writes into the same tensors again.
+        """
+        self._refresh()
+        recompute, self._reduces = self.model.recompute, False
+        self._load(tokens_BT, targets_BT)
+        if not compiled:
+            self._plain = True
+            self.model.recompute = self.model.in_one = False
+        with self._same_results():
+            try:
+                for part in range(self.config.accumulate):
+                    self._forward(part)
+                    self._backward(update=False)
+                return self.loss
+            finally:
+                self._plain, self.model.recompute = False, recompute
+                self.model.in_one = self._reduces = True
+
+    def split(self, samples: int = 3, queue: Waited | None = None) -> dict[str, float]:
+        """Median seconds of each phase, run one by one; model and optimizer do not change.
+
+        In memory mode ``small`` the backward pass also updates, and the optimizer's phase only
+        counts the step. queue: the one that is waited for, and whose clock is read; None: the
+        device's.
+        """
+        names, phases = zip(*self._phases(), strict=True)
+        queue = queue or queue_of(self.device)
+        with self._same_results(), self.preserved():
+            self._refresh()
+            # What several ranks begin beside one phase ends in the next: one graph, or none.
+            capture = self.plan.capture and self.ranks.count == 1
+            self._run()
+            if capture:
+                phases = tuple(partial(self._joined, phase) for phase in phases)
+                phases = tuple(graph.replay for graph in capture_graphs(*([p] for p in phases)))
+            times = {name: [0.0] * samples for name in PHASES}
+            for sample in range(samples):
+                for name, phase in zip(names, phases, strict=True):
+                    times[name][sample] += wall_seconds(phase, queue)
+        return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+    def _joined(self, phase: Callable[[], None]) -> None:
+        """Run a phase and what it began beside it, which a graph of its own must end with."""
+        phase()
+        self.update.join()
+
+    @contextlib.contextmanager
+    def _same_results(self) -> Iterator[None]:
+        """Restore the tensors that are the parameters' ``grad``, the loss and the norm, because a
+        captured step writes into them."""
+        loss, norm = self.loss, self.norm
+        gradients = [parameter.grad for parameter in self.optimizer.parameters]
+        try:
+            yield
+        finally:
+            self.loss, self.update.norm = loss, norm
+            for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
+                parameter.grad = gradient
 
 
 def capture_graphs(*graphs: Sequence[Callable[[], object]]) -> list[torch.cuda.CUDAGraph]:

@@ -81,7 +81,7 @@ def train(
     after which it is also written. diagnose_at: numbers of steps, counted from 1 in this run,
     before which every op is diagnosed; if there are any, a step that fails is diagnosed too.
     on_step: called after each step. A KeyboardInterrupt, in it or at any other time, ends the
-    run after the step in progress. torch's random state is the same after the call as before.
+    run after the step in progress.
     ranks: the processes, connected by `tinyllama.training.ranks.joined`, that call this together;
     the batch of ``config`` is that of all. in_shards: split the parameters over them (FSDP2).
 
@@ -96,7 +96,6 @@ def train(
         check_writable(save_to, "--save", saved_bytes(model_config))
     with (
         torch.cuda.device(device) if device.type != "cpu" else contextlib.nullcontext(),
-        _forked_random(device),
         products(config.precision, device),
     ):
         model = TinyLlama(model_config, tier, seed=config.seed)
@@ -122,7 +121,7 @@ def train(
             device=device_name(device),
             versions={"tinyllama": tinyllama.__version__, **versions()},
         )
-        run = _Run(step, batches, result, resume, diagnose_at, on_step, save_to, save_every)
+        run = _Run(step, batches, result, diagnose_at, on_step, save_to, save_every)
         try:
             run.go()
             result.memory = Memory.of(step)
@@ -158,7 +157,6 @@ class _Run:
     step: TrainStep
     batches: Batches
     result: Result
-    resume: Checkpoint | None
     diagnose_at: Container[int]
     on_step: Callable[[StepRecord], None] | None
     save_to: Path | None
@@ -205,29 +203,20 @@ class _Run:
             save(self.save_to, self.step, self.done, description, interrupted=interrupted)
 
     def _prepare(self) -> None:
-        """Check the gradients, then compile, time the phases, warm up and capture. The random state
-        is restored, since an interrupted preparation is saved too."""
-        device, seed = self.step.device, self.step.config.seed
-        if self.resume is not None:
-            self.resume.restore_random(device)
-        else:
-            torch.default_generator.manual_seed(seed)
-            if device.type != "cpu":
-                torch.cuda.manual_seed(seed)
-        with _forked_random(device):
-            batch = self.batches.batch(self.result.start, self.step.ranks)
-            arrived = gradients(self.step, *batch)
-            self.result.gradients = {name: what == RECEIVED for name, what in arrived.items()}
-            self.result.lost = {name: what for name, what in arrived.items() if what != RECEIVED}
-            if absent := list(arrived.values()).count("absent"):
-                self._fail(
-                    f"no gradient arrives at {absent} of {len(arrived)} parameters, "
-                    "and the optimizer updates all of them or none"
-                )
-                return
-            self.result.phase_seconds = self.step.split()
-            forget_peak(device)
-            self.step.prepare()
+        """Check the gradients, then compile, time the phases, warm up and capture."""
+        batch = self.batches.batch(self.result.start, self.step.ranks)
+        arrived = gradients(self.step, *batch)
+        self.result.gradients = {name: what == RECEIVED for name, what in arrived.items()}
+        self.result.lost = {name: what for name, what in arrived.items() if what != RECEIVED}
+        if absent := list(arrived.values()).count("absent"):
+            self._fail(
+                f"no gradient arrives at {absent} of {len(arrived)} parameters, "
+                "and the optimizer updates all of them or none"
+            )
+            return
+        self.result.phase_seconds = self.step.split()
+        forget_peak(self.step.device)
+        self.step.prepare()
 
     def _one_step(self, number: int) -> None:
         batch = self.batches.batch(self.done, self.step.ranks)
@@ -293,8 +282,3 @@ class _Run:
 
     def _fail(self, reason: str) -> None:
         self.result.status, self.result.reason = FAILED, reason
-
-
-def _forked_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Restore the states of the CPU's generator and of this device's at the end."""
-    return torch.random.fork_rng([device] if device.type != "cpu" else [])

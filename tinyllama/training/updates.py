@@ -7,16 +7,19 @@ every replay.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import _unsafe_preserve_version_counter
+from torch.autograd.graph import increment_version
 
 from tinyllama.harness.kernels.layout import as_one, joined
 from tinyllama.harness.kernels.streams import Side
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import AdamW, EarlyUpdate
+from tinyllama.model.optim import AdamW
 from tinyllama.model.tiers import StepPlan
 from tinyllama.ops.stack import receiving
 from tinyllama.training.shards import local, sharded
@@ -155,23 +158,63 @@ class UpdateBesideBackward(Update):
 
 
 class UpdateAsGradientsArrive(Update):
-    """Each layer is updated when its gradients exist, which are then freed: memory mode small."""
+    """Memory mode small: a group of parameters (a layer; any other parameter) is updated once the
+    last of its gradients is final, and these are freed.
+
+    So only the gradients of one group exist at a time, and those that the backward pass still
+    sums. Nothing reads a parameter after its gradient is final, because whatever reads it in the
+    backward pass contributes to its gradient. Autograd is told of the updates by `finish` only:
+    parameters that count their versions together would seem changed to the part of the backward
+    pass that is left.
+    """
 
     def __init__(self, model: TinyLlama, config: TrainConfig, optimizer: AdamW) -> None:
         super().__init__(model, config, optimizer)
-        self._early = EarlyUpdate(self.optimizer, update_groups(model))
+        self._running = self._updates = False
+        self._waiting: set[int] = set()
+        index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
+        layers = [list(layer.parameters()) for layer in model.layers]
+        inside = {id(parameter) for layer in layers for parameter in layer}
+        for group in [*layers, *([p] for p in self.parameters if id(p) not in inside)]:
+            arrived = partial(self._arrived, [index[id(parameter)] for parameter in group])
+            for parameter in group:
+                parameter.register_post_accumulate_grad_hook(arrived)
 
     @contextlib.contextmanager
     def beside_backward(self, update: bool) -> Iterator[None]:
         if update:
             self._wait()
             self.optimizer.begin(self._judged)
-        # In this thread, the backward pass uses the BLAS workspace of the forward pass.
-        with self._early.during(update=update), torch.autograd.set_multithreading_enabled(False):
-            yield
+        self._running, self._updates = True, update
+        self._waiting = set(range(len(self.parameters)))
+        try:
+            # In this thread, the backward pass uses the BLAS workspace of the forward pass.
+            with torch.autograd.set_multithreading_enabled(False):
+                yield
+        finally:
+            self._running = False
+
+    def _arrived(self, indices: Sequence[int], _: torch.Tensor) -> None:
+        gradients = {
+            i: gradient for i in indices if (gradient := self.parameters[i].grad) is not None
+        }
+        if not self._running or len(gradients) < len(indices):
+            return
+        parameters = [self.parameters[i] for i in indices]
+        if self._updates:
+            with _unsafe_preserve_version_counter(tuple(parameters)):
+                self.optimizer.update_with(gradients)
+        for parameter in parameters:
+            parameter.grad = None
+        self._waiting.difference_update(indices)
 
     def finish(self, loss: torch.Tensor) -> None:
-        self._early.finish()
+        """Count the step. Raises RuntimeError when a gradient never came."""
+        self.optimizer.refuse_missing(len(self._waiting))
+        self.optimizer.end()
+        if not self.optimizer.copies and not self.optimizer.transposes:  # written at once
+            for parameter in self.parameters:
+                increment_version(parameter)
 
 
 def update_of(
@@ -183,13 +226,6 @@ def update_of(
     if plan.overlap:
         return UpdateBesideBackward(model, config, optimizer, sums)
     return Update(model, config, optimizer)
-
-
-def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:
-    """Groups of parameters that memory mode ``small`` updates together: a layer; any other one."""
-    layers = [list(layer.parameters()) for layer in model.layers]
-    inside = {id(parameter) for layer in layers for parameter in layer}
-    return [*layers, *([p] for p in model.parameters() if id(p) not in inside)]
 
 
 def sum_over_ranks(tensors: Sequence[torch.Tensor]) -> None:

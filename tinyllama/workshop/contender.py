@@ -6,12 +6,10 @@ from typing import Any
 
 from tinyllama.bench.curves import TEXT
 from tinyllama.bench.steps import UNTIMED, StepContender
-from tinyllama.harness.check.finding import Unsupported
 from tinyllama.harness.measure.clock import Queue, wall_seconds
 from tinyllama.harness.measure.launches import launches
 from tinyllama.training.data import TextBytes
 from tinyllama.training.diagnose import RECEIVED, Diagnosis, diagnose, gradients
-from tinyllama.workshop.checks import CHECKS
 from tinyllama.workshop.stages import STAGES, Parts, step_of
 
 
@@ -39,14 +37,6 @@ class StageStep(StepContender):
         self.first_loss = float(self.training.probe(first[:, :-1], first[:, 1:]))
         self.training.prepare(warm_up=self.warm_ups)
         self.started()
-
-    def check(self, name: str) -> tuple[str, str]:
-        """``passed``, ``failed`` or ``unsupported``, and what was seen."""
-        try:
-            problem = CHECKS[name](self)
-        except Unsupported as reason:
-            return "unsupported", str(reason)
-        return ("failed", problem) if problem else ("passed", "")
 
     def reported(self, calls: int) -> float:
         """Median seconds of a step by the stage's own clock."""

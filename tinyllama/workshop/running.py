@@ -66,7 +66,7 @@ def run(
 ) -> list[Measured]:
     """The baseline and the stages with these numbers. Raises WorkerError for one that fails."""
     where: dict[str, Any] = {"group": str(group_for(device)), "device": str(device)}
-    factory = "tinyllama.workshop.contender:StageStep"
+    factory = "tinyllama.workshop.checks:CheckedStage"
     with workers() as started:
         for name in ("v1", *map(str, numbers)):
             started[name] = Worker(name, preload=[factory.partition(":")[0]])

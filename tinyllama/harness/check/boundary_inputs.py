@@ -18,9 +18,8 @@ import torch
 
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.code_numbers import compared_with, thresholds
-from tinyllama.harness.check.evaluate import Inputs
+from tinyllama.harness.check.evaluate import Inputs, sampled, shapes_of
 from tinyllama.harness.check.finding import Candidate
-from tinyllama.harness.check.resizing import draws_for
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.specs import STANDARD
 
@@ -32,6 +31,7 @@ SHIFTS = (4, 10, 15)  # powers of two that are added or subtracted
 SUMS_OVERFLOW = 0.25  # the power of a dtype's largest number from which sums of products overflow
 SMALL = 1e-2  # a number below it may be one that a norm is compared with
 HUGE = 1e4  # of what a mask leaves out: beyond what a kernel may use in place of an infinity
+DRAWN = 4096  # integers, of which the least and the largest are taken
 WIDEST = 16  # of evenly spaced values, of either sign
 PLACES = ("an element", "a row", "half of two rows", "half of each row", "all elements")
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -308,7 +308,7 @@ def _of_integers(candidate: Candidate, case: OpCase, inputs: Inputs) -> Iterator
         ends: Sequence[Any] = (False, True)
         ordered = False
         if value.dtype is not torch.bool:
-            draws = [draw.flatten().long() for draw in draws_for(candidate, case, name)]
+            draws = [draw.flatten().long() for draw in _draws_for(candidate, case, name)]
             ordered = all(torch.equal(draw, draw.sort().values) for draw in draws)
             drawn = torch.cat(draws)
             ends = sorted({int(drawn.min()), int(drawn.clamp(min=0).min()), int(drawn.max())})
@@ -322,3 +322,17 @@ def _of_integers(candidate: Candidate, case: OpCase, inputs: Inputs) -> Iterator
             between = torch.cat((rising[:1], rising[1:-1].flip(0), rising[-1:]))
             yield changed("in order", rising)
             yield changed("in order but between its ends", between)
+
+
+def _draws_for(candidate: Candidate, case: OpCase, name: str) -> list[torch.Tensor]:
+    """Draws of an input in its declared shapes, which its distribution may need, until they are at
+    least `DRAWN` values."""
+    declared = candidate.op.inputs[name]
+    values = case.case.values.get(name) or declared.distribution(case.case.dims)
+    shapes = shapes_of(declared, case.case.dims)
+    times = math.ceil(DRAWN / max(1, sum(map(math.prod, shapes))))
+    return [
+        sampled(name, values, shape, f"{name}|{place}|{time}|{candidate.seed}", "cpu")
+        for time in range(times)
+        for place, shape in enumerate(shapes)
+    ]

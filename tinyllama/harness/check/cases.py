@@ -25,8 +25,8 @@ from tinyllama.harness.check.evaluate import (
     make_inputs,
     shapes_of,
 )
+from tinyllama.harness.check.guards import PoisonedMemory
 from tinyllama.harness.check.layouts import FAINT, LAYOUTS, RARE, REPEATING, TIED, UPSTREAMS, deep
-from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Terms
 from tinyllama.harness.kernels.precision import SHORT
@@ -36,7 +36,7 @@ from tinyllama.harness.kernels.precision import SHORT
 WIDER = 16.0
 EQUAL = {"expanded", "summed"}  # layouts that make terms equal; of `TIED` little is asked
 PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
-SUBSETS = 3  # inputs of which every part is wanted alone, in the suite of the tree
+SUBSETS = (3, 5)  # inputs of which every part is wanted alone: in a suite, and thorough
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,9 @@ class OpCase:
         *,
         slack: float = SLACK,
         references: References | None = None,
-        of_elements: float | None = None,
     ) -> list[Comparison]:
         """Results against the reference in the same dtype and in float64, those that are missing
-        too; empty ones have no error. of_elements: as `compare` takes it.
+        too; empty ones have no error.
 
         Raises GradientError for one that is not zero where the reference has none.
         """
@@ -207,14 +206,7 @@ class OpCase:
         by_name = {name: references.of(name) for name, value in oracle.items() if value.numel()}
         least = median(reference.gain for reference in by_name.values()) if by_name else 1.0
         return [
-            compare(
-                name,
-                results[name],
-                reference,
-                gain=max(least, reference.gain),
-                slack=slack,
-                of_elements=of_elements,
-            )
+            compare(name, results[name], reference, gain=max(least, reference.gain), slack=slack)
             if name in results
             else Comparison.missing(name)
             for name, reference in by_name.items()
@@ -254,25 +246,22 @@ def op_cases(
     ops: Iterable[Op],
     *,
     providers: Iterable[str] | None = None,
-    subsets: int = SUBSETS,
-    tied: bool = False,
+    thorough: bool = False,
 ) -> Iterator[OpCase]:
     """Every case of every provider of these ops. The reference is one of them: it must agree with
     itself in float64 within its own error, which finds a reference that modifies its inputs. All
     providers' cases of one kind follow each other: they share what they are compared with.
 
-    subsets: of so many inputs with a gradient every part is wanted alone.
-    tied: with inputs in the layouts `TIED`, whose values may cancel, as in a layer norm: whoever
-        compares them has to ask whether they are wrong densely, too."""
+    thorough: with every part of more inputs wanted alone, and with inputs in the layouts `TIED`,
+        whose values may cancel, as in a layer norm: whoever compares them has to ask whether they
+        are wrong densely, too."""
     for op in ops:
         chosen = [p for p in op.providers.values() if providers is None or p.name in providers]
-        in_turn = itertools.zip_longest(*(_cases(op, p, subsets, tied) for p in chosen))
+        in_turn = itertools.zip_longest(*(_cases(op, p, thorough) for p in chosen))
         yield from (case for alike in in_turn for case in alike if case is not None)
 
 
-def _cases(
-    op: Op, provider: Provider, subsets: int = SUBSETS, tied: bool = False
-) -> Iterator[OpCase]:
+def _cases(op: Op, provider: Provider, thorough: bool = False) -> Iterator[OpCase]:
     op = provider.offered(op)
     for dtype in op.dtypes:
         for case in op.cases:
@@ -290,11 +279,11 @@ def _cases(
         for output in floating if len(floating) > 1 else ():
             yield replace(first, absent=output)
     first_case = OpCase(op, provider, op.cases[0], op.dtypes[0])
-    yield from _rare(first_case, tied)
+    yield from _rare(first_case, thorough)
     for output in floating if len(floating) > 1 else ():
         for name in op.differentiable:
             yield replace(first_case, absent=output, wanted=(name,))
-    for wanted in _subsets(op.differentiable, subsets):
+    for wanted in _subsets(op.differentiable, SUBSETS[thorough]):
         yield replace(first_case, wanted=wanted)
     for case in sorted(op.cases[1:], key=lambda case: elements(op, case))[-2:]:
         for extreme in op.extremes:

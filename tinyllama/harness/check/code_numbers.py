@@ -52,7 +52,10 @@ def _nodes(call: Callable[..., Any]) -> Iterator[tuple[ast.AST, Scope]]:
         if code is None or function in read:
             continue
         read.add(function)
-        scope = {**function.__globals__, **_enclosed(function)}
+        try:
+            scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+        except ValueError:  # a variable around it has no value yet
+            scope = function.__globals__
         callees = [_undecorated(scope.get(n)) for n in (*code.co_names, *code.co_freevars)]
         waiting += [
             callee
@@ -70,17 +73,6 @@ def _undecorated(value: Any) -> Any:
     """The function that a decorated or jitted one stands for."""
     value = inspect.unwrap(value) if callable(value) else value
     return getattr(value, "fn", value)
-
-
-def _enclosed(function: Any) -> Scope:
-    """The variables of the functions around this one that it names."""
-    variables = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            variables[name] = cell.cell_contents
-        except ValueError:  # it has no value yet
-            continue
-    return variables
 
 
 def _integers(node: ast.AST, scope: Scope) -> Iterator[int]:

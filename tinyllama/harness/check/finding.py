@@ -1,21 +1,35 @@
-"""What a check is asked about, and what it answers."""
+"""What a check is asked about, what it answers, and what the answers amount to."""
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from tinyllama.harness.check.cases import OpCase, References, elements, op_cases
 from tinyllama.harness.check.compare import SLACK, Comparison
 from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, evaluate
-from tinyllama.harness.check.guards import GuardedMemory
-from tinyllama.harness.check.poison import PoisonedMemory
+from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
+from tinyllama.harness.check.names import APART, INTERPRETED_ALONE, LAUNCHED
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.kernels.bounds import Bounds, watched
 from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.device import cannot, synchronize
+
+NO_KERNELS = 'it launches no kernels of Triton\'s: else declare requires=("triton",)'
+TRIES = 8  # following sizes that are tried where an op or a provider does not take one
+UNSAFE = {  # of resources: but for spills
+    *("unwritten memory", "untouched inputs", "out of bounds", "races", "program order"),
+    *("determinism", "resources", "side stream"),
+}
+# These call the candidate as its op declares: an error in a plain case refuses the author's case.
+AS_DECLARED = (
+    *("outputs", "gradients", "unwritten memory", "untouched inputs", "out of bounds", LAUNCHED),
+    *("races", "program order", "determinism", "backward twice", APART),
+)
+LEAST = {"unsafe": 2, "refused": 3, "warning": 4}  # number of ranks that fail, from the worst
 
 
 class Outcome(enum.Enum):
@@ -49,20 +63,6 @@ class Rank(enum.Enum):
     UNSAFE = "unsafe"
     REFUSED = "refused"
     WARNING = "warning"
-
-
-NO_KERNELS = 'it launches no kernels of Triton\'s: else declare requires=("triton",)'
-SUBSETS = 5  # inputs with a gradient of which every part is wanted alone
-UNSAFE = {
-    "unwritten memory",
-    "untouched inputs",
-    "out of bounds",
-    "races",
-    "program order",
-    "determinism",
-    "resources",  # but for spills
-    "side stream",
-}
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Candidate:
 
     def declared(self) -> list[OpCase]:
         """Those of the op."""
-        cases = op_cases([self.op], providers=["eager"], subsets=SUBSETS, tied=True)
+        cases = op_cases([self.op], providers=["eager"], thorough=True)
         return [replace(case, provider=self.provider) for case in cases]
 
     def plain_cases(self) -> list[OpCase]:
@@ -232,13 +232,29 @@ class Candidate:
     ) -> list[Comparison]:
         """The results that are not as accurate as the reference's. references: for these inputs, if
         several results are compared with them."""
-        compared = case.judge(
-            results,
-            inputs,
-            slack=self.slack[case.dtype],
-            references=references,
-        )
+        compared = case.judge(results, inputs, slack=self.slack[case.dtype], references=references)
         return [comparison for comparison in compared if not comparison.passed]
+
+    def general(self) -> OpCase:
+        """The case that the op declares first, if a wrong result shows there; it should be
+        general."""
+        first, dtype = self.op.cases[0], self.dtypes[0]
+        cases = (case for case in self.plain_cases() if case.case is first and case.dtype is dtype)
+        case = next(cases, None)
+        return case if case is not None and self.tells(case) else self.telling()
+
+    def resized(self, base: OpCase, axis: str, size: int) -> OpCase | None:
+        """The case with about this size of an axis; None where op or provider takes none."""
+        before = base.case.dims.get(axis)
+        if before is None:  # a number, or computed from the sizes of others
+            return None
+        for more in range(TRIES):
+            new: Any = (size + more, *before[1:]) if isinstance(before, tuple) else size + more
+            case = replace(base, case=base.case.resized(**{axis: new}))
+            fits = self.op.misfit(case.case.dims, case.case.params) is None
+            if fits and case.unsupported() is None:
+                return case
+        return None
 
     def takes(self, case: OpCase) -> bool:
         """Whether the reference takes these sizes: an op may leave out what must fit."""
@@ -296,3 +312,63 @@ def other_results(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, to
         except Exception:  # it says nothing about such inputs
             continue
         yield results
+
+
+@dataclass(frozen=True)
+class Provided:
+    """A provider that is checked. with_reference: whether the file that declares it declares its
+    reference too; plain_cases: their names, the smallest first; missing: why it cannot run on the
+    device."""
+
+    name: str
+    with_reference: bool
+    plain_cases: tuple[str, ...]
+    missing: str | None = None
+
+
+def fails(finding: Finding, provided: Provided, least: str = "unsafe") -> bool:
+    """Whether a finding has one of the failing ranks, or refuses a case that the author declares.
+
+    least: the least rank that fails, one of `LEAST`.
+    """
+    if finding.rank in list(Rank)[: LEAST[least]]:
+        return True
+    declared = finding.check in AS_DECLARED and finding.case in ("", *provided.plain_cases)
+    return finding.rank is Rank.REFUSED and declared
+
+
+def undecided(findings: Sequence[Finding], provided: Provided) -> bool:
+    """Whether no check could be made, or outputs or gradients were compared in no case: not even in
+    the smallest, which is tried first."""
+    smallest = ("", *provided.plain_cases[:1])
+    return all(finding.outcome is Outcome.UNSUPPORTED for finding in findings) or any(
+        finding.outcome is Outcome.BLOCKED and finding.case in smallest
+        for finding in findings
+        if finding.check in ("outputs", "gradients")
+    )
+
+
+def merged(on_gpu: Finding, interpreted: Finding | None, launched: bool = True) -> Finding:
+    """The worse of two findings of one check; of two alike the interpreted one, which names lines.
+
+    launched: whether a kernel was launched in the process that interprets. What it could not
+    interpret is BLOCKED, unless the GPU shows as much.
+    """
+    if interpreted is None:
+        return on_gpu
+    alone = interpreted.check in INTERPRETED_ALONE
+    if alone and not launched and interpreted.outcome.good:
+        text = "no kernel launched for tensors on the CPU"
+        interpreted = Finding(interpreted.check, Outcome.BLOCKED, message=text)
+    if interpreted.outcome in (Outcome.CRASHED, Outcome.BLOCKED):
+        text = f"not interpreted: {interpreted.message}"
+        interpreted = replace(interpreted, outcome=Outcome.BLOCKED, special=None, message=text)
+        if not alone and on_gpu.outcome is Outcome.PASSED:
+            return on_gpu
+    return min((interpreted, on_gpu), key=_severity)
+
+
+def _severity(finding: Finding) -> int:
+    if finding.rank is not None:
+        return list(Rank).index(finding.rank)
+    return len(Rank) + (Outcome.BLOCKED, Outcome.PASSED, Outcome.UNSUPPORTED).index(finding.outcome)

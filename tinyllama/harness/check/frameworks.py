@@ -1,23 +1,30 @@
-"""A call under autocast, captured, or on another stream."""
+"""What torch makes of a provider: autograd's second derivatives, autocast, the compiler, captured
+graphs and streams."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from tinyllama.harness.check.cases import OpCase, elements
-from tinyllama.harness.check.compare import Comparison, same_bits
+from tinyllama.harness.check.compare import SLACK, Comparison, apart, near, same_bits
 from tinyllama.harness.check.crash import place
-from tinyllama.harness.check.evaluate import Inputs, copied
-from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves
+from tinyllama.harness.check.evaluate import Inputs, copied, evaluate, raising_in
+from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves, worst
 from tinyllama.harness.check.history import Graph
 from tinyllama.harness.check.points import MOST_WORK_OF_VALUES, VARIED_LENGTH
-from tinyllama.harness.check.resizing import resized
+from tinyllama.harness.declare.op import Provider
 from tinyllama.harness.machine.device import cannot, synchronize
+from tinyllama.harness.machine.modes import DispatchMode
 
 DRAWS = 4  # that estimate how sensitive a result is to rounding
 NARROW = torch.bfloat16, torch.float16  # of autocast
 Results = dict[str, torch.Tensor]
+TORCHS = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "inductor"}
+MOST_ERROR = 1e-3  # of the norm of a result
+ONCE = "mark the backward pass as once_differentiable"
 
 
 def autocast(candidate: Candidate) -> Problem:
@@ -103,9 +110,10 @@ def _backward_inside(candidate: Candidate, case: OpCase) -> Problem:
 def _long_axes(candidate: Candidate, case: OpCase) -> Iterator[OpCase]:
     """The case with a long axis: positions that become bfloat16 are wrong beyond 256."""
     for axis, size in case.case.dims.items():
-        long = resized(candidate, case, axis, VARIED_LENGTH) if isinstance(size, int) else None
-        small = long is not None and elements(candidate.op, long.case) <= MOST_WORK_OF_VALUES
-        if small and candidate.takes(long):
+        long = candidate.resized(case, axis, VARIED_LENGTH) if isinstance(size, int) else None
+        if long is None or elements(candidate.op, long.case) > MOST_WORK_OF_VALUES:
+            continue
+        if candidate.takes(long):
             yield long
 
 
@@ -187,4 +195,156 @@ def _run(candidate: Candidate, static: Graph, inputs: Inputs) -> Results:
         for name, value in static.args.items()
     }
     in_place = Inputs(args, dict(static.upstream), inputs.params)
-    return Graph(candidate, in_place, prepare=lambda value: value).results(lambda g: g)
+    graph = Graph(candidate, in_place, prepare=lambda value: value)
+    return graph.results([*graph.upstream.values()])
+
+
+def compiled(candidate: Candidate) -> Problem:
+    """A graph that ``torch.compile`` makes of the provider gives results as accurate as a call's,
+    and custom ops pass ``torch.library.opcheck``. What breaks the graph or cannot be traced is a
+    warning."""
+    if candidate.op.mutated:
+        raise Unsupported("it works in place, and no compiled step contains it")
+    if candidate.provider.derived is None and candidate.interpreted:
+        raise Unsupported("the compiler traces a kernel's launch, which here is interpreted")
+    return worst((_wrong_in_graph(candidate, candidate.smallest()), _custom_ops(candidate)))
+
+
+def _wrong_in_graph(candidate: Candidate, case: OpCase) -> Problem:
+    inputs = candidate.inputs(case)
+    options: Any = {"fullgraph": True, "dynamic": False, "backend": candidate.backend}
+
+    def wrong(provider: Provider, *, compile: bool = True) -> dict[str, Comparison]:
+        torch.compiler.reset()
+        call = torch.compile(provider.call, **options) if compile else provider.call
+        results = evaluate(
+            candidate.op, call, inputs, provider.overwrites, dtypes=provider.output_dtypes
+        )
+        return {c.name: c for c in candidate.wrong(case, results, inputs)}
+
+    try:
+        failures = wrong(candidate.provider)
+        if failures:  # uncompiled, too, or as of the reference
+            excused = {*wrong(candidate.provider, compile=False), *wrong(candidate.op["eager"])}
+            failures = {name: c for name, c in failures.items() if name not in excused}
+    except torch._dynamo.exc.TorchDynamoException as error:
+        text = str(error).strip().partition("\n")[0]
+        return case, f"it breaks the graph, or cannot be traced: {text}", Rank.WARNING
+    finally:
+        torch.compiler.reset()
+    return next(((case, str(comparison)) for comparison in failures.values()), None)
+
+
+class _Called(DispatchMode):
+    """Keeps copies of the arguments of each custom op's first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[Any, tuple[Any, dict[str, Any]]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace not in TORCHS and func not in self.calls:
+            self.calls[func] = tree_map(_copied, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _copied(value: Any) -> Any:
+    return copied(value.detach()) if isinstance(value, torch.Tensor) else value
+
+
+def _custom_ops(candidate: Candidate) -> Problem:
+    """What `torch.library.opcheck` says of the custom ops that calls make: whether what they
+    declare to the compiler is what they give, and change. It may hold for one dtype or size."""
+    for case in candidate.plain_cases():
+        for op, (args, named) in _custom_op_calls(candidate, candidate.inputs(case)).items():
+            tests = ("test_schema", "test_faketensor")
+            options: Any = {"test_utils": tests, "raise_exception": False}
+            answers = torch.library.opcheck(op, args, named, **options)
+            for test, answer in answers.items():
+                if answer != "SUCCESS":
+                    return case, f"opcheck of {op}: {test}: {answer}".partition("\n")[0]
+    return None
+
+
+def _custom_op_calls(candidate: Candidate, inputs: Inputs) -> dict[Any, tuple[Any, dict[str, Any]]]:
+    """The custom ops of a call, each with arguments: what the compiler sees of a derived provider,
+    or those that the call makes."""
+    if candidate.provider.derived is None:
+        with _Called() as called:
+            candidate.results(inputs)
+        return called.calls
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    for name in candidate.op.differentiable:
+        args[name].requires_grad_()
+    params = {**candidate.op.params, **inputs.params}
+    return {candidate.provider.derived.custom_op: ((*args.values(), *params.values()), {})}
+
+
+def second_derivative(candidate: Candidate) -> Problem:
+    """A second derivative is right, or raises; silently detached ones are a warning: mark the
+    backward pass as ``once_differentiable``."""
+    if not candidate.op.differentiable:
+        raise Unsupported("it has no gradients")
+    case = candidate.telling()
+    declared = candidate.provider.double_backward
+    inputs = candidate.inputs(case)
+    Graph(candidate, inputs).gradients()  # which raises an error for one that is missing
+    try:
+        second = _second(candidate, inputs)
+    except RuntimeError as error:
+        text = f"declared to have a second derivative: {error}"
+        return (case, text, Rank.REFUSED) if declared else None
+    if second is None:
+        text = f"first derivatives under create_graph are silently detached: {ONCE}"
+        return case, text, Rank.WARNING
+    right = _second(candidate.reference, inputs.double()) or {}  # none: it is zero
+    in_float32 = _second(candidate.reference, inputs) or {}
+    names = [
+        name
+        for name, value in right.items()
+        if in_float32
+        and not near(
+            second.get(name, torch.zeros_like(value)),
+            value,
+            MOST_ERROR,
+            SLACK * apart(in_float32[name], value).norm().item(),
+        )
+    ]
+    wrong = ", ".join(names)
+    if declared:
+        text = f"its second derivative by {wrong} is not the reference's"
+        return (case, text) if wrong else None
+    text = "declared to have no second derivative, and gives "
+    if wrong:
+        return case, f"{text}a wrong one by {wrong}: {ONCE}"
+    return case, f"{text}one: {ONCE}, or declare it", Rank.REFUSED
+
+
+def _second(candidate: Candidate, inputs: Inputs) -> dict[str, torch.Tensor] | None:
+    """Gradients of the squares of the gradients; None where those are detached.
+
+    Raises RuntimeError, torch's own or the provider's, when there are none.
+    """
+    with raising_in(candidate.op, candidate.provider.call):
+        graph = Graph(candidate, inputs)
+        upstream = {f"upstream {n}": g.clone() for n, g in graph.upstream.items()}
+        sources = {name: graph.args[name] for name in candidate.op.differentiable} | upstream
+        outputs = [graph.outputs[name] for name in graph.upstream]
+        first = torch.autograd.grad(
+            outputs,
+            [graph.args[name] for name in candidate.op.differentiable],
+            [gradient.requires_grad_() for gradient in upstream.values()],
+            create_graph=True,
+            allow_unused=True,
+        )
+        attached = [g for g in first if g is not None and g.requires_grad]
+        if not attached:
+            return None
+        squares = torch.stack([g.double().square().sum() for g in attached]).sum()
+        second = torch.autograd.grad(squares, list(sources.values()), allow_unused=True)
+        by_name = {name: g for name, g in zip(sources, second, strict=True) if g is not None}
+        if not by_name:  # nothing leads to them, and what would raise an error was not reached
+            squares.backward()
+    return by_name or None

@@ -77,11 +77,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
         torch.set_rng_state,
         torch.Generator().manual_seed(SEED).get_state(),
     ),
-    "Python's random numbers": (
-        random.getstate,
-        random.setstate,
-        random.Random(SEED).getstate(),
-    ),
+    "Python's random numbers": (random.getstate, random.setstate, random.Random(SEED).getstate()),
     "NumPy's random numbers": (
         np.random.get_state,
         np.random.set_state,

@@ -1,14 +1,16 @@
-"""Memory between canaries: inputs, upstream gradients, outputs and scratch.
+"""Memory that shows what is done to it: filled with NaN, and between canaries.
 
-A store out of bounds changes a canary. Where kernels are interpreted, loads and stores out of
-bounds are noted before they are made (`tinyllama.harness.kernels.bounds`), and left out.
+Fresh memory that happens to hold zeros, or the right result of the previous call, hides a tail that
+is never written: so it is filled with NaN, as in flash-linear-attention's test configuration.
+Inputs, upstream gradients, outputs and scratch lie between canaries, which a store out of bounds
+changes. Where kernels are interpreted, loads and stores out of bounds are noted before they are
+made (`tinyllama.harness.kernels.bounds`), and left out.
 """
 
 from typing import Any
 
 import torch
 
-from tinyllama.harness.check.poison import UNINITIALISED
 from tinyllama.harness.kernels.bounds import Bounds, watched
 from tinyllama.harness.machine.modes import DispatchMode
 
@@ -17,12 +19,17 @@ __all__ = ["GuardedMemory", "watched"]
 WIDTH = 2**16  # bytes of canary on each side of a buffer
 CANARY = 0xA5
 ALIGNED = 16  # bytes of the widest access
+UNINITIALISED = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
 
 
 class GuardedMemory(DispatchMode, Bounds):
     """While active, every uninitialised tensor that Python allocates lies between canaries."""
-
-    supports_higher_order_operators = True  # as launches by ``torch.library.wrap_triton`` are
 
     def __init__(self) -> None:
         DispatchMode.__init__(self)
@@ -101,3 +108,25 @@ class GuardedMemory(DispatchMode, Bounds):
                     faults.append(f"a store {int(near)} bytes {side} {what} of {end - first} bytes")
                     canary.fill_(CANARY)
         return faults
+
+
+class PoisonedMemory(DispatchMode):
+    """While active, every uninitialised tensor that Python allocates holds NaN (or the largest
+    value of an integral dtype); with ``clean``, zeros."""
+
+    def __init__(self, *, clean: bool = False) -> None:
+        super().__init__()
+        self.clean = clean
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in UNINITIALISED and result.numel():
+            if self.clean:
+                result.zero_()
+            elif result.dtype.is_floating_point or result.dtype.is_complex:
+                result.fill_(float("nan"))
+            elif result.dtype is not torch.bool:
+                result.fill_(torch.iinfo(result.dtype).max)
+        return result

@@ -15,7 +15,6 @@ from tinyllama.harness.check.evaluate import Inputs, Leaves, copied
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, worst
 from tinyllama.harness.check.history import Graph, History, Values, find
 from tinyllama.harness.check.points import settings
-from tinyllama.harness.check.resizing import general, resized
 
 SHAPES = 20  # new shapes that are looked for, some of which the reference may refuse
 REPEATS = {"cpu": 3, "cuda": 50}
@@ -92,8 +91,7 @@ WITH_ANOTHER_DEVICE = History(
 )
 OF_KERNELS = (
     History(
-        "call A with garbage where masks are false and `other` is missing; backward A",
-        Rank.WARNING,
+        "call A with garbage where masks are false and `other` is missing; backward A", Rank.WARNING
     ),
     History(
         "call in_float32 where products of float32 are tf32, as tl.dot's are without "
@@ -156,11 +154,11 @@ def determinism(candidate: Candidate) -> Problem:
 
 def _with_one_entry(candidate: Candidate) -> Iterator[Problem]:
     """Calls without gradients where an axis has one entry: a copy may be left out there."""
-    base = general(candidate)
+    base = candidate.general()
     # `sizes` tells where such a case is refused, or wrong in any call.
     history = History("call A; call A2 without gradients", may_raise=True)
     for axis, size in base.case.dims.items():
-        short = resized(candidate, base, axis, 1) if isinstance(size, int) else None
+        short = candidate.resized(base, axis, 1) if isinstance(size, int) else None
         if short is not None and short.case.dims[axis] == 1 and candidate.takes(short):
             yield find(candidate, history, _cached(candidate, short))
 
@@ -211,7 +209,7 @@ def _new_shapes(candidate: Candidate, case: OpCase) -> Iterator[OpCase]:
         new = case
         for axis, size in case.case.dims.items():
             if isinstance(size, int):
-                new = resized(candidate, new, axis, size + 1 + 2 * number) or new
+                new = candidate.resized(new, axis, size + 1 + 2 * number) or new
         if new is not case and candidate.takes(new):
             yield new
 
@@ -245,13 +243,12 @@ def _values(candidate: Candidate, case: OpCase, name: str) -> Values | None:
         shared = names[:1] if name == "sharing_one" else names[1:]
         second = candidate.inputs(case, draw=1)
         args = {**second.args, **{n: first.args[n] for n in shared}}
-        values = Values(case, replace(second, args=args), shared=tuple(shared))
-        return values if len(names) > 1 else None
+        return Values(case, replace(second, args=args)) if len(names) > 1 else None
     if name == "with_other_settings":
         params = {n: numbers[0] for n, numbers in settings(candidate, case).items() if numbers}
         inputs = candidate.inputs(case, draw=1)
         changed = replace(inputs, params={**inputs.params, **params})
-        return Values(case, changed, judged=False) if params else None
+        return Values(case, changed) if params else None
     if name == "parameters":
         return Values(case, first, partial(_parameters, candidate.op.differentiable))
     if name in ("behind_each_other", "one_tensor"):

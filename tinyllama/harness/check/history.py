@@ -18,10 +18,10 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -104,15 +104,19 @@ class Graph:
         self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
 
     def gradients(
-        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone, *, copy: bool = True
+        self, upstream: Sequence[torch.Tensor] | None = None, *, copy: bool = True
     ) -> dict[str, torch.Tensor]:
-        """Gradients by input name; ``change`` is applied to each upstream gradient first. copy:
-        they have memory of their own, whatever the backward pass returns.
+        """Gradients by input name. upstream: in the place of copies of the call's own, in the
+        dtypes of their outputs. copy: they have memory of their own, whatever the backward pass
+        returns.
 
         Raises GradientError for one that is missing: nothing else about it can be compared.
         """
         outputs = [self.outputs[name] for name in self.upstream]
-        inputs, upstream = [self.args[n] for n in self.op.differentiable], self.changed(change)
+        if upstream is None:
+            pairs = zip(self.upstream.values(), outputs, strict=True)
+            upstream = [gradient.clone().to(output.dtype) for gradient, output in pairs]
+        inputs = [self.args[n] for n in self.op.differentiable]
         with raising_in(self.op, self.call):
             gradients = torch.autograd.grad(
                 outputs, inputs, upstream, retain_graph=True, allow_unused=True
@@ -122,56 +126,39 @@ class Graph:
             raise GradientError(f"{self.op.name}: no gradient for {', '.join(missing)}")
         return {name: gradient.clone() if copy else gradient for name, gradient in by_name.items()}
 
-    def results(
-        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone
-    ) -> dict[str, torch.Tensor]:
+    def results(self, upstream: Sequence[torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
         """Outputs by name, and gradients as ``grad x``, as `evaluate` returns them."""
-        gradients = self.gradients(change) if self.op.differentiable else {}
+        gradients = self.gradients(upstream) if self.op.differentiable else {}
         outputs = {name: value.detach() for name, value in self.outputs.items()}
         return outputs | {f"grad {name}": gradient for name, gradient in gradients.items()}
-
-    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-        """The upstream gradients, changed so, in the dtypes of their outputs."""
-        return [change(g).to(self.outputs[name].dtype) for name, g in self.upstream.items()]
 
 
 @dataclass
 class Values:
     """The values of a call's inputs, and what results for them are right.
 
-    arrange: how the inputs lie, as tensors of their own. shared: those that a call has in common
-        with another one, where not all. judged: whether results are compared.
+    arrange: how the inputs lie, as tensors of their own.
     """
 
     case: OpCase
     inputs: Inputs
     arrange: Callable[[Leaves], Leaves] = lambda args: {n: copied(v) for n, v in args.items()}
-    shared: tuple[str, ...] = ()
-    judged: bool = True
-    right: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
 
     @functools.cached_property
     def references(self) -> References:
         return self.case.references(self.inputs)
 
     def wrong(self, candidate: Candidate, results: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """What is wrong with some results of a call, by the result's name. Those with the bits of
-        earlier right ones are right."""
-        provider, wrong = candidate.provider, dict[str, str]()
-        right = {name: self.right.get((provider.name, name)) for name in results}
-        new = {n: v for n, v in results.items() if (r := right[n]) is None or not same_bits(v, r)}
-        if not new or not self.judged:
-            return {}
-        eager = self.references.eager
-        for name in set(new) & set(eager) - set(provider.output_dtypes):
-            if new[name].dtype != eager[name].dtype:
-                wrong[name] = f"{name} has dtype {new[name].dtype}, not {eager[name].dtype}"
+        """What is wrong with some results of a call, by the result's name."""
+        eager, wrong = self.references.eager, dict[str, str]()
+        for name in {*results} & {*eager} - {*candidate.provider.output_dtypes}:
+            if results[name].dtype != eager[name].dtype:
+                wrong[name] = f"{name} has dtype {results[name].dtype}, not {eager[name].dtype}"
         slack = WIDER * candidate.slack[self.case.dtype]  # not each case is a declared one
-        comparisons = self.case.judge(new, self.inputs, slack=slack, references=self.references)
-        wrong |= {c.name: str(c) for c in comparisons if c.name in new and not c.passed}
-        for name in set(new) - set(wrong):
-            self.right.setdefault((provider.name, name), new[name].detach().clone())
-        return wrong
+        comparisons = self.case.judge(
+            dict(results), self.inputs, slack=slack, references=self.references
+        )
+        return wrong | {c.name: str(c) for c in comparisons if c.name in results and not c.passed}
 
 
 @dataclass(frozen=True)
@@ -184,8 +171,7 @@ class History:
     may_raise: bool = False
 
 
-@dataclass(frozen=True)
-class _Fault:
+class _Fault(NamedTuple):
     """steps: up to the one that shows it. rank: None for that of the history."""
 
     steps: str
@@ -217,9 +203,9 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
         of_reference = _Play(candidate.reference, by_name).faults_of(history)
     except Exception:
         return None
-    if error is not None and history.rank is not Rank.WARNING:
-        raise error
     if error is not None:
+        if history.rank is not Rank.WARNING:
+            raise error
         text = str(error).strip().partition("\n")[0]
         text = f"{place(error)}{type(error).__name__}: {text}"
         faults[""] = _Fault(history.steps, text, Rank.WARNING)
@@ -232,17 +218,12 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
     return case, f"{first.steps}: {'; '.join(texts)}", first.rank or history.rank
 
 
-@dataclass
 class _Record:
     """A tensor that a call took or returned, with a copy. kind: "inputs", "outputs", "gradients" or
     ".grad"."""
 
-    call: str
-    kind: str
-    name: str
-    tensor: torch.Tensor
-
-    def __post_init__(self) -> None:
+    def __init__(self, call: str, kind: str, name: str, tensor: torch.Tensor) -> None:
+        self.call, self.kind, self.name, self.tensor = call, kind, name, tensor
         self.refresh()
 
     def refresh(self) -> None:
@@ -318,14 +299,15 @@ class _Play:
         self.before = snapshot()
 
     def call(self, step: str, call: str) -> None:
-        """call A [and is refused | and look away] [in the tensors of B | in the memory of B]
-        [watched | interrupted by B], and what `WITHIN` has"""
+        """call A [and is refused | and look away] [in the tensors of B | in the memory of B, as far
+        as these have the same values] [watched | interrupted by B], and what `WITHIN` has"""
         op, values = self.candidate.op, self._values(call)
         args = values.arrange(values.inputs.args)
         if match := re.search(r"in the (tensors|memory) of (\w+)", step):
             earlier = self.graphs[match[2]].args
-            shared = {name: earlier[name] for name in values.shared or earlier}
-            args |= {n: _anew(v) if match[1] == "memory" else v for n, v in shared.items()}
+            for name, value in earlier.items():
+                if _equal(value, args[name]):
+                    args[name] = _anew(value) if match[1] == "memory" else value
         changing = named(args, op.mutated)
         self._record(call, "inputs", {n: v for n, v in named(args).items() if n not in changing})
         versions = [tensor._version for tensor in changing.values()]
@@ -405,15 +387,14 @@ class _Play:
         if not op.differentiable or self.candidate.provider.overwrites:
             return
         upstream = [g * 2 if "doubled" in step else copied(g) for g in graph.upstream.values()]
-        copies, in_order = [gradient.clone() for gradient in upstream], iter(upstream)
+        copies = [gradient.clone() for gradient in upstream]
 
         def run() -> dict[str, torch.Tensor]:
             with self.watches.get(call, contextlib.nullcontext()):
                 if "into .grad" not in step:
-                    return graph.gradients(lambda gradient: next(in_order), copy=False)
+                    return graph.gradients(upstream, copy=False)
                 outputs = [graph.outputs[name] for name in graph.upstream]
-                change = graph.changed(lambda gradient: next(in_order))
-                torch.autograd.backward(outputs, change, retain_graph=True)
+                torch.autograd.backward(outputs, upstream, retain_graph=True)
                 grads = {name: graph.args[name].grad for name in op.differentiable}
                 return {name: grad for name, grad in grads.items() if grad is not None}
 
@@ -560,13 +541,15 @@ def named(args: Leaves, names: Iterable[str] | None = None) -> dict[str, torch.T
     return tensors
 
 
+def _equal(value: Any, other: Any) -> bool:
+    """Whether two tensors, or the tensors of two lists, have the same values."""
+    pairs = zip(leaves({"": value}), leaves({"": other}), strict=True)
+    return all(same_bits(x, y) for x, y in pairs)
+
+
 def _anew(value: Any) -> Any:
-    """Another tensor in the same memory, or a list of them."""
-    if isinstance(value, list):
-        return [_anew(tensor) for tensor in value]
-    storage, offset = value.untyped_storage(), value.storage_offset()
-    empty = torch.empty(0, dtype=value.dtype, device=value.device)
-    return empty.set_(storage, offset, value.shape, value.stride())
+    """Another tensor in the same memory, of whose changes autograd knows nothing; or a list."""
+    return [_anew(tensor) for tensor in value] if isinstance(value, list) else value.data
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

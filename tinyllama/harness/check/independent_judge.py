@@ -8,29 +8,17 @@ computing them: that, only a review sees.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.check.compare import SLACK
 from tinyllama.harness.check.evaluate import ContractError, evaluate
 from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.declare.provider import MOST_SLACK, Provider
-from tinyllama.harness.kernels.precision import SHORT
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a candidate states of itself. declines: by case, why it does not cover it."""
-
-    slack: Mapping[str, float]
-    output_dtypes: Mapping[str, str]
-    declines: tuple[str | None, ...]
 
 
 def cases_of(op: Op) -> list[OpCase]:
@@ -42,34 +30,16 @@ def cases_of(op: Op) -> list[OpCase]:
     return [*cases, *extremes, replace(first, layout="distinct")]
 
 
-# -- in the candidate's process -------------------------------------------------------------------
-
-
-def traits(provider: Provider, cases: Sequence[OpCase]) -> Traits:
-    return Traits(
-        {SHORT[dtype]: value for dtype, value in provider.slack.items() if dtype in SHORT},
-        {name: str(dtype) for name, dtype in provider.output_dtypes.items()},
-        tuple(_declined(replace(case, provider=provider)) for case in cases),
-    )
-
-
-def _declined(case: OpCase) -> str | None:
-    contiguous = case.provider.contiguous and case.layout != "contiguous"
-    return "it takes contiguous inputs alone" if contiguous else case.unsupported()
-
-
 def answer(candidate: Candidate, number: int, seed: int, file: Path) -> None:
-    """Write the results for the inputs that a seed gives in the case of this number."""
+    """In the candidate's process: write the results for the inputs that a seed gives in the case of
+    this number."""
     results = candidate.results(cases_of(candidate.op)[number].inputs(candidate.device, seed))
     dense = torch.contiguous_format
     save_file({name: x.clone(memory_format=dense).cpu() for name, x in results.items()}, file)
 
 
-# -- in the judge's -------------------------------------------------------------------------------
-
-
-def faults(case: OpCase, traits: Traits, ask: Callable[[int, Path], None], file: Path) -> str:
-    """What is wrong with a candidate's results of a case; empty where nothing is.
+def faults(case: OpCase, ask: Callable[[int, Path], None], file: Path) -> str:
+    """In the judge's: what is wrong with a candidate's results of a case; "" where nothing is.
 
     ask: has the candidate's process write its results for a seed.
     """
@@ -81,14 +51,11 @@ def faults(case: OpCase, traits: Traits, ask: Callable[[int, Path], None], file:
     for name, result in results.items():
         if name not in expected:
             return f"{name} is not asked for"
-        right = traits.output_dtypes.get(name, str(expected[name].dtype)), expected[name].shape
-        if (str(result.dtype), result.shape) != right:
-            return f"{name} is {(str(result.dtype), tuple(result.shape))}, not {right}"
-    slack = traits.slack.get(SHORT[case.dtype], 1.0)
-    if not 0 < slack <= MOST_SLACK:
-        return f"a slack of {slack}: state at most {MOST_SLACK:.0f}"
+        right = expected[name].dtype, expected[name].shape
+        if (result.dtype, result.shape) != right:
+            return f"{name} is {(result.dtype, tuple(result.shape))}, not {right}"
     try:
-        comparisons = case.judge(results, inputs, slack=SLACK * slack)
+        comparisons = case.judge(results, inputs)
     except ContractError as error:
         return str(error)
     return "; ".join(str(comparison) for comparison in comparisons if not comparison.passed)

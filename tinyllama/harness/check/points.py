@@ -7,23 +7,28 @@ Then come two factors at once: values in long rows, two long axes, two parameter
 What is tried does not depend on the machine or on time.
 """
 
+import contextlib
 import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tinyllama.harness.check.boundary_inputs import Painted, painted, painted_upstream
 from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.code_numbers import compared_with, thresholds
-from tinyllama.harness.check.evaluate import Inputs, shapes_of
+from tinyllama.harness.check.evaluate import Inputs, shapes_of, without_values
 from tinyllama.harness.check.finding import Candidate
+from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.check.layouts import SINGLE
-from tinyllama.harness.check.resizing import general, resized
-from tinyllama.harness.check.work import MOST_WORK, accesses_of, work_of
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.specs import Case
+from tinyllama.harness.machine.modes import DispatchMode
 
 # The checks that points belong to.
 SIZES, VALUES, UPSTREAM, EMPTY = "sizes", "special values", "scaled upstream", "empty batch"
@@ -49,6 +54,9 @@ MOST_WORK_OF_VALUES = 2**19
 MOST_ACCESSES_OF_VALUES = 300  # of a case that is tried many times
 EPSILON = 1e-2  # a parameter below it may be one, which is seen when it is far larger
 LARGEST_WHOLE = 1025  # for a parameter that is a whole number
+MOST_WORK = 2**25  # elements that the reference of a case may write
+OPERATION = 2**14  # elements that take as long as a call of torch
+_COUNTS: WeakKeyDictionary[Op, dict[tuple[str, torch.dtype], int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Point:
 
 def size_points(candidate: Candidate) -> Iterator[Point]:
     """Lengths of axes, with what depends on them, from few elements to many."""
-    base = general(candidate)
+    base = candidate.general()
     turns = thresholds(candidate.provider.call)
     axes = [axis for axis, size in base.case.dims.items() if isinstance(size, int)]
 
@@ -83,7 +91,7 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
         """The case with axes of these sizes, if it is taken and costs little."""
         sized: OpCase | None = case
         for axis, size in sizes.items():
-            sized = sized and resized(candidate, sized, axis, size)
+            sized = sized and candidate.resized(sized, axis, size)
         if sized and _allowed(candidate, sized):
             yield sized
 
@@ -188,11 +196,12 @@ def _other_numbers(candidate: Candidate, name: str, value: Any) -> Sequence[Any]
 def value_points(candidate: Candidate) -> Iterator[Point]:
     """Parameters and changed values of the general case, then in long rows, in other cases and in
     other dtypes."""
-    base, op = general(candidate), candidate.op
+    base, op = candidate.general(), candidate.op
 
     def values(case: OpCase | None, only: str = "") -> Iterator[Point]:
-        for change in painted(candidate, case, only) if case else ():
-            yield Point(VALUES, change.text, case, change)
+        if case is not None:
+            for change in painted(candidate, case, only):
+                yield Point(VALUES, change.text, case, change)
 
     def small(cases: Iterable[OpCase]) -> OpCase | None:
         """The first that costs little."""
@@ -233,7 +242,7 @@ def _long(candidate: Candidate, base: OpCase, axis: str) -> OpCase | None:
     """The case with the longest axis of `LONG` that costs little."""
     longest = None
     for length in LONG:
-        case = resized(candidate, base, axis, length)
+        case = candidate.resized(base, axis, length)
         if not case or not _allowed(candidate, case, MOST_WORK_OF_VALUES):
             break
         accesses = accesses_of(candidate, case)
@@ -278,3 +287,74 @@ def _indexes(case: OpCase, empty: OpCase) -> bool:
         if entries and not declared.floating and len(drawn) > 1:
             return True
     return False
+
+
+class _Enough(Exception):  # noqa: N818 (an answer, not an error)
+    """More is written than any case may."""
+
+
+class _Written(DispatchMode):
+    """Counts the elements of all results; each operation counts as `OPERATION` more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = (x for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+        self.elements += OPERATION + sum(x.numel() for x in tensors)
+        if self.elements > MOST_WORK:
+            raise _Enough
+        return result
+
+
+def work_of(op: Op, case: Case, dtype: torch.dtype) -> int:
+    """The elements that the op's reference writes in the forward pass of a case, or those of its
+    inputs where it does not run without data, as where it asks for a value."""
+    counts = _COUNTS.setdefault(op, {})
+    key = str(case), dtype
+    if key not in counts:
+        args, written = without_values(op, case, dtype), _Written()
+        try:
+            with torch.no_grad(), written:
+                op["eager"].call(*args, **{**op.params, **case.params})
+        except _Enough:
+            pass
+        except Exception:  # it needs values
+            written.elements = elements(op, case)
+        counts[key] = written.elements
+    return counts[key]
+
+
+def accesses_of(candidate: Candidate, case: OpCase) -> int:
+    """The loads and stores of all interpreted programs of a call; 0 where none is interpreted."""
+    guards = GuardedMemory()
+    with contextlib.suppress(Exception):
+        candidate.results(candidate.inputs(case), guards=guards)
+    return guards.accesses
+
+
+class Budget:
+    """Predicts the accesses of the programs of a case: along each axis they grow as its length,
+    from the longest that was tried."""
+
+    def __init__(self, candidate: Candidate, base: OpCase) -> None:
+        self.usual = accesses_of(candidate, base)
+        self.longest = {a: (n, self.usual) for a, n in base.case.dims.items() if type(n) is int}
+
+    def add(self, case: OpCase, axis: str, accesses: int) -> None:
+        length = case.case.dims[axis]
+        if length > self.longest[axis][0]:
+            self.longest[axis] = length, accesses
+
+    def accesses(self, case: OpCase, axes: tuple[str, ...]) -> float:
+        usual = max(1, self.usual)
+        factors = (
+            accesses / usual * max(1.0, case.case.dims[axis] / length)
+            for axis, (length, accesses) in self.longest.items()
+            if axis in axes
+        )
+        return self.usual * math.prod(factors)

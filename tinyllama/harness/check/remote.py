@@ -5,30 +5,152 @@ go on with the next one in a new process. What it sends is JSON, and never unpic
 second process interprets the kernels on the CPU, and makes the checks of memory as well.
 """
 
+import contextlib
 import faulthandler
-import json
 import re
 import signal
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tinyllama.harness.check import accuracy, independent_judge
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import GpuLostError, place_in
+from tinyllama.harness.check.finding import Candidate, Provided, merged
 from tinyllama.harness.check.launched import kernel_launched
 from tinyllama.harness.check.names import APART, INTERPRETED, LAUNCHED
-from tinyllama.harness.check.requested import Request
 from tinyllama.harness.check.run import Finding, Outcome, Rank, run
-from tinyllama.harness.check.verdict import Provided, merged
-from tinyllama.harness.declare.registry import discover
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.registry import Registry, discover, load_about, load_file
+from tinyllama.harness.kernels.foreign import foreign
+from tinyllama.harness.kernels.launch import HAS_TRITON
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.worker import Worker, WorkerError, end_all
 
+PACKAGE = "tinyllama.ops"  # the ops of the tree, on which a file may register providers
 GROUP = 24 * 3600.0  # seconds for all cases of a group of checks, each of which has its own limit
+
+
+# -- what is asked for -----------------------------------------------------------------------------
+
+CASE_SECONDS = 300  # for one case; an endless loop of an interpreted kernel is seen long before
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is checked, on a device, with inputs from a seed: the providers that a file declares, of
+    each op or of one, or those of an op of the tree or of a package; of these the one of a name.
+
+    candidate: ``FILE:function``, which is checked as a provider of the op, in the place of its own.
+    seconds: for one case. declaration: a file that declares the op instead, about functions of
+    ``file``.
+    """
+
+    file: str | None
+    op: str | None
+    provider: str | None
+    device: str
+    seed: int
+    candidate: str | None = None
+    seconds: int = CASE_SECONDS
+    declaration: str | None = None
+
+    def candidates(self) -> list[Candidate]:
+        """What is checked, the reference last: it is seldom wrong, and some checks take long on it.
+
+        Raises UsageError for a name that is not declared, and for an op whose ``fits`` raises.
+        """
+        ops, module = self._ops()
+        candidates = [
+            Candidate(op, provider, torch.device(self.device), self.seed)
+            for op in ops
+            for provider in sorted(op.providers.values(), key=lambda p: p.name == "eager")
+            if module in ("", provider.module)
+        ]
+        names = dict.fromkeys(candidate.provider.name for candidate in candidates)
+        if names and self.provider is not None:
+            _check_known("--provider", self.provider, names)
+            candidates = [c for c in candidates if c.provider.name == self.provider]
+        for candidate in candidates:
+            check_fits(candidate.op)
+        return candidates
+
+    def _ops(self) -> tuple[list[Op], str]:
+        """The ops, and the module that declares the providers; "" for all of these."""
+        registry, module = discover(PACKAGE), ""
+        ops = list(registry.values())
+        if self.file is not None:
+            with self._loading(self.file):
+                if self.declaration is None:
+                    module = load_file(self.file, registry).__name__
+                else:
+                    module = load_about(self.declaration, self.file, registry).__name__
+            ops = [*registry.values(), *_elsewhere(module, registry)]
+        if self.op is None:
+            return ops, module
+        _check_known("--op", self.op, [op.name for op in ops])
+        ops = [op for op in ops if op.name == self.op]
+        if self.candidate is not None:
+            with self._loading(self.candidate.rpartition(":")[0]):
+                module = _register(self.candidate, ops[0])
+        return ops, module
+
+    @contextlib.contextmanager
+    def _loading(self, file: str) -> Iterator[None]:
+        """The file may import its neighbours. On a CPU, code that asks for a GPU where it is
+        imported or called is answered."""
+        sys.path.append(str(Path(file).resolve().parent))
+        with foreign() if self.device == "cpu" else contextlib.nullcontext():
+            yield
+
+
+def check_fits(op: Op) -> None:
+    """Raise UsageError where the op's ``fits`` raises an error for a case of the op's own."""
+    for case in op.cases:
+        try:
+            op.fits({**op.numbers(case.dims), **op.params, **case.params})
+        except Exception as error:
+            raise UsageError(
+                f"op {op.name!r}: fits raises {type(error).__name__}: {error} for the case {case}: "
+                "let it return what is wrong with the sizes, or None"
+            ) from error
+
+
+def _elsewhere(module: str, registry: Mapping[str, Op]) -> Iterator[Op]:
+    """Ops that are declared in other files or packages, on which a module registered providers."""
+    listed = {id(op) for op in registry.values()}
+    for loaded in list(sys.modules.values()):
+        for op in [value for value in vars(loaded).values() if isinstance(value, Op)]:
+            registers = any(provider.module == module for provider in op.providers.values())
+            if registers and id(op) not in listed:
+                listed.add(id(op))
+                yield op
+
+
+def _register(candidate: str, op: Op) -> str:
+    """Make ``FILE:function`` a provider of an op, of the module that is returned.
+
+    Raises UsageError for a function that is not there, DeclarationError for one that takes other
+    arguments.
+    """
+    file, _, name = candidate.rpartition(":")
+    function = getattr(load_file(file, Registry()), name, None)
+    if not callable(function):
+        raise UsageError(f"--candidate {candidate!r}: {file} has no function {name!r}")
+    op.provider("candidate", requires=("triton",) if HAS_TRITON else ())(function)
+    return op.providers["candidate"].module
+
+
+def _check_known(option: str, name: str, names: Iterable[str]) -> None:
+    if name not in names:
+        raise UsageError(f"{option} {name!r:.80} does not exist: use one of {', '.join(names)}")
 
 
 # -- in a process that makes the checks -----------------------------------------------------------
@@ -49,8 +171,7 @@ class Checks:
 
     def announce(self, case: OpCase) -> None:
         """Note a case, which has so much time from now on."""
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(str(case)) + "\n")
+        self.log.write_text(str(case), encoding="utf-8")
         faulthandler.dump_traceback_later(self.request.seconds, exit=True)
 
     def provided(self) -> list[Provided]:
@@ -61,28 +182,20 @@ class Checks:
                 name,
                 from_file and candidate.op.module == candidate.provider.module,
                 tuple(map(str, candidate.plain_cases())),
-                candidate.op.name,
                 candidate.missing(),
             )
             for name, candidate in self.candidates.items()
         ]
 
-    def findings(
-        self, provider: str, only: list[str], plain: list[str], bounded: bool
-    ) -> list[Finding]:
+    def findings(self, provider: str, only: list[str], earlier: list[Finding]) -> list[Finding]:
         candidate = self.candidates[provider]
         try:
             if only == [LAUNCHED]:
                 declares = self.request.candidate is None
                 return [kernel_launched(candidate, declares)]
-            return list(run(candidate, only, plain=plain, bounded=bounded))
+            return list(run(candidate, only, earlier))
         finally:
             faulthandler.cancel_dump_traceback_later()
-
-    def traits(self, provider: str) -> independent_judge.Traits:
-        candidate = self.candidates[provider]
-        cases = independent_judge.cases_of(candidate.op)
-        return independent_judge.traits(candidate.provider, cases)
 
     def answer(self, provider: str, number: int, seed: int, file: str) -> None:
         """Write the results of a case to a file."""
@@ -167,8 +280,9 @@ def _of_groups(
             answers = [pool.submit(run.findings, provided.name, names) for run in runs]
             findings, *interpreted = [answer.result() for answer in answers]
             if interpreted:
+                by_check = {f.check: f for f in interpreted[0] if f.check in INTERPRETED}
                 launched = runs[-1].launched(provided.name)
-                findings = _merged(findings, interpreted[0], launched)
+                findings = [merged(f, by_check.get(f.check), launched) for f in findings]
             findings = [_unless_told(finding, earlier) for finding in findings]
         earlier += findings
         tried = any(finding.outcome is not Outcome.BLOCKED for finding in findings)
@@ -176,16 +290,6 @@ def _of_groups(
         result = "; ".join(faults) or ("no fault" if tried else "not tried")
         progress(f"{label}: {result} ({time.monotonic() - began:.1f} s)")
         yield from findings
-
-
-def _merged(
-    on_gpu: Sequence[Finding], interpreted: Sequence[Finding], launched: bool
-) -> list[Finding]:
-    by_check = {finding.check: finding for finding in interpreted if finding.check in INTERPRETED}
-    return [
-        merged(finding, by_check[finding.check], launched) if finding.check in by_check else finding
-        for finding in on_gpu
-    ]
 
 
 def _unless_told(finding: Finding, earlier: Sequence[Finding]) -> Finding:
@@ -215,7 +319,7 @@ class _Run:
         """What a method of the worker's `Checks` returns. Raises WorkerError, also where the file
         cannot be loaded."""
         if self._worker is None:
-            self._worker = Worker("check", preload=[self.request.package], env=self.env)
+            self._worker = Worker("check", preload=[PACKAGE], env=self.env)
             request = {"log": str(self.log), **asdict(self.request)}
             try:
                 self._worker.make("checks", f"{__name__}:Checks", **request)
@@ -245,61 +349,45 @@ class _Run:
         return findings
 
     def _of_group(self, provider: str, names: list[str], earlier: list[Finding]) -> list[Finding]:
-        faults = accuracy.plain_faults(earlier)
-        bounded = all(f.outcome.good for f in earlier if f.check == accuracy.BOUNDS)
         self.log.write_text("")
         try:
-            findings: list[Finding] = self.call(
-                "findings", provider, names, faults, bounded, timeout=GROUP
-            )
+            call = "findings", provider, names, earlier
+            findings: list[Finding] = self.call(*call, timeout=GROUP)
             return findings
         except WorkerError as error:
             text, details, rank = self._text(error), error.details, _rank(error)
         if rank is None:
             return [Finding(name, Outcome.BLOCKED, "", text, details) for name in names]
         self.close()
-        cases = self.log.read_text(encoding="utf-8").splitlines()
-        case = json.loads(cases[-1]) if cases else ""
+        case = self.log.read_text(encoding="utf-8")
         crash = Finding(names[0], Outcome.CRASHED, case, text, details, special=rank)
         rest = f"not tried, since the process ended: {text}"
         return [crash, *(Finding(name, Outcome.BLOCKED, message=rest) for name in names[1:])]
 
     def judged_apart(self, provided: Provided, earlier: Sequence[Finding]) -> Finding:
         """A candidate's values, compared here."""
-        provider, missing = provided.name, provided.missing
-        outcomes = [finding.outcome for finding in earlier if finding.check in accuracy.PLAIN]
-        op_name = str(self.request.op if self.request.candidate else provided.op)
-        ops = discover(self.request.package, plugins=False)
-        if self.request.file is not None and (provided.with_reference or op_name not in ops):
-            reason = (
-                f"the candidate declares op {op_name!r}, so its process alone knows the "
-                "reference: use --candidate with an installed op"
+        if self.request.candidate is None or provided.missing:
+            text = (
+                "use --candidate with an installed op: else its process alone knows the reference"
             )
-            return Finding(APART, Outcome.UNSUPPORTED, message=reason)
-        if not all(outcome.good for outcome in outcomes):
+            return Finding(APART, Outcome.UNSUPPORTED, message=provided.missing or text)
+        if not all(f.outcome.good for f in earlier if f.check in accuracy.PLAIN):
             return Finding(APART, Outcome.BLOCKED, message="the plain cases fail already")
-        cases, case_name, count = independent_judge.cases_of(ops[op_name]), "", 0
+        op = discover(PACKAGE, plugins=False)[str(self.request.op)]
+        case_name, cases = "", independent_judge.cases_of(op)
         try:
-            traits: independent_judge.Traits = self.call("traits", provider)
             for number, case in enumerate(cases):
-                if traits.declines[number] is None and not missing:
-                    count += 1
-                    case_name = str(case).replace(f"{case.op.name}-eager", provider, 1)
-                    if text := self._faults_apart(provider, number, case, traits):
-                        return Finding(APART, Outcome.FAILED, case_name, text)
+                case_name = str(case).replace(f"{op.name}-eager", provided.name, 1)
+                if text := self._faults_apart(provided.name, number, case):
+                    return Finding(APART, Outcome.FAILED, case_name, text)
         except WorkerError as error:
             self.close()
-            crash = Finding(APART, Outcome.CRASHED, case_name, self._text(error), error.details)
-            return replace(crash, special=_rank(error))
-        if not count:  # what passed elsewhere was run, whatever it says now
-            outcome = Outcome.FAILED if Outcome.PASSED in outcomes else Outcome.UNSUPPORTED
-            return Finding(APART, outcome, message=missing or "it covers none of the cases")
-        text = f"{count} of {len(cases)} cases, inputs from a secret seed"
+            text, rank = self._text(error), _rank(error)
+            return Finding(APART, Outcome.CRASHED, case_name, text, error.details, special=rank)
+        text = f"{len(cases)} cases, inputs from a secret seed"
         return Finding(APART, Outcome.PASSED, message=text)
 
-    def _faults_apart(
-        self, provider: str, number: int, case: OpCase, traits: independent_judge.Traits
-    ) -> str:
+    def _faults_apart(self, provider: str, number: int, case: OpCase) -> str:
         """What is wrong in a case; empty where nothing is. Raises WorkerError."""
 
         def ask(seed: int, file: Path) -> None:
@@ -307,7 +395,7 @@ class _Run:
 
         with tempfile.TemporaryDirectory(prefix="judged-") as folder:
             try:
-                return independent_judge.faults(case, traits, ask, Path(folder) / "results")
+                return independent_judge.faults(case, ask, Path(folder) / "results")
             except WorkerError:
                 raise
             except Exception as error:  # the answer may be any

@@ -8,33 +8,21 @@ A finding names the case in which a check failed, and what was seen. A check tha
 does not pass: it is UNSUPPORTED, with the reason.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tinyllama.harness.check import (
     accuracy,
-    compiling,
     configurations,
     frameworks,
     histories,
-    large,
     programs,
     reference,
-    search,
-    second_derivative,
-    traced,
 )
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import crashed, raised_by_another
 from tinyllama.harness.check.evaluate import ContractError, is_gradient
-from tinyllama.harness.check.finding import (
-    Candidate,
-    Finding,
-    Outcome,
-    Problem,
-    Rank,
-    Unsupported,
-)
+from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Problem, Rank, Unsupported
 from tinyllama.harness.kernels.bounds import Bounds
 
 __all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "Rank", "run"]
@@ -45,43 +33,38 @@ Check = Callable[[Candidate], Problem | Finding | str]
 # These say something where plain results are wrong, too; all others compare with the reference.
 _OF_ANY_RESULTS: dict[str, Check] = {
     "races": programs.races,
-    "second derivative": second_derivative.second_derivative,
+    "second derivative": frameworks.second_derivative,
     "determinism": histories.determinism,
-    "resources": compiling.resources,
+    "resources": configurations.resources,
 }
 _CHECKS: dict[str, Check] = {
     **{name: accuracy.check_varied(name) for name in accuracy.VARIED},
     **_OF_ANY_RESULTS,
-    "scaled upstream": search.search("scaled upstream"),
+    "scaled upstream": accuracy.search("scaled upstream"),
     "fresh contents": histories.fresh_contents,
     "backward twice": histories.backward_twice,
     "autocast": frameworks.autocast,
-    "compiled": traced.compiled,
+    "compiled": frameworks.compiled,
     "captured": frameworks.captured,
     "side stream": frameworks.side_stream,
-    "empty batch": search.search("empty batch"),
+    "empty batch": accuracy.search("empty batch"),
     "configurations": configurations.configurations,
-    "sizes": search.search("sizes"),
-    "special values": search.search("special values"),
+    "sizes": accuracy.search("sizes"),
+    "special values": accuracy.search("special values"),
     "program order": programs.program_order,
-    "large offsets": large.large_offsets,
+    "large offsets": programs.large_offsets,
 }
 CHECKS = (*accuracy.PLAIN, *_CHECKS)
 
 
 def run(
-    candidate: Candidate,
-    only: Collection[str] = CHECKS,
-    *,
-    plain: Collection[str] = (),
-    bounded: bool = True,
+    candidate: Candidate, only: Collection[str] = CHECKS, earlier: Iterable[Finding] = ()
 ) -> Iterator[Finding]:
     """The findings of the checks named in ``only``, in the order of `CHECKS`.
 
-    plain: the checks of plain cases that fail, as far as ``only`` does not test that. Checks that
-        compare with the reference are BLOCKED then.
-    bounded: likewise, whether no access out of bounds was seen. A first one is a fault of the check
-        in which it is seen.
+    earlier: those of checks that were made before. Where plain cases fail, checks that compare with
+        the reference are BLOCKED. A first access out of bounds is a fault of the check in which it
+        is seen.
     Raises ValueError for a name that is no check.
     """
     for name in only:
@@ -90,13 +73,15 @@ def run(
     if reason := candidate.missing():
         yield from (Finding(name, Outcome.UNSUPPORTED, message=reason) for name in only)
         return
+    earlier = list(earlier)
     if set(only) & set(accuracy.PLAIN):
         findings = list(accuracy.check_plain(candidate, only))
-        plain = accuracy.plain_faults(findings)
-        bounded &= all(f.outcome.good for f in findings if f.check == accuracy.BOUNDS)
+        earlier += findings
         yield from (_of_reference(finding, candidate) for finding in findings)
     if set(only) & set(_CHECKS):  # later, since a first call may be wrong
         candidate = candidate.with_kernels()
+    plain = accuracy.plain_faults(earlier)
+    bounded = all(f.outcome.good for f in earlier if f.check == accuracy.BOUNDS)
     for name in (name for name in _CHECKS if name in only):
         if plain and name not in _OF_ANY_RESULTS:
             text = f"fails already: {', '.join(plain)}"

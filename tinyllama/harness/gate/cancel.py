@@ -2,71 +2,40 @@
 waits for their answers, and what was measured so far is reported.
 """
 
-from __future__ import annotations
-
-import argparse
 import signal
-import threading
+import time
 from types import FrameType
-from typing import Any
 
 from tinyllama.harness.machine import worker
 
-LONGEST = 1_000_000  # seconds of a time limit
-_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
-
-
-def time_limit(text: str) -> float:
-    """An argparse type: seconds after which a gate is ended, from 1 to `LONGEST`."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds <= LONGEST:
-        message = f"{text!r:.80} is no time limit: use seconds from 1 to {LONGEST}"
-        raise argparse.ArgumentTypeError(message)
-    return seconds
+SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Interruption:
-    """Raises KeyboardInterrupt in the main thread at the first signal, or when a time limit is
-    over. Further signals are ignored until `close`, so that the report is written whole.
+    """Raises KeyboardInterrupt in this process's main thread at the first signal, or when a time
+    limit is over. Further signals are ignored, so that the report is written whole.
 
-    ended: why, once it has happened; else empty.
+    limit: seconds, as the user gave it; None: there is none. ended: why, once it has happened; else
+    empty.
     """
 
-    def __init__(self) -> None:
-        self.ended = ""
-        self.limit: float | None = None
-        self._before: dict[signal.Signals, Any] = {}
+    def __init__(self, limit: float | None) -> None:
+        self.limit, self.ended = limit, ""
 
-    def open(self, seconds: float | None, limit: float | None) -> None:
-        """Begin. seconds: until the time limit is over; None: there is none. limit: as the user
-        gave it."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        self.limit = limit
-        handled = [signal.SIGINT, signal.SIGTERM]
-        handled += [] if seconds is None else [signal.SIGALRM]
-        self._before = {
-            signal_number: signal.signal(signal_number, self._end) for signal_number in handled
-        }
-        if seconds is not None:
-            signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    def begin(self, began: float) -> None:
+        """From now on, with signals that have waited. began: when the limit did, by
+        `time.monotonic`."""
+        for number in SIGNALS:
+            signal.signal(number, self._end)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        if self.limit is not None:
+            signal.signal(signal.SIGALRM, self._end)
+            left = began + self.limit - time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         if self.ended:
             return
-        limit = f"the time limit of {self.limit:g} s" if self.limit is not None else ""
-        self.ended = _NAMES.get(signal.Signals(number), limit)
+        self.ended = SIGNALS.get(signal.Signals(number)) or f"the time limit of {self.limit:g} s"
         worker.end_all()
         raise KeyboardInterrupt(self.ended)
-
-    def close(self) -> None:
-        """Restore what was before."""
-        if signal.SIGALRM in self._before:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        for signal_number, handler in self._before.items():
-            signal.signal(signal_number, handler)
-        self._before = {}
-        worker.end_all(False)

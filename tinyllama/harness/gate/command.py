@@ -1,7 +1,8 @@
 """A gate, as a user starts it: it chooses the judge, starts it, and believes its written report.
 
-    of this repository      the harness of the base judges, unpacked; or that of --judge
-    of another repository   the installed harness judges; or that of --judge FOLDER
+    of this repository      the harness of the base judges, unpacked
+    of another repository   the installed harness judges
+    with --tree             the harness that runs here judges
 
 The judge runs in a process of its own, which may end with any status at any time: a green status
 counts only with the report that it writes last.
@@ -11,15 +12,16 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import tinyllama
-from tinyllama.harness.gate import report, snapshots, stages
+from tinyllama.harness.gate import report, snapshots
 from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.protected_files import GATE
 from tinyllama.harness.gate.snapshots import Repository, SnapshotError
@@ -32,6 +34,7 @@ HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
 ABLE = f"{GATE}/judge_process.py"  # a harness without it cannot judge another tree
 INSTALLED = f"tinyllama {tinyllama.__version__}"
 MODULE = "tinyllama.harness.gate.judge_process"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 REPORTED = 60.0  # seconds for the report of a judge that is interrupted
 INTERRUPTED = 2  # as of pytest
 NOT_JUDGED = Outcome.NOT_JUDGED.status
@@ -51,15 +54,18 @@ def run(options: Options) -> int:
     """The exit status of a gate. Raises UsageError for options that cannot be used."""
     if find_spec("msgspec") is None:
         raise UsageError("the gate needs msgspec: pip install msgspec")
-    with _opened(options) as repository, tempfile.TemporaryDirectory(prefix="gate-") as folder:
+    began = time.monotonic()
+    with _opened(options) as repository, snapshots.scratch() as folder:
         options.check(repository.root)
-        _check_bases(options, repository)
+        _check_trees(options, repository)
         for path in options.reports:
             path.unlink(missing_ok=True)  # else one could be taken for this run's
-        path = Path(options.gate_json or Path(folder) / "gate.json").absolute()
+        path = Path(options.gate_json or folder / "gate.json").absolute()
         try:
-            with _chosen(options, repository, Path(folder)) as judge:
-                status = _ended(judge, options, repository.root, path, Path(folder))
+            judge = _chosen(options, repository, folder)
+            of_judge = _absolute(options, repository.root)
+            task = {"options": of_judge, "judge": judge.label, "report": str(path), "began": began}
+            status = _ended(judge, task, repository.root, folder)
         except NotAbleError as error:
             return _not_judged(options, repository, path, str(error))
         return _believed(status, options, repository, path)
@@ -88,62 +94,56 @@ def _opened(options: Options) -> Iterator[Repository]:
         raise UsageError(str(error)) from error
 
 
-def _check_bases(options: Options, repository: Repository) -> None:
-    """Refuse a base that is the candidate itself."""
-    tree = repository.of_working_tree()
+def _check_trees(options: Options, repository: Repository) -> None:
+    """Refuse a base that is the candidate itself, and an op that no file of theirs names."""
+    candidate = repository.of_working_tree()
+    trees = [candidate]
     for revision, python in options.comparisons:
-        same = revision is not None and tree == repository.of_commit(repository.resolve(revision))
-        if same and python == sys.executable:
-            raise UsageError(
-                f"--against {revision!r}: this tree is that revision, byte for byte: check out the "
-                "candidate"
-            )
+        if revision is not None:
+            trees.append(repository.of_commit(repository.resolve(revision)))
+            if trees[-1] == candidate and python == sys.executable:
+                raise UsageError(
+                    f"--against {revision!r}: this tree is that revision, byte for byte: check out "
+                    "the candidate"
+                )
+    for op in options.op:
+        if not any(repository.may_declare(tree, op) for tree in trees):
+            raise UsageError(f"--op {op!r}: no Python file of either side names it")
 
 
-@contextmanager
-def _chosen(options: Options, repository: Repository, folder: Path) -> Iterator[Judge]:
-    """The judge of a checkout. Raises UsageError, and NotAbleError."""
-    named, against = options.judge, options.against
-    ours = all(repository.has(repository.resolve(rev), GATE) for rev in against[:1])
-    ours &= (repository.root / GATE).is_dir()
-    if named is not None and Path(named).is_dir():
-        if not (Path(named) / ABLE).is_file():
-            raise UsageError(f"--judge {named}: that folder has no {ABLE}: name another")
-        yield Judge(named, Path(named).resolve())
-    elif options.tree is not None and named is None:
-        yield Judge(str(HARNESS), HARNESS)
-    elif not ours:
-        if named is not None:
-            raise UsageError(f"--judge {named}: no such folder; name one that has {ABLE}")
-        yield Judge(INSTALLED, HARNESS)
-    elif named is None and not against:  # two interpreters run one tree
-        yield Judge("this tree", repository.root)
-    else:
-        revision = named or against[0]
-        tree = repository.of_commit(repository.resolve(revision))
-        if not repository.has(tree, ABLE):
-            raise NotAbleError(
-                f"{revision} has no {ABLE}: its harness is too old to judge this tree. Name a "
-                "harness that you trust: --judge REV or FOLDER"
-            )
-        yield Judge(revision, repository.unpack(tree, folder / "judge").root)
+def _chosen(options: Options, repository: Repository, folder: Path) -> Judge:
+    """The judge of a checkout. Raises NotAbleError."""
+    against = options.against[:1]
+    ours = all(repository.has(repository.resolve(revision), GATE) for revision in against)
+    if options.tree is not None:
+        return Judge(str(HARNESS), HARNESS)
+    if not (ours and (repository.root / GATE).is_dir()):
+        return Judge(INSTALLED, HARNESS)
+    if not against:  # two interpreters run one tree
+        return Judge("this tree", repository.root)
+    (revision,) = against
+    tree = repository.of_commit(repository.resolve(revision))
+    if not repository.has(tree, ABLE):
+        raise NotAbleError(
+            f"{revision} has no {ABLE}: its harness is too old to judge this tree. Start the gate "
+            f"of a harness that you trust, with --tree {repository.root}"
+        )
+    return Judge(revision, repository.unpack(tree, folder / "judge").root)
 
 
 def _trusted(options: Options, repository: Repository) -> list[str]:
     """The labels of judges that are believed, beside those of the bases: the harness that runs
-    here, unless it is the checkout's own; and whom the user names."""
+    here, unless it is the checkout's own."""
     labels = [] if repository.root.resolve() == HARNESS else [str(HARNESS), INSTALLED]
-    of_interpreters = ["this tree"] if options.against_env and not options.against else []
-    return [*labels, *of_interpreters, *filter(None, [options.judge])]
+    return [*labels, *(["this tree"] if options.against_env and not options.against else [])]
 
 
-def _ended(judge: Judge, options: Options, root: Path, path: Path, folder: Path) -> int:
+def _ended(judge: Judge, task: Mapping[str, Any], root: Path, folder: Path) -> int:
     """The status of a judge, which is interrupted by Ctrl-C and SIGTERM here too."""
     import msgspec
 
     here = folder / "here"
     here.mkdir()
-    task = {"options": _absolute(options, root), "judge": judge.label, "report": str(path)}
     (folder / "task.json").write_bytes(msgspec.json.encode(task))
     environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     outside = (
@@ -152,11 +152,13 @@ def _ended(judge: Judge, options: Options, root: Path, path: Path, folder: Path)
         if folder and not real(Path(folder)).is_relative_to(real(root))
     )
     search = os.pathsep.join([str(judge.folder), *outside])
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # in the judge, while it imports
     process = subprocess.Popen(
         [sys.executable, "-m", MODULE, str(folder / "task.json")],
-        env={**environment, **stages.handed_on(), "PYTHONPATH": search},
+        env={**environment, "PYTHONPATH": search},
         cwd=here,
     )
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     try:
         with sigterm_as_interrupt():
             return process.wait()

@@ -14,6 +14,8 @@ from filelock import FileLock, Timeout
 from tinyllama.harness.machine.facts import BUSY_SHARE, busy_at_rest, known
 from tinyllama.harness.machine.sensors import NotToldError, Sensor, sensor
 
+WAIT = 180.0  # seconds for another gate to end, and then for the machine to become idle
+
 
 class BusyError(RuntimeError):
     """A device that is disturbed, held by another gate, or cannot be locked."""
@@ -84,17 +86,62 @@ _FIGURES = re.compile(r"\d+(\.\d+)?")
 
 
 class DeviceGuard:
-    """What disturbs a device before, between and after the blocks.
+    """A device that this gate holds from its first use on, in a `with` statement, and what disturbs
+    it before, between and after the blocks.
 
-    unreadable: why the GPU's load cannot be read, else None. gpu: replaces its own sensor.
+    unreadable: why the GPU's load cannot be read, else None. unwatched: use it all the same. gpu:
+    replaces its own sensor. waiting: is told whom or what it waits for.
     """
 
-    def __init__(self, device: torch.device, gpu: Sensor | None = None) -> None:
-        self.device = device
+    def __init__(
+        self,
+        device: torch.device,
+        gpu: Sensor | None = None,
+        *,
+        unwatched: bool = False,
+        waiting: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self.device, self.unwatched, self.waiting = device, unwatched, waiting
         reader = gpu or sensor(device)
         self.gpu = None if isinstance(reader, str) else reader
         self.unreadable = _why_unreadable(reader) if device.type != "cpu" else None
+        self.holds = False
+        self._idle, self._lock = False, contextlib.ExitStack()
         self._workers: set[int] = set()
+
+    def __enter__(self) -> "DeviceGuard":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def hold(self) -> None:
+        """Hold the device against other gates, once it is free. Raises BusyError."""
+        if self.holds:
+            return
+        if self.unreadable and not self.unwatched:
+            raise BusyError(
+                f"load and throttling cannot be read: {self.unreadable}; fix that, or add "
+                "--unwatched"
+            )
+        self._lock.enter_context(device_lock(self.device, WAIT, self.waiting))
+        self.holds = True
+
+    def wait_until_idle(self) -> None:
+        """Hold the device, and wait once until nothing disturbs it. The wait shows the first figure
+        of a reason, so that a log need not repeat it. Raises BusyError."""
+        self.hold()
+        end, last_reason = time.monotonic() + WAIT, ""
+        while not self._idle:
+            reason = self.before()
+            if reason and time.monotonic() >= end:
+                raise BusyError(reason)
+            if reason:
+                if _FIGURES.sub("", reason) != _FIGURES.sub("", last_reason):
+                    last_reason = reason
+                self.waiting(last_reason)
+                time.sleep(min(5.0, WAIT))
+            self._idle = not reason
 
     def before(self) -> str | None:
         """Why nothing should be timed now; call it while nothing of ours runs on the device."""
@@ -105,19 +152,6 @@ class DeviceGuard:
         load, processors = os.getloadavg()[0], os.cpu_count() or 1  # both of the whole machine
         busy = f"the load is {load:.1f} on {processors} processors: other work runs here"
         return busy if load > processors else None
-
-    def wait_until_idle(
-        self, seconds: float, waiting: Callable[[str], None] = lambda reason: None
-    ) -> str | None:
-        """`before`, once the device is idle or the seconds are over. waiting: is told why, with the
-        first figure of a reason, so that a log need not repeat it."""
-        end, last_reason = time.monotonic() + seconds, ""
-        while (reason := self.before()) and time.monotonic() < end:
-            if _FIGURES.sub("", reason) != _FIGURES.sub("", last_reason):
-                last_reason = reason
-            waiting(last_reason)
-            time.sleep(min(5.0, seconds))
-        return reason
 
     def during(self, pids: Sequence[int] = ()) -> str | None:
         """What disturbs the device while our workers with these pids may be on it."""

@@ -1,14 +1,12 @@
 """The process that judges: it compares, and writes the report. `command` starts it.
 
 ``python -m tinyllama.harness.gate.judge_process TASK.json``, with the judge's harness on the path
-and an empty current folder: nothing of the candidate is imported here.
+and an empty current folder: nothing of the candidate is imported here. Ctrl-C and SIGTERM are
+blocked until it can report what they ended.
 """
 
 import os
 import sys
-import time
-from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -16,11 +14,11 @@ import torch
 
 from tinyllama.harness.gate import report, snapshots, workspace
 from tinyllama.harness.gate.cancel import Interruption
-from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard, device_lock
+from tinyllama.harness.gate.device_guard import DeviceGuard
 from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.report import Base, Report
-from tinyllama.harness.gate.snapshots import Repository, SnapshotError
-from tinyllama.harness.gate.stages import Stages, began
+from tinyllama.harness.gate.setting import Stages
+from tinyllama.harness.gate.snapshots import Repository, SnapshotError, scratch
 from tinyllama.harness.gate.workspace import NotJudgedError
 from tinyllama.harness.machine.device import default_device, device_name, usable_device
 from tinyllama.harness.machine.errors import UsageError
@@ -29,25 +27,27 @@ from tinyllama.harness.machine.worker import end_with
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 REFUSED = 2  # as of any option that cannot be used
-WAIT = 180.0  # seconds for another gate to end, and for the machine to become idle
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What `command` asks a judge for. judge: the label of its harness. report: where it goes."""
+    """What `command` asks a judge for. judge: the label of its harness. report: where it goes.
+    began: when the command did, by `time.monotonic`."""
 
     options: Options
     judge: str
     report: str
+    began: float
 
 
 class Gate:
     """The comparisons of a task, one base after another."""
 
     def __init__(self, task: Task, repository: Repository, progress: Progress) -> None:
-        self.options, self.repository, self.progress = task.options, repository, progress
+        self.task, self.options, self.repository = task, task.options, repository
+        self.progress = progress
         chosen = task.options.device
         self.device = usable_device(chosen) if chosen else default_device()
-        self.interruption, self.holds_device = Interruption(), False  # for a comparison
+        self.interruption = Interruption(task.options.time_limit)
         self.report = Report(
             repository.of_working_tree(),
             task.judge,
@@ -58,12 +58,12 @@ class Gate:
 
     def run(self) -> None:
         """Compare with every base; what ends this early is in the report."""
-        limit, before = self.options.time_limit, Stages()
-        self.interruption.open(None if limit is None else limit - time.monotonic() + began(), limit)
+        seconds = Stages()
         try:
+            self.interruption.begin(self.task.began)
             with self.progress:
                 for revision, python in self.options.comparisons:
-                    self._against(revision, python, before)
+                    self._against(revision, python, seconds)
         except KeyboardInterrupt:
             self.report.ended = self.interruption.ended or "Ctrl-C"
         except (SnapshotError, UsageError) as error:
@@ -72,75 +72,68 @@ class Gate:
             text = f"{self.repository.root} was edited while it was compared: compare it again"
             self._say("gate", "candidate", Outcome.NOT_JUDGED, text)
         self.report.conclude()
-        self.interruption.close()
 
     def _against(self, revision: str | None, python: str, seconds: Stages) -> None:
         commit = None if revision is None else self.repository.resolve(revision)
         label = " ".join(filter(None, [revision, python if python != sys.executable else ""]))
-        guard, lock, self.holds_device = DeviceGuard(self.device), ExitStack(), False
-
-        def use_device() -> str | None:
-            return self._hold(guard, lock) if self.device.type != "cpu" else None
-
-        def wait_until_idle() -> str | None:
-            reason = self._hold(guard, lock) if self.device.type == "cpu" else None
-            return reason or guard.wait_until_idle(WAIT, self._wait)
-
-        request = workspace.Request(
-            repository=self.repository,
-            options=self.options,
-            tree=self.report.candidate,
-            label=label,
-            commit=commit,
-            python=python,
-            device=self.device,
-            guard=guard,
-            use_device=use_device,
-            wait_until_idle=wait_until_idle,
-            seconds=seconds,
-            say=self.progress.line,
-            doing=self.progress,
-        )
         base = Base(label, commit or "", python)
         self.report.bases.append(base)
+        unwatched = self.options.unwatched
         try:
-            with lock, workspace.prepared(request) as prepared:
-                self._compare(base, prepared)
-                if self.holds_device and (disturbed := guard.after()):
+            with (
+                scratch() as folder,
+                DeviceGuard(self.device, unwatched=unwatched, waiting=self._wait) as guard,
+            ):
+                request = workspace.Request(
+                    repository=self.repository,
+                    options=self.options,
+                    tree=self.report.candidate,
+                    base=base,
+                    folder=folder,
+                    guard=guard,
+                    seconds=seconds,
+                    progress=self.progress,
+                )
+                self._compare(request)
+                if guard.holds and (disturbed := guard.after()):
                     self._say(label, "device", Outcome.BUSY, disturbed)
         except (NotJudgedError, SnapshotError, OSError) as error:
             self._say(label, "comparison", Outcome.NOT_JUDGED, str(error))
         except ValueError as error:
-            self._say(label, "configuration", Outcome.MISSING, str(error))
+            text = workspace.without_folders(str(error), folder, label)
+            self._say(label, "configuration", Outcome.MISSING, text)
 
-    def _compare(self, base: Base, prepared: workspace.Prepared) -> None:
-        session, ended = prepared.session, False
-        verdicts: Sequence[Verdict] = ()
-        try:
-            verdicts = session.run()
-            ended = True
-        except BaseException as error:
-            why = self.interruption.ended
-            if not (why or isinstance(error, KeyboardInterrupt)):
-                raise
-            verdicts = session.interrupted(why or "Ctrl-C")
-            raise KeyboardInterrupt(why) from error  # what killed processes led to is no result
-        finally:
-            expected = [*session.compared, *session.new]
-            self.report.bases[-1] = msgspec.structs.replace(base, expected=expected, ended=ended)
-            for verdict in verdicts:
-                text = verdict.text  # without the folders of this run
-                for tree in session.trees:
-                    text = text.replace(f"{tree.root}/", "")
-                self._say(base.label, verdict.name, verdict.outcome, text)
-            self.report.comparisons.append({"against": base.label, **session.report()})
-            self._note(prepared)
+    def _compare(self, request: workspace.Request) -> None:
+        base = request.base
+        with workspace.prepared(request) as prepared:
+            session, ended, verdicts = prepared.session, False, list[Verdict]()
+            try:
+                verdicts = session.run()
+                ended = True
+            except BaseException as error:
+                why = self.interruption.ended
+                if not (why or isinstance(error, KeyboardInterrupt)):
+                    raise
+                verdicts = session.interrupted(why or "Ctrl-C")
+                raise KeyboardInterrupt(why) from error  # what killed processes led to is no result
+            finally:
+                expected = [*session.compared, *session.new]
+                self.report.bases[-1] = msgspec.structs.replace(
+                    base, expected=expected, ended=ended
+                )
+                for verdict in verdicts:
+                    text = workspace.without_folders(verdict.text, request.folder, base.label)
+                    self._say(base.label, verdict.name, verdict.outcome, text)
+                self.report.comparisons.append({"against": base.label, **session.report()})
+                self._note(prepared)
 
     def _note(self, prepared: workspace.Prepared) -> None:
         session, report = prepared.session, self.report
-        report.protected += [n for n in prepared.protected if n not in report.protected]
-        report.protected += [n for n in session.changed if n not in report.protected]
-        report.deleted_tests += [n for n in prepared.deleted_tests if n not in report.deleted_tests]
+        for noted, names in (
+            (report.protected, [*prepared.protected, *session.changed]),
+            (report.deleted_tests, prepared.deleted_tests),
+        ):
+            noted += [name for name in names if name not in noted]
         if prepared.change.benchmarks and (files := sorted(prepared.change.everything())):
             report.notes.append(
                 f"everything is timed: no op imports {', '.join(files[:3])}, and no pattern of "
@@ -150,25 +143,11 @@ class Gate:
         stages = ", ".join(f"{name} {taken:.0f} s" for name, taken in parts)
         report.notes.append(f"{stages}; {session.launched} blocks, {session.discarded} discarded")
 
-    def _hold(self, guard: DeviceGuard, lock: ExitStack) -> str | None:
-        """Hold the device against other gates; returns why it cannot be."""
-        if guard.unreadable and not self.options.unwatched:
-            return (
-                f"load and throttling cannot be read: {guard.unreadable}; fix that, or add "
-                "--unwatched"
-            )
-        try:
-            lock.enter_context(device_lock(self.device, WAIT, self._wait))
-        except BusyError as error:
-            return str(error)
-        self.holds_device = True
-        return None
-
     def _say(self, against: str, name: str, outcome: Outcome, text: str) -> None:
         self.report.verdicts.append(report.line(against, name, outcome, text))
 
     def _wait(self, reason: str) -> None:
-        self.progress(f"waiting up to {WAIT:.0f} s: {reason}")
+        self.progress(f"waiting for the device: {reason}")
 
 
 def main(path: str) -> int:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.gate.cancel import time_limit
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, real
 
+LONGEST = 1_000_000  # seconds of a time limit
 DEVICE = re.compile(r"cpu(:0)?|cuda(:\d+)?")
 
 
@@ -24,16 +24,14 @@ class Options:
     """What a gate is asked for.
 
     tree: a folder of the checkout that is judged; None: the current one, which a harness of the
-    base judges. against: revisions. against_env: interpreters of the base. judge: whose harness
-    judges, a revision or a folder. ops: files of ops or patterns. op: names of the only ops that
-    are compared. all: time also what no change reaches. all_verdicts: decide every benchmark, also
-    after one is SLOWER. time_limit: seconds.
+    base judges. against: revisions. against_env: interpreters of the base. ops: files of ops or
+    patterns. op: names of the only ops that are compared. all: time also what no change reaches.
+    all_verdicts: decide every benchmark, also after one is SLOWER. time_limit: seconds.
     """
 
     tree: str | None = None
     against: tuple[str, ...] = ()
     against_env: tuple[str, ...] = ()
-    judge: str | None = None
     ops: tuple[str, ...] = ()
     op: tuple[str, ...] = ()
     device: str | None = None
@@ -112,7 +110,6 @@ def add(option: Callable[..., Any]) -> None:
         help="the interpreter of the base, with its torch and triton (repeatable)",
         **repeatable,
     )
-    option("--judge", metavar="REV", help="whose harness judges: a revision or a folder")
     option("--tree", metavar="DIR", help="judge that checkout, with the harness that runs here")
     option("--gate-json", metavar="FILE", help="write the report: all that was measured")
     option("--summary-markdown", metavar="FILE", help="write the summary, for a comment")
@@ -162,6 +159,18 @@ def of_pytest(arguments: Sequence[str]) -> Options | None:
     if unknown:
         raise UsageError(f"{unknown[0]}: the gate times every benchmark; remove it")
     return Options.of(parsed)
+
+
+def time_limit(text: str) -> float:
+    """An argparse type: seconds after which a gate is ended, from 1 to `LONGEST`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= LONGEST:
+        message = f"{text!r:.80} is no time limit: use seconds from 1 to {LONGEST}"
+        raise argparse.ArgumentTypeError(message)
+    return seconds
 
 
 def _refuse(message: str) -> None:

@@ -17,9 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -36,7 +34,6 @@ from tinyllama.harness.machine.worker import (
     close_all,
 )
 from tinyllama.harness.measure.op_contender import WrongResultError
-from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number
 
 FACTORY = "tinyllama.harness.gate.worker:Side"
@@ -57,7 +54,7 @@ class Tree:
     """A side before it runs.
 
     label: the user's name for it. caches: the folder of its compiled code, which all its processes
-    share. slowed, team_slowdowns: see `worker.Side`.
+    share. slowdowns: see `worker.Side`.
     """
 
     name: str
@@ -65,8 +62,7 @@ class Tree:
     python: str
     label: str
     caches: Path
-    slowed: Mapping[str, float] = field(default_factory=dict)
-    team_slowdowns: Mapping[str, float] = field(default_factory=dict)
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,6 +97,13 @@ class SideError(RuntimeError):
         self.side, self.details = side, error.details
         self.memory = error.raised(torch.OutOfMemoryError)
         self.wrong = error.raised(WrongResultError)
+
+    @property
+    def words(self) -> str:
+        """What went wrong, with the last line that the process printed unless it says the same."""
+        last = self.details.strip().splitlines()[-1:]
+        more = last and not last[0].endswith(str(self).rpartition("Error: ")[2])
+        return f"{self} ({last[0]})" if more else str(self)
 
 
 def new_seed() -> int:
@@ -150,7 +153,7 @@ class Pair:
         # Idle threads spin, which slows the other side, and other pairs that work at once.
         shared = len(os.sched_getaffinity(0)) // (2 * AT_ONCE)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
-        if self.registered.team_ops is not None:
+        if self.registered.own:
             inherited = filter(None, [os.environ.get("PYTHONPATH")])
             env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *inherited])
         modules = (FACTORY.partition(":")[0], self.registered.package, *_IMPORTED_LATE)
@@ -180,8 +183,7 @@ class Pair:
 
         def make(name: str) -> None:
             tree = self.trees[name]
-            more = {"slowed": dict(tree.slowed), "team_slowdowns": dict(tree.team_slowdowns)}
-            make_side(self.workers[name], self.device, self.registered, **more)
+            make_side(self.workers[name], self.device, self.registered, tree.slowdowns)
 
         self._on_both(make)
         self.is_open = True
@@ -241,15 +243,16 @@ class Pair:
     def end(self, benchmark: Benchmark) -> None:
         self.ask_both("end", benchmark.name)
 
-    def verify(self, benchmark: Benchmark) -> dict[str, Any]:
+    def verify(self, benchmark: Benchmark, *, reference_of_base: bool = False) -> dict[str, Any]:
         """Hold the results of both sides to float64 on values that neither has seen, and the
-        candidate's to the base's reference; returns what each side proves. Raises SideError."""
+        candidate's to the base's reference; returns what each side proves. reference_of_base: the
+        base gives its reference alone, and no result. Raises SideError."""
         # One after the other: in float64 a large case takes much of the device's memory.
         seed = new_seed()
-        proofs = {
-            side: self.ask(side, "verify", benchmark.name, seed, timeout=READY)
-            for side in self.order
-        }
+        proofs = {}
+        for side in self.order:
+            method = "reference" if reference_of_base and side == BASE else "verify"
+            proofs[side] = self.ask(side, method, benchmark.name, seed, timeout=READY)
         if not benchmark.factory:
             self._hold_to_base(proofs)
         return proofs
@@ -305,47 +308,10 @@ class Pair:
             raise ClockError(name, text)
         return fastest
 
-    def layouts(
-        self, benchmark: Benchmark, side: str = CANDIDATE, names: Sequence[str] | None = None
-    ) -> dict[str, Ratio]:
-        """How many times as long a side's calls take in the benchmark's layouts, or in some of
-        them, as on contiguous inputs. Raises SideError."""
-        layouts = tuple(benchmark.layouts if names is None else names)
-        if not layouts:
-            return {}
-        with self._timing():
-            ratios: dict[str, Ratio] = self.ask(
-                side, "layouts", benchmark.name, layouts, timeout=READY
-            )
-        return ratios
-
-    def alone(
-        self, benchmark: Benchmark, effort: Effort
-    ) -> tuple[dict[str, float], dict[str, int], dict[str, Ratio]]:
-        """Of a benchmark that only the candidate has: the median seconds of some turns, by metric,
-        what is counted, and times on other layouts. Its results are verified.
-
-        Raises SideError, or ValueError where a turn does not give a time of every metric.
-        """
-        ask, name = partial(self.ask, CANDIDATE), benchmark.name
-        ask("begin", name, tuple(benchmark.slowdowns), timeout=READY)
-        proofs = ask("verify", name, new_seed(), timeout=READY)
-        if benchmark.untimed:
-            ask("end", name)
-            return {}, {}, {}
-        counted = ask("counted", name)
-        standard = proofs if benchmark.factory else None
-        ask("make_ready", name, standard, effort.first, timeout=READY)
-        count = effort.of(benchmark)
-        turns = [self._turn(CANDIDATE, benchmark, new_seed(), index) for index in range(count)]
-        if not benchmark.factory:
-            ask("proofs", name, timeout=READY)
-        if benchmark.layouts:
-            ask("compile_layouts", name, tuple(benchmark.layouts), timeout=READY)
-        layouts = self.layouts(benchmark)
-        ask("end", name)
-        seconds = {m: median(turn[m] for turn in turns) for m in benchmark.slowdowns}
-        return seconds, counted, layouts
+    def verify_new(self, benchmark: Benchmark) -> None:
+        """Verify the results of a benchmark that only the candidate has. Raises SideError."""
+        self.ask(CANDIDATE, "begin", benchmark.name, tuple(benchmark.slowdowns), timeout=READY)
+        self.ask(CANDIDATE, "verify", benchmark.name, new_seed(), timeout=READY)
 
     # -- a block ----------------------------------------------------------------------------
 
@@ -408,16 +374,14 @@ class Pair:
 
 
 def make_side(
-    worker: Worker, device: torch.device, registered: Registered, **more: Mapping[str, float]
+    worker: Worker, device: torch.device, registered: Registered, slowdowns: Mapping[str, float]
 ) -> None:
-    """Make a worker's `Side`, under the key ``side``; more: its further arguments."""
+    """Make a worker's `Side`, under the key ``side``."""
     worker.make(
         "side",
         FACTORY,
         timeout=READY,
         device=str(device),
-        package=registered.package,
-        more=registered.factory,
-        team_ops=registered.team_ops,
-        **more,
+        registered=registered,
+        slowdowns=dict(slowdowns),
     )

@@ -200,7 +200,7 @@ def verify(path: Path, repository: Repository, options: Options, judges: Iterabl
     if options.device and report.device.partition(" ")[0] != options.device.partition(":")[0]:
         raise UsageError(f"{path} is of {report.device}, not of {options.device}: gate there")
     if report.judge not in (*(base.label for base in report.bases), *judges):
-        raise UsageError(f"{path} is by another judge, {report.judge}: name it with --judge")
+        raise UsageError(f"{path} is by another judge, {report.judge}: verify it with that one")
     if report.only and not (options.op and {*options.op} <= {*report.only}):
         raise UsageError(f"{path} compares {', '.join(report.only)} alone (--op): gate all of it")
     commits = {base.commit for base in report.bases}

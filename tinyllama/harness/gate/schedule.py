@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 
@@ -42,61 +42,47 @@ def timing_processor(device: torch.device) -> int:
     )
 
 
-@contextmanager
-def opened(
-    trees: Sequence[Tree], device: torch.device, registered: Registered, count: int = 1
-) -> Iterator[list[Pair]]:
-    """Fresh pairs, ready to be asked, for a `with` statement. Raises SideError."""
-    pairs = [Pair(trees, device, registered) for _ in range(count)]
-    try:
-        open_all(pairs)
-        yield pairs
-    finally:
-        close_pairs(pairs)
-
-
-def open_all(pairs: Sequence[Pair]) -> None:
-    """Open several pairs at once. Raises the SideError of the first that cannot be opened."""
-    with ThreadPoolExecutor(len(pairs)) as pool:
-        list(pool.map(lambda pair: pair.open(), pairs))
-
-
-def close_pairs(pairs: Sequence[Pair]) -> None:
-    close_all([worker for pair in pairs for worker in pair.workers.values()])
-
-
 class PairPool:
-    """`opened`, for machines with spare processors: the next pairs start while some are used.
+    """Opens fresh pairs of processes. On machines with spare processors the next pairs start while
+    some are used, and the last ones end while the next ones begin.
 
     Until they are asked they only import, without touching a device, on other processors than the
-    timed one. The last pairs end while the next ones begin. pairs: how many start ahead; importing
-    takes longer than a block of one benchmark.
+    timed one. ahead: how many pairs start ahead; importing takes longer than a block of one
+    benchmark.
     """
 
-    def __init__(self, timed: int, pairs: int) -> None:
-        self.pairs = pairs
+    def __init__(self, timed: int, ahead: int | None = None) -> None:
+        processors = len(os.sched_getaffinity(0))
+        spare = min(AHEAD, processors // 3) if processors >= PROCESSORS else 0
+        self.ahead = spare if ahead is None else ahead
         self._timed = timed
         self._next: deque[Pair] = deque()
         self._pool = ThreadPoolExecutor(1)
         self._ending: Future[None] | None = None
 
+    def __enter__(self) -> PairPool:
+        return self
+
     @contextmanager
-    def __call__(
+    def pairs(
         self, trees: Sequence[Tree], device: torch.device, registered: Registered, count: int = 1
     ) -> Iterator[list[Pair]]:
+        """Fresh pairs, ready to be asked, for a `with` statement. Raises SideError."""
         pairs = [
             self._next.popleft() if self._next else Pair(trees, device, registered)
             for _ in range(count)
         ]
         try:
-            with _without(self._timed):  # they import while these are opened
-                while len(self._next) < self.pairs:
+            with _without(self._timed) if self.ahead else nullcontext():
+                while len(self._next) < self.ahead:  # they import while these are opened
                     self._next.append(Pair(trees, device, registered, PRELOAD))
             open_all(pairs)
             yield pairs
         finally:
             self._wait()
             self._ending = self._pool.submit(close_pairs, pairs)
+            if not self.ahead:
+                self._wait()
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -118,7 +104,7 @@ class PairPool:
         if ending is not None:
             ending.result()
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End all processes."""
         try:
             self._wait()
@@ -128,18 +114,14 @@ class PairPool:
             self._pool.shutdown()
 
 
-@contextmanager
-def launcher(timed: int) -> Iterator[Callable[..., AbstractContextManager[list[Pair]]]]:
-    """A function that opens pairs on this machine. timed: both sides are pinned to it."""
-    processors = len(os.sched_getaffinity(0))
-    if processors < PROCESSORS:
-        yield opened
-        return
-    pool = PairPool(timed, min(AHEAD, processors // 3))
-    try:
-        yield pool
-    finally:
-        pool.close()
+def open_all(pairs: Sequence[Pair]) -> None:
+    """Open several pairs at once. Raises the SideError of the first that cannot be opened."""
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        list(pool.map(lambda pair: pair.open(), pairs))
+
+
+def close_pairs(pairs: Sequence[Pair]) -> None:
+    close_all([worker for pair in pairs for worker in pair.workers.values()])
 
 
 @contextmanager

@@ -1,20 +1,39 @@
 """The input of a comparison, and the state of each benchmark in it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from statistics import mean, median
 from typing import Any
 
 import torch
 
-from tinyllama.harness.gate.benchmarks import Benchmark, Registered
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
 from tinyllama.harness.gate.calibrate import Noise
+from tinyllama.harness.gate.counters import FIRST_CALL_SECONDS, seconds_figure
 from tinyllama.harness.gate.device_guard import DeviceGuard
-from tinyllama.harness.gate.metric import Series
+from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, Series
 from tinyllama.harness.gate.pair import Effort, Pair, Tree
-from tinyllama.harness.gate.schedule import PairPool, opened
+from tinyllama.harness.gate.sequential_test import Call
 from tinyllama.harness.gate.waivers import Waivers
-from tinyllama.harness.records.verdict import Figure, Verdict
+from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
+
+FIRST_CALL = "first_call_seconds"
+
+
+class Stages(dict[str, float]):
+    """Seconds by the name of a stage. Its parts are named ``stage: part`` and count in it too."""
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Add the seconds of a `with` block."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self[name] = self.get(name, 0.0) + time.monotonic() - began
 
 
 @dataclass(frozen=True)
@@ -34,16 +53,15 @@ class Affected:
 class Setting:
     """The input of a comparison.
 
-    affected: of all benchmarks, by name, those that may differ; the others are IDENTICAL.
+    affected: of all benchmarks, by name, those that may differ; the others are IDENTICAL. pairs,
+    ahead: as of `PairPool`; while nothing is timed, pairs that were started ahead are opened.
     toolchains: the interpreters are compared, not the trees. measure_all: time identical
     benchmarks too, for A/A blocks. audit: how many IDENTICAL benchmarks are timed all the same.
-    all_verdicts: decide each benchmark, also after one is SLOWER. only: whether a name is compared.
-    ops: the only ones that are compared; empty: all benchmarks. processor: both sides are pinned to
-    it in their turns. at_once: how many pairs prepare benchmarks at the same time; one at a time is
-    timed. seconds: by stage, what came before. contents: a digest of all that is in a tree.
-    use_device, wait_until_idle: called once, before a benchmark is prepared, and before one is
-    timed; they return why that cannot be, or None.
-    say: prints a line; doing: is told what takes time now.
+    all_verdicts: decide each benchmark, also after one is SLOWER. ops: the only ones that are
+    compared; empty: all benchmarks. processor: both sides are pinned to it in their turns. at_once:
+    how many pairs prepare benchmarks at the same time; one at a time is timed. seconds: by stage,
+    what came before. contents: a digest of all that is in a tree. say: prints a line; doing: is
+    told what takes time now.
     """
 
     base: Tree
@@ -52,29 +70,22 @@ class Setting:
     registered: Registered
     noise: Noise
     accepted: Waivers
-    watch: DeviceGuard
+    guard: DeviceGuard
     affected: Callable[[Sequence[Benchmark]], Mapping[str, Affected]]
+    pairs: Callable[..., AbstractContextManager[list[Pair]]]
+    ahead: Callable[[], AbstractContextManager[None]] = nullcontext
     toolchains: bool = False
     measure_all: bool = False
     audit: int = 0
     all_verdicts: bool = False
-    only: Callable[[str], bool] | None = None
     ops: tuple[str, ...] = ()
     processor: int | None = None
     at_once: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
-    contents: Callable[[Tree], str] | None = None
+    contents: Callable[[Tree], str] = lambda tree: ""
     effort: Effort | None = None
-    use_device: Callable[[], str | None] = lambda: None
-    wait_until_idle: Callable[[], str | None] = lambda: None
     say: Callable[[str], None] = lambda line: None
     doing: Callable[[str], None] = lambda text: None
-    pairs: Callable[..., AbstractContextManager[list[Pair]]] = opened
-
-    def ahead(self) -> AbstractContextManager[None]:
-        """While others are prepared, and nothing is timed, pairs that were started ahead make their
-        first use of the device."""
-        return self.pairs.opening() if isinstance(self.pairs, PairPool) else nullcontext()
 
 
 @dataclass
@@ -103,13 +114,97 @@ class BenchmarkState:
     def blocks(self) -> int:
         return min((len(series.statistics) for series in self.series.values()), default=0)
 
+    @property
+    def again(self) -> int:
+        return min((len(series.again) for series in self.series.values()), default=0)
+
+    def settle(self, outcome: Outcome, text: str) -> None:
+        self.verdict = Verdict(self.name, outcome, text, tuple(self.figures))
+
+    def has(self, outcome: Outcome) -> bool:
+        return self.verdict is not None and self.verdict.outcome is outcome
+
     def settled(self, metric: str) -> Figure | None:
         """The figure of a metric, once it is decided."""
         return next((figure for figure in self.figures if figure.metric == metric), None)
 
+    # -- its blocks -------------------------------------------------------------------------
+
+    def look(self, *, last: bool) -> None:
+        """Decide the metrics that can be decided. Once one is SLOWER, the others take no more
+        blocks: the benchmark is decided."""
+        calls = {
+            metric: (series, series.look(), series.work_figure(metric))
+            for metric, series in self.series.items()
+            if self.settled(metric) is None
+        }
+        last |= any(call is Call.SLOWER or work for _, call, work in calls.values())
+        for metric, (series, call, work) in calls.items():
+            self.figures += [work] if work else []
+            waits = call is Call.MORE or (series.suspect and call is not Call.SLOWER)
+            if last or not waits:
+                self.figures.append(series.figure(metric, call))
+
     @property
-    def again(self) -> int:
-        return min((len(series.again) for series in self.series.values()), default=0)
+    def shows_slowdown(self) -> bool:
+        return any(
+            mean(series.statistics) > series.rule.tolerance / 2 or series.suspect
+            for metric, series in self.series.items()
+            if self.settled(metric) is None
+        )
+
+    def conclude(self, accepted: float) -> None:
+        """Settle it by its figures, with that of its first calls in the fresh processes of blocks.
+        accepted: which share more these may take."""
+        if self.settled(FIRST_CALL) is None:
+            seconds = {
+                side: median(calls[side] for calls in self.first_calls)
+                for side in (BASE, CANDIDATE)
+            }
+            self.figures.append(seconds_figure(FIRST_CALL, seconds, accepted, FIRST_CALL_SECONDS))
+        shown = [
+            figure
+            for figure in self.figures
+            if figure.metric in self.series or figure.outcome is not Outcome.SAME
+        ]
+        outcome = worst(figure.outcome for figure in self.figures)
+        self.settle(outcome, "; ".join(figure.text for figure in shown))
+
+    def so_far(self) -> str:
+        if not self.blocks:
+            return "it was not measured"
+        means = (f"{m} {math.expm1(mean(s.statistics)):+.2%}" for m, s in self.series.items())
+        text = f"so far {', '.join(means)} in {self.blocks} blocks"
+        return f"{text}, which was not confirmed" if self.unconfirmed else text
+
+    # -- a slowdown -------------------------------------------------------------------------
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether times are SLOWER, and were not confirmed in fresh blocks."""
+        return self.has(Outcome.SLOWER) and self.needs_again > 0
+
+    @property
+    def needs_again(self) -> int:
+        """How many fresh blocks its SLOWER times still need."""
+        slower = {
+            figure.metric.removeprefix(ALL_WORK)
+            for figure in self.figures
+            if figure.outcome is Outcome.SLOWER
+        }
+        return max((s.needs_again for m, s in self.series.items() if m in slower), default=0)
+
+    def confirm(self) -> None:
+        """Hold each time that is SLOWER to the fresh blocks, once."""
+        for place, figure in enumerate(self.figures):
+            series = self.series.get(figure.metric.removeprefix(ALL_WORK))
+            if figure.outcome is Outcome.SLOWER and series and "confirmed" not in figure.text:
+                self.figures[place] = series.confirm(figure)
+
+    @property
+    def is_slower_on_device(self) -> bool:
+        figure = self.settled(DEVICE)
+        return figure is not None and figure.outcome is Outcome.SLOWER
 
     def report(self) -> dict[str, Any]:
         """All of it, for a file."""

@@ -9,11 +9,16 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+_SCRATCH, _ALIVE = "tinyllama-gate-", "alive.lock"  # a folder, and a file in it
+_FRESH = 60.0  # seconds
 _SUBMODULE = "160000"  # git's mode of one
 # A hook's variables may name another repository; the others change what a path or a commit means.
 _KEPT_VARIABLES = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
@@ -114,6 +119,14 @@ class Repository:
             return None
         return self.git("cat-file", "blob", f"{tree}:{name}")
 
+    def may_declare(self, tree: str, op: str) -> bool:
+        """Whether a Python file of a tree has this word, or puts names of ops together."""
+        python = ("--", "*.py")
+        if self.git("grep", "-lwFe", op, tree, *python, finds=True):
+            return True
+        calls = self.git("grep", "-hA1", "-e", "Op(", tree, *python, finds=True)
+        return re.search(r"\bOp\(\s*[^\s\"']", calls) is not None
+
     def has(self, tree: str, path: str) -> bool:
         """Whether a tree has a file or a folder."""
         return bool(self.git("ls-tree", tree, "--", path))
@@ -169,10 +182,15 @@ class Repository:
             yield Path(folder) / "index"
 
     def git(
-        self, *args: str, index: Path | None = None, at: Path | None = None, feed: str = ""
+        self,
+        *args: str,
+        index: Path | None = None,
+        at: Path | None = None,
+        feed: str = "",
+        finds: bool = False,
     ) -> str:
         """What git prints. index: in the place of the checkout's. at: the folder of the files.
-        feed: what git reads. Raises SnapshotError."""
+        feed: what git reads. finds: status 1 says that nothing was found. Raises SnapshotError."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -197,10 +215,24 @@ class Repository:
             )
         except FileNotFoundError as error:
             raise SnapshotError("git is not installed: a base is read with it") from error
-        if done.returncode:
+        if done.returncode and not (finds and done.returncode == 1):
             said = " ".join(os.fsdecode(done.stderr).split()) or f"status {done.returncode}"
             raise SnapshotError(f"{where} cannot be read as a checkout of git: {said}")
         return os.fsdecode(done.stdout)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder of this process, which holds a lock in it. Folders that killed processes
+    left, whose locks nobody holds, are removed."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{_ALIVE}"):
+        with suppress(OSError, Timeout):
+            if time.time() - lock.stat().st_mtime > _FRESH:  # else its process may not hold it yet
+                with FileLock(lock, timeout=0):
+                    shutil.rmtree(lock.parent)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as name, FileLock(Path(name) / _ALIVE):
+        (folder := Path(name) / "files").mkdir()
+        yield folder
 
 
 @contextmanager
@@ -208,8 +240,8 @@ def opened(folder: Path, reports: Sequence[Path] = ()) -> Iterator[Repository]:
     """The checkout that a folder is in, for a `with` statement. Raises SnapshotError."""
     if not folder.is_dir():
         raise SnapshotError(f"{folder}: no such folder; name that of a checkout")
-    with tempfile.TemporaryDirectory(prefix="gate-git-") as scratch:
-        yield Repository(folder, Path(scratch), reports)
+    with scratch() as files:
+        yield Repository(folder, files, reports)
 
 
 def module_file(root: Path, module: str) -> Path | None:

@@ -36,7 +36,6 @@ from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.measure.clock import Clock
 from tinyllama.harness.measure.launches import launches
 from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResultError
-from tinyllama.harness.records.entries import Ratio
 
 SPIN = 1.4  # times the time to enqueue a call; the device spins before each call that is timed
 CALLS = 7  # in a row; the first counts as work, and not among the fastest
@@ -71,11 +70,10 @@ class TimedCall(OpContender):
         self.row_clock = Clock(self.clock.queue, longer=SPIN)
         self.clocked = DEVICE in metrics and self.device.type != "cpu"
         self.repeated = DEVICE if self.device.type == "cpu" else HOST if HOST in metrics else None
-        self.masters: dict[str, Inputs] = {}  # by layout: drawn once, since drawing is slow
+        self.master: Inputs | None = None  # drawn once, since drawing is slow
         self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
         self.seed = self.place = 0  # of the values of a turn; of the call that is prepared
         self.retained: _Call | None = None  # of the last turn, where the judge asked for it
-        self.share = self.extra = 0.0  # added work: a share of a call, seconds on the device
         self.kept_bytes = 0  # by the first call, for later ones
 
     def run_once(self) -> None:
@@ -103,7 +101,6 @@ class TimedCall(OpContender):
         call_number: any number; the call of that number, modulo their number, keeps its results for
         `proofs`. On the device's clock that is always the call whose time is the figure.
         """
-        self._calibrate()
         self.seed, self.retained, readings = seed, None, dict[str, float]()
         choice = (
             -1
@@ -187,6 +184,12 @@ class TimedCall(OpContender):
             raise WrongResultError(f"{self.case}: {error}") from error
         return self._proven(results, inputs, "")
 
+    def reference(self, seed: int) -> dict[str, Proof]:
+        """What the reference gives on the values of a seed."""
+        self.seed = seed
+        inputs = self._varied(_copies(self._master()), 0)
+        return self._proven(evaluate(self.op, self.op["eager"].call, inputs), inputs, "")
+
     def proofs(self) -> dict[str, Proof]:
         """Hold the results of the call that the last turn kept to float64. Raises
         WrongResultError, ValueError where none was kept."""
@@ -216,34 +219,6 @@ class TimedCall(OpContender):
         names = (sorted(op.outputs), sorted(op.differentiable), op.mutated)
         return digest([*tensors_of(drawn)], names, sorted(drawn.params.items()), list(drawn.args))
 
-    # -- other layouts ----------------------------------------------------------------------
-
-    def compile_layouts(self, names: Sequence[str]) -> None:
-        """Compile what calls on other layouts need, and verify their results; none is timed."""
-        for name in ("contiguous", *names):
-            self._give(self.passes[-1], name)
-            self._run()
-            inputs = _copies(self._master())
-            if self.layout == self.declared_layout:
-                self._varied(inputs, self.place)
-            self._proven(self._collected(), inputs, f"{name} inputs: ")
-        self._keep_declared_layout()
-        self._forget()
-
-    def layouts(self, names: Sequence[str], rounds: int) -> dict[str, Ratio]:
-        """How many times as long a call takes in these layouts as on contiguous inputs."""
-        try:
-            return super().layouts(names, rounds)
-        finally:
-            self._keep_declared_layout()
-
-    def _keep_declared_layout(self) -> None:
-        """Return to the declared layout, and drop the inputs of others."""
-        self.layout = self.declared_layout
-        self.masters = {
-            name: master for name, master in self.masters.items() if name == self.declared_layout
-        }
-
     # -- what is counted --------------------------------------------------------------------
 
     def launched(self) -> list[Launched]:
@@ -258,7 +233,6 @@ class TimedCall(OpContender):
     def counted(self) -> dict[str, int]:
         if self.device.type == "cpu":
             return {}
-        self._calibrate()
         self._prepare(self.passes[-1])
         peak = self._peak()
         self._prepare(self.passes[-1])
@@ -268,59 +242,28 @@ class TimedCall(OpContender):
 
     def profile(self) -> dict[str, tuple[int, float]]:
         """By kernel of one call: how often it ran, and its seconds in all."""
-        self._calibrate()
         self._prepare(self.passes[-1])
         return launches(self._run, self.device).by_name
-
-    # -- work that is added, to see the gate find it ----------------------------------------
-
-    def slow_down(self, share: float) -> None:
-        """Add work that takes a share of the call's time: of device time, read before the first
-        turn, where that is a metric; else of each call's own time on the host."""
-        self.share = share
-
-    def _calibrate(self, readings: int = 5) -> None:
-        """Read the device time of a call. In a turn, since while this is made the other side is
-        made on the same device."""
-        if self.share and self.clocked and not self.extra:
-            read = [
-                self.clock.read(self._run, self._prepare_last).device for _ in range(1 + readings)
-            ]
-            self.extra = self.share * statistics.median(read[1:])
 
     # -- one call ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        began = time.perf_counter() if self.share else 0.0
         with torch.autograd.set_multithreading_enabled(False):
             super()._run()
-        if self.extra:
-            self.clock.queue.spin(self.extra)
-        elif self.share and not self.clocked:
-            keep_busy(self.share * (time.perf_counter() - began))
-
-    def _check(self) -> None:
-        """Calls on other layouts were verified when they were compiled."""
-
-    def _shrink(self) -> None:
-        """Keep all memory: no check of this class takes much."""
 
     # -- inputs -----------------------------------------------------------------------------
 
     def _fresh(self, layout: str = "") -> Inputs:
         """The inputs of the next call: with the values of this turn, in the memory that is kept for
-        its place; or in another layout."""
-        self.layout = layout or self.declared_layout
-        if self.layout != self.declared_layout:
-            return _copies(self._master())
+        its place."""
         if self.place not in self.places:
             self.places[self.place] = _copies(self._master())
         return self._varied(self.places[self.place], self.place)
 
     def _master(self) -> Inputs:
-        if self.layout not in self.masters:
-            self.masters[self.layout] = self._drawn()
-        return self.masters[self.layout]
+        if self.master is None:
+            self.master = self._drawn()
+        return self.master
 
     def _varied(self, into: Inputs, place: int) -> Inputs:
         """Write the values of this turn's call into inputs."""
@@ -358,10 +301,3 @@ def tensors_of(inputs: Inputs) -> Iterator[torch.Tensor]:
     for value in (*inputs.args.values(), *inputs.upstream.values()):
         tensors = value if isinstance(value, list) else [value]
         yield from (tensor for tensor in tensors if tensor is not None)
-
-
-def keep_busy(seconds: float) -> None:
-    """Keep the host busy."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass

@@ -3,12 +3,13 @@
 Kernels of Triton are interpreted on a CPU, where their time says nothing and their results do.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from tinyllama.harness.check.cases import OpCase, elements, op_cases
-from tinyllama.harness.check.evaluate import evaluate
+from tinyllama.harness.check.evaluate import Inputs, evaluate
 from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.judge import faults, run_case
 from tinyllama.harness.gate.timed_call import tensors_of
@@ -36,25 +37,37 @@ class Untimed:
     def verify(self, seed: int) -> dict[str, Proof]:
         """Hold the results of each case, on inputs from a seed, to the reference, on memory that is
         guarded; returns the proofs by case and result. Raises WrongResultError."""
-        candidate = Candidate(
-            self.candidate.op, self.candidate.provider, self.candidate.device, seed
+        return self._proofs(seed, self._right_results)
+
+    def reference(self, seed: int) -> dict[str, Proof]:
+        """What the reference gives for each case, on inputs from a seed."""
+        eager = self.candidate.op["eager"].call
+        return self._proofs(
+            seed, lambda candidate, case, inputs: evaluate(candidate.op, eager, inputs)
         )
+
+    def _right_results(self, candidate: Candidate, case: OpCase, inputs: Inputs) -> Results:
+        run = run_case(candidate, inputs)
+        if run.error or run.out_of_bounds or candidate.wrong(case, run.results, inputs):
+            messages = (f"{f.case}: {f.check}: {f.message}" for f in faults(candidate, case))
+            raise WrongResultError(next(messages, f"{case}: it is wrong in one of two equal calls"))
+        return run.results
+
+    def _proofs(
+        self, seed: int, results_of: Callable[[Candidate, OpCase, Inputs], Results]
+    ) -> dict[str, Proof]:
+        candidate = replace(self.candidate, seed=seed)
         proofs: dict[str, Proof] = {}
         for case in self._cases():
             inputs = candidate.inputs(case)
-            run = run_case(candidate, inputs)
-            if run.error or run.out_of_bounds or candidate.wrong(case, run.results, inputs):
-                messages = (f"{f.case}: {f.check}: {f.message}" for f in faults(candidate, case))
-                raise WrongResultError(
-                    next(messages, f"{case}: it is wrong in one of two equal calls")
-                )
+            results = results_of(candidate, case, inputs)
             eager, slack = candidate.op["eager"].call, candidate.provider.slack_in(case.dtype)
             reference = evaluate(candidate.op, eager, inputs)
             exact = evaluate(candidate.op, eager, inputs.double())
             of_inputs = digest([*tensors_of(inputs)], sorted(inputs.params.items()))
             proofs |= {
                 f"{case}: {name}": replace(proof, inputs=of_inputs)
-                for name, proof in _proofs(run.results, reference, exact, SLACK * slack).items()
+                for name, proof in _proofs(results, reference, exact, SLACK * slack).items()
             }
         return proofs
 

@@ -1,44 +1,90 @@
-"""A wave of blocks: as many fresh pairs as may work at the same time each give one block of every
-benchmark that is undecided.
+"""The processes of a comparison, and waves of blocks: as many fresh pairs as may work at the same
+time each give one block of every benchmark that is undecided.
 
 So a look costs one start of processes, not four. All pairs make a benchmark ready at once. Then,
 with nothing else at work, one after the other is timed. Then all hold the results of a timed call
 to the reference.
 """
 
-from __future__ import annotations
-
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE
-from tinyllama.harness.gate.counters import layout_figures, layouts_missed
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Stopped
 from tinyllama.harness.gate.metric import Block, ClockError
 from tinyllama.harness.gate.pair import WARM_UP, Effort, Pair, SideError
-from tinyllama.harness.gate.setting import BenchmarkState, Setting
-from tinyllama.harness.records.verdict import Figure
+from tinyllama.harness.gate.setting import BenchmarkState, Setting, Stages
+from tinyllama.harness.machine.worker import all_ended
+from tinyllama.harness.records.verdict import Outcome, Verdict
 
 LOOKED = 10.0  # seconds between checks for other work on the device
 
 
-class Comparison(Protocol):
-    """What a wave needs of the comparison that it is a part of (`session.Session`)."""
+class Processes:
+    """Pairs of processes for a comparison, how long its stages took, and what their errors mean.
 
-    setting: Setting
-    effort: Effort
-    launched: int
+    stage: that of now. launched: blocks.
+    """
 
-    def pairs(self, count: int = 1) -> AbstractContextManager[list[Pair]]: ...
-    def working(self, pair: Pair) -> Pair: ...
-    def part(self, name: str) -> AbstractContextManager[None]: ...
-    def errors_as_verdict(self, state: BenchmarkState) -> AbstractContextManager[None]: ...
-    def allowed(self, state: BenchmarkState) -> Callable[[str], tuple[float, int]]: ...
-    def others_wait(self, states: Sequence[BenchmarkState]) -> bool: ...
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.trees = (setting.base, setting.candidate)
+        self.effort = setting.effort or Effort.on(setting.device)
+        self.seconds = Stages(setting.seconds)  # those before the comparison too
+        self.stage, self.launched = "", 0
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the seconds of a `with` block to those of a stage."""
+        self.stage = stage
+        self.setting.doing(f"{stage}: starting both sides")
+        with self.seconds.of(stage):
+            yield
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Add the seconds of a `with` block to those of a part of the stage."""
+        return self.seconds.of(f"{self.stage}: {name}")
+
+    @contextmanager
+    def pairs(self, count: int = 1) -> Iterator[list[Pair]]:
+        """Fresh pairs. Where a side cannot start, the comparison stops."""
+        setting, starting = self.setting, ExitStack()
+        try:
+            starting.enter_context(self.part("start processes"))
+            arguments = (self.trees, setting.device, setting.registered, count)
+            with starting, setting.pairs(*arguments) as pairs:
+                starting.close()
+                yield pairs
+        except SideError as error:
+            if all_ended():
+                raise
+            raise Stopped(Verdict(error.side, Outcome.NOT_JUDGED, error.words)) from error
+
+    def working(self, pair: Pair) -> Pair:
+        """The pair, with fresh workers where one of them failed."""
+        if pair.failed:
+            pair.restart()
+        return pair
+
+    @contextmanager
+    def errors_as_verdict(self, state: BenchmarkState) -> Iterator[None]:
+        """An error with one benchmark is its verdict; the others continue."""
+        block = f", block {self.launched}" if self.launched else ""
+        self.setting.doing(f"{self.stage}: {state.name}{block}")
+        try:
+            yield
+        except SideError as error:
+            if all_ended():
+                raise
+            accused = error.wrong and error.side == CANDIDATE  # the base's error is not its fault
+            outcome = Outcome.WRONG_RESULT if accused else Outcome.NOT_JUDGED
+            state.settle(outcome, error.words)
+        except ValueError as error:
+            state.settle(Outcome.MISSING, str(error))
 
 
 @dataclass
@@ -53,35 +99,35 @@ class Launch:
 class Wave:
     """Blocks of some benchmarks, each by a pair of its own.
 
-    launches: by benchmark, of those whose every pair gave a block. layouts: by benchmark, the
-    figures on other layouts, of a first block. disturbed: why the blocks do not count. accused:
-    that of which a side's clock disagreed with this process's; base_accused: it was the base's.
+    launches: by benchmark, of those whose every pair gave a block. disturbed: why the blocks do not
+    count. accused: that of which a side's clock disagreed with this process's; base_accused: it was
+    the base's.
     """
 
-    session: Comparison
+    processes: Processes
     count: int
     launches: dict[str, list[Launch]] = field(default_factory=dict)
-    layouts: dict[str, list[Figure]] = field(default_factory=dict)
     disturbed: str | None = None
     accused: BenchmarkState | None = None
     base_accused: bool = False
     _looked: float = field(default_factory=time.monotonic)
 
-    def take(self, states: Sequence[BenchmarkState]) -> None:
-        """Take a block of each benchmark from each pair, until the device is disturbed."""
-        session, setting = self.session, self.session.setting
-        with session.pairs(self.count) as pairs, ThreadPoolExecutor(self.count) as pool:
+    def take(self, states: Sequence[BenchmarkState], *, others_wait: bool) -> None:
+        """Take a block of each benchmark from each pair, until the device is disturbed.
+        others_wait: for pairs that were started ahead."""
+        processes, setting = self.processes, self.processes.setting
+        with processes.pairs(self.count) as pairs, ThreadPoolExecutor(self.count) as pool:
             for pair in pairs:
                 pair.processor = setting.processor
-                pair.leading = (BASE, CANDIDATE)[session.launched % 2]
-                session.launched += 1
-            warm_up = max(WARM_UP, session.effort.first)
+                pair.leading = (BASE, CANDIDATE)[processes.launched % 2]
+                processes.launched += 1
+            warm_up = max(WARM_UP, processes.effort.first)
             for state in states:
-                last = state is states[-1]
-                ahead = setting.ahead() if last and session.others_wait(states) else nullcontext()
-                with session.errors_as_verdict(state):
+                ahead = others_wait and state is states[-1]
+                with processes.errors_as_verdict(state):
                     try:
-                        self._take(pairs, state, pool, warm_up, ahead)
+                        context = setting.ahead() if ahead else nullcontext()
+                        self._take(pairs, state, pool, warm_up, context)
                     except SideError as error:
                         if not (error.memory and self.count > 1):
                             raise
@@ -104,18 +150,18 @@ class Wave:
     ) -> None:
         """A block of a benchmark from each pair. Raises the first error, after all pairs have
         ended with it."""
-        session, benchmark = self.session, state.benchmark
+        processes, benchmark = self.processes, state.benchmark
 
         def make_ready(pair: Pair) -> Launch:
-            pair = session.working(pair)
+            pair = processes.working(pair)
             return Launch(pair.make_ready(benchmark, state.proofs, warm_up))
 
         try:
-            with session.part("make ready"):
+            with processes.part("make ready"):
                 launches = _all(pool, make_ready, pairs)
             for pair, launch in zip(pairs, launches, strict=True):
                 launch.block = self._timed(pair, state)
-            with session.part("compare results"), ahead:
+            with processes.part("compare results"), ahead:
                 _all(pool, lambda pair: pair.hold_results(benchmark), pairs)
         except BaseException:
             for pair in pairs:
@@ -135,28 +181,20 @@ class Wave:
 
     def _timed(self, pair: Pair, state: BenchmarkState) -> Block:
         """The turns of a benchmark that is ready. In its first block also the seconds of a call by
-        this process's clock, and the times on other layouts."""
-        session, benchmark = self.session, state.benchmark
-        if not state.series and state.name not in self.layouts:
-            if not benchmark.factory:
-                with session.part("judge's clock"):
-                    state.paces = {side: pair.pace(side, benchmark) for side in (BASE, CANDIDATE)}
-            accepted = session.allowed(state)("layouts")[0]
-            with session.part("layouts"):
-                ratios, bars = pair.layouts(benchmark), benchmark.layouts
-                missed = layouts_missed(ratios, bars, accepted)
-                base = pair.layouts(benchmark, BASE, missed)
-            self.layouts[state.name] = layout_figures(ratios, bars, accepted, base)
-        with session.part("turns"):
-            return pair.take(benchmark, session.effort.of(benchmark), state.paces)
+        this process's clock."""
+        processes, benchmark = self.processes, state.benchmark
+        if not (state.paces or benchmark.factory):
+            with processes.part("judge's clock"):
+                state.paces = {side: pair.pace(side, benchmark) for side in (BASE, CANDIDATE)}
+        with processes.part("turns"):
+            return pair.take(benchmark, processes.effort.of(benchmark), state.paces)
 
     def _is_disturbed(self, pairs: Sequence[Pair], *, late: bool) -> bool:
         """Whether other work was seen on the device. late: look only where that was long ago."""
         if not self.disturbed and not (late and time.monotonic() - self._looked < LOOKED):
             self._looked = time.monotonic()
-            with self.session.part("watch"):
-                pids = [pid for pair in pairs for pid in pair.pids()]
-                self.disturbed = self.session.setting.watch.during(pids)
+            pids = [pid for pair in pairs for pid in pair.pids()]
+            self.disturbed = self.processes.setting.guard.during(pids)
         return bool(self.disturbed)
 
 

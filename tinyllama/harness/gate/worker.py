@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 import tinyllama
 from tinyllama.harness.gate.benchmarks import (
     Benchmark,
-    TeamOps,
+    Registered,
     declared,
     strays,
     usual_slowdowns,
@@ -32,43 +33,26 @@ from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.machine.device import current, device_name
 from tinyllama.harness.machine.worker import PRELOADED, caches_in
 from tinyllama.harness.measure.op_contender import loaded
-from tinyllama.harness.measure.rounds import FEWEST_ROUNDS
-from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import versions
 
 
 class Side:
-    """One side of the comparison, in its worker.
+    """One side of the comparison, in its worker, whose current folder is its tree.
 
-    package: of the ops. more: ``module:name`` of a function that gives a device's benchmarks beside
-    those of ops. slowed: benchmark -> share of its device time that is added to each call as real
-    work, to see the gate find it; never used in a comparison. team_slowdowns: by metric, the
-    smallest slowdown that must not be called SAME, of what states none. team_ops: only these ops
-    of the tree in the current folder are benchmarks; the harness is an installed one.
+    slowdowns: by metric, the smallest slowdown that must not be called SAME, of what states none.
     """
 
     def __init__(
-        self,
-        device: str,
-        package: str,
-        files: Sequence[str] = (),
-        slowed: Mapping[str, float] | None = None,
-        more: str = "",
-        team_slowdowns: Mapping[str, float] | None = None,
-        team_ops: TeamOps | None = None,
+        self, device: str, registered: Registered, slowdowns: Mapping[str, float] | None = None
     ) -> None:
-        self.device, self.package, self.team_ops = current(device), package, team_ops
-        self.files = team_ops.paths(Path.cwd()) if team_ops else tuple(files)
-        self.slowed, self.more, self.team_slowdowns = (
-            dict(slowed or {}),
-            more,
-            dict(team_slowdowns or {}),
-        )
+        self.device, self.registered = current(device), registered
+        self.slowdowns = dict(slowdowns or {})
+        self.package, self.files = registered.package, registered.paths()
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
         began = time.perf_counter()
         loaded(self.package, self.files)
-        self.import_seconds = PRELOADED.get(package, 0.0) + time.perf_counter() - began
+        self.import_seconds = PRELOADED.get(self.package, 0.0) + time.perf_counter() - began
 
     def identity(self) -> dict[str, Any]:
         """Which code this is, by what, on what; and the seconds that its import took."""
@@ -82,27 +66,26 @@ class Side:
 
     def _root(self) -> str:
         """The folder of the code; a file of it that is from elsewhere, where there is one."""
-        if self.team_ops is None:
+        if not self.registered.own:
             return str(Path(tinyllama.__file__).resolve().parent.parent)
         root = Path.cwd().resolve()
         return next(iter(strays(root)), str(root))
 
     def benchmarks(self) -> list[Benchmark]:
-        benchmarks = declared(
-            self.device, self.package, self.files, self.team_slowdowns, self.team_ops
-        )
-        further = _imported(self.more)(self.device) if self.more else []
-        defaults = usual_slowdowns(self.device, self.team_slowdowns)
+        return self._listed
+
+    @cached_property
+    def _listed(self) -> list[Benchmark]:
+        factory, defaults = self.registered.factory, usual_slowdowns(self.device, self.slowdowns)
+        further = _imported(factory)(self.device) if factory else []
         return [
-            *benchmarks,
+            *declared(self.device, self.registered, self.slowdowns),
             *(replace(step, slowdowns=step.slowdowns or defaults) for step in further),
         ]
 
     def declarations(self) -> dict[str, str]:
         """By ``op: part``, digests of what the ops declare that decides on their providers."""
-        registry, named = loaded(self.package, self.files)
-        names = self.team_ops.providers(registry, named) if self.team_ops else registry
-        return declarations(registry[name] for name in names)
+        return declarations(op for op, _ in self.registered.ops())
 
     def pin(self, processor: int | None) -> None:
         """Pin all threads to one processor, or (None) to those of the start again."""
@@ -127,7 +110,7 @@ class Side:
 
         The name is looked up here: the other side may have it at another place of its timed cases.
         """
-        benchmark = next((listed for listed in self.benchmarks() if listed.name == name), None)
+        benchmark = next((listed for listed in self._listed if listed.name == name), None)
         if benchmark is None:
             raise ValueError(f"there is no benchmark {name!r}")
         start = time.perf_counter()
@@ -143,14 +126,18 @@ class Side:
             subject.run_once()
         seconds = time.perf_counter() - start
         self.subjects[name] = subject
-        if name in self.slowed:
-            subject.slow_down(self.slowed[name])
         return seconds
 
     def verify(self, name: str, seed: int) -> Any:
         """Hold a benchmark's results on the values of a seed to float64; returns the proofs."""
         self._give_back()
         proofs = self.subjects[name].verify(seed)
+        self._give_back()
+        return proofs
+
+    def reference(self, name: str, seed: int) -> dict[str, Proof]:
+        """What the reference of an op's benchmark gives on the values of a seed."""
+        proofs: dict[str, Proof] = self.subjects[name].reference(seed)
         self._give_back()
         return proofs
 
@@ -184,15 +171,6 @@ class Side:
         """Seconds of some calls in a row, of which the caller takes the time too."""
         seconds: float = self.subjects[name].paced(calls)
         return seconds
-
-    def compile_layouts(self, name: str, names: Sequence[str]) -> None:
-        """Compile and verify what calls in these layouts need, before `layouts` times them."""
-        self.subjects[name].compile_layouts(names)
-
-    def layouts(self, name: str, names: Sequence[str]) -> dict[str, Ratio]:
-        """How many times as long a call takes in these layouts as on contiguous inputs."""
-        ratios: dict[str, Ratio] = self.subjects[name].layouts(names, FEWEST_ROUNDS)
-        return ratios
 
     def compiled(self, name: str) -> list[str]:
         """A digest of each launch of a kernel; none on a CPU."""

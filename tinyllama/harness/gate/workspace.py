@@ -8,30 +8,30 @@ import importlib
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import tinyllama
 from tinyllama.harness.gate import affected, config, waivers
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered, TeamOps
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
 from tinyllama.harness.gate.calibrate import Noise
 from tinyllama.harness.gate.config import Config
 from tinyllama.harness.gate.device_guard import DeviceGuard
 from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.pair import Tree, make_side
 from tinyllama.harness.gate.protected_files import GATE, deleted_tests, instrument, judging_files
-from tinyllama.harness.gate.schedule import launcher, pairs_at_once, timing_processor
+from tinyllama.harness.gate.report import Base
+from tinyllama.harness.gate.schedule import PairPool, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
-from tinyllama.harness.gate.setting import Affected, Setting
+from tinyllama.harness.gate.setting import Affected, Setting, Stages
 from tinyllama.harness.gate.snapshots import Repository, Snapshot
-from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
+from tinyllama.harness.machine.progress import Progress
 
 HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
 OPS = f"{tinyllama.__name__}.ops"  # the package whose ops every repository may use
@@ -43,25 +43,20 @@ class NotJudgedError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """What to compare a snapshot with: a commit, or (None) the same tree.
+    """What to compare a snapshot with: a commit, or (where `Base.commit` is empty) the same tree.
 
-    python: the interpreter of the base. tree: git's hash of the candidate. label: the user's name
-    for the base. use_device, wait_until_idle: as of `Setting`.
+    tree: git's hash of the candidate. folder: an empty one, for both trees. seconds: by stage, of
+    earlier comparisons.
     """
 
     repository: Repository
     options: Options
     tree: str
-    label: str
-    commit: str | None
-    python: str
-    device: torch.device
+    base: Base
+    folder: Path
     guard: DeviceGuard
-    use_device: Callable[[], str | None]
-    wait_until_idle: Callable[[], str | None]
-    seconds: Stages = field(default_factory=Stages)
-    say: Callable[[str], None] = lambda line: None
-    doing: Callable[[str], None] = lambda text: None
+    seconds: Stages
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -76,108 +71,92 @@ class Prepared:
 
 @contextmanager
 def prepared(request: Request) -> Iterator[Prepared]:
-    """The comparison of a request; its folders are removed when it ends.
+    """The comparison of a request.
 
     Raises SnapshotError, and NotJudgedError, and ValueError for a configuration that is wrong.
     """
-    repository, options, device = request.repository, request.options, request.device
-    processor = timing_processor(device)
-    trees = request.seconds.of("trees")
-    with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher(processor) as pairs:
-        folder = Path(name)
-        with trees:
-            base_tree = repository.of_commit(request.commit) if request.commit else request.tree
-            differences = repository.changed(base_tree, request.tree)
-            ours = repository.has(base_tree, GATE)  # else the tree of another repository
-            rules = config.load(HARNESS) if ours else Config()
-            timing = [rules.benchmarks.partition(":")[0], *rules.timing] if rules.benchmarks else []
-            replaced = instrument(HARNESS, timing) if ours else []
-            snapshots = [
-                repository.unpack(_instrumented(repository, tree, replaced), folder / side)
-                for side, tree in ((BASE, base_tree), (CANDIDATE, request.tree))
-            ]
-            _compile_bytecode(snapshots)
-        base, candidate = (snapshot.root for snapshot in snapshots)
-        of_base, here = config.load(base, of_base=True), config.load(candidate)
-        toolchains = request.python != sys.executable
-        if not toolchains:
-            _check_dependencies(base, candidate, [difference.name for difference in differences])
-        sides = {
-            BASE: Tree(
-                BASE,
-                base,
-                request.python,
-                request.label,
-                folder / "base-caches",
-                team_slowdowns=of_base.slowdowns,
-            ),
-            CANDIDATE: Tree(
-                CANDIDATE,
-                candidate,
-                sys.executable,
-                f"tree {request.tree[:10]}",
-                folder / "candidate-caches",
-                team_slowdowns=here.slowdowns,
-            ),
-        }
-        change = affected.Change(
-            base,
-            candidate,
-            repository.changed(*(snapshot.tree for snapshot in snapshots)),
-            affected.UNRELATED if of_base.unrelated is None else of_base.unrelated,
-        )
-        project = config.project(candidate).get("project", {})
-        results = Path(options.results_dir) if options.results_dir else HARNESS / "results"
-        session = Session(
-            Setting(
-                base=sides[BASE],
-                candidate=sides[CANDIDATE],
-                device=device,
-                registered=_registered(
-                    options, rules if ours else of_base, here, (candidate, base)
-                ),
-                noise=Noise.load(results, device_name(device)),
-                accepted=waivers.load(
-                    candidate / waivers.FILE,
-                    str(project.get("version", "0")),
-                    base / waivers.FILE,
-                    device="cpu" if device.type == "cpu" else "gpu",
-                ),
-                watch=request.guard,
-                affected=lambda benchmarks: _affected(change, benchmarks, everything=options.all),
-                toolchains=toolchains,
-                audit=affected.AUDITED if change.related() else 0,
-                all_verdicts=options.all_verdicts,
-                ops=options.op,
-                processor=processor,
-                at_once=pairs_at_once(device),
-                contents=lambda tree: repr(
-                    [
-                        repository.written(snapshot)
-                        for snapshot in snapshots
-                        if snapshot.root == tree.root
-                    ]
-                ),
-                seconds=request.seconds,
-                use_device=request.use_device,
-                wait_until_idle=request.wait_until_idle,
-                say=request.say,
-                doing=request.doing,
-                pairs=pairs,
+    repository, options, device = request.repository, request.options, request.guard.device
+    with request.seconds.of("trees"):
+        base_tree = request.tree
+        if request.base.commit:
+            base_tree = repository.of_commit(request.base.commit)
+        differences = repository.changed(base_tree, request.tree)
+        ours = repository.has(base_tree, GATE)  # else the tree of another repository
+        rules = config.load(HARNESS) if ours else Config()
+        timing = [rules.benchmarks.partition(":")[0], *rules.timing] if rules.benchmarks else []
+        replaced = instrument(HARNESS, timing) if ours else []
+        snapshots = {
+            side: repository.unpack(
+                repository.replaced(tree, HARNESS, replaced) if ours else tree,
+                request.folder / side,
             )
+            for side, tree in ((BASE, base_tree), (CANDIDATE, request.tree))
+        }
+        _compile_bytecode(snapshots.values())
+    base, candidate = (snapshot.root for snapshot in snapshots.values())
+    of_base, here = config.load(base, of_base=True), config.load(candidate)
+    toolchains = request.base.python != sys.executable
+    if not toolchains:
+        _check_dependencies(base, candidate, [difference.name for difference in differences])
+
+    def tree(side: str, python: str, label: str, slowdowns: Mapping[str, float]) -> Tree:
+        caches = request.folder / f"{side}-caches"
+        return Tree(side, snapshots[side].root, python, label, caches, slowdowns)
+
+    change = affected.Change(
+        base,
+        candidate,
+        repository.changed(*(snapshot.tree for snapshot in snapshots.values())),
+        affected.UNRELATED if of_base.unrelated is None else of_base.unrelated,
+    )
+    version = str(config.project(candidate).get("project", {}).get("version", "0"))
+    results = Path(options.results_dir) if options.results_dir else HARNESS / "results"
+    processor = timing_processor(device)
+    with PairPool(processor) as pool:
+        setting = Setting(
+            base=tree(BASE, request.base.python, request.base.label, of_base.slowdowns),
+            candidate=tree(CANDIDATE, sys.executable, f"tree {request.tree[:10]}", here.slowdowns),
+            device=device,
+            registered=_registered(options, rules if ours else of_base, here, (candidate, base)),
+            noise=Noise.load(results, device_name(device)),
+            accepted=waivers.load(
+                candidate / waivers.FILE,
+                version,
+                base / waivers.FILE,
+                device="cpu" if device.type == "cpu" else "gpu",
+            ),
+            guard=request.guard,
+            affected=lambda benchmarks: _affected(change, benchmarks, everything=options.all),
+            toolchains=toolchains,
+            audit=affected.AUDITED if change.related() else 0,
+            all_verdicts=options.all_verdicts,
+            ops=options.op,
+            processor=processor,
+            at_once=pairs_at_once(device),
+            contents=lambda tree: repr(repository.written(snapshots[tree.name])),
+            seconds=request.seconds,
+            say=request.progress.line,
+            doing=request.progress,
+            pairs=pool.pairs,
+            ahead=pool.opening,
         )
         protected = [
             name
             for name in judging_files(differences, replaced)
             if _code(repository, base_tree, name) != _code(repository, request.tree, name)
         ]
-        yield Prepared(session, change, protected, deleted_tests(differences))
+        yield Prepared(Session(setting), change, protected, deleted_tests(differences))
+
+
+def without_folders(text: str, folder: Path, base: str) -> str:
+    """A text whose places are those in the repository; of the base's tree, as git writes them."""
+    return text.replace(f"{folder / CANDIDATE}/", "").replace(f"{folder / BASE}/", f"{base}:")
 
 
 def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> list[Benchmark]:
     """The benchmarks of a tree on a device, listed in a process of its own."""
     with worker.Worker("benchmarks", cwd=root) as process:
-        make_side(process, device, registered, team_slowdowns=dict(config.load(root).slowdowns))
+        make_side(process, device, registered, config.load(root).slowdowns)
         benchmarks: list[Benchmark] = process.call("side", "benchmarks")
     return benchmarks
 
@@ -185,10 +164,9 @@ def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> l
 def registered_by(rules: Config) -> Registered:
     """What the pyproject.toml of this process's harness, or of a package of ops, says is gated."""
     factory = rules.benchmarks
-    modules = (factory.partition(":")[0], *rules.timing) if factory else ()
-    for name in modules[:1]:
-        importlib.import_module(name)  # its classes are in what workers answer
-    return Registered(rules.package or OPS, factory, modules)
+    if factory:
+        importlib.import_module(factory.partition(":")[0])  # its classes are in workers' answers
+    return Registered(rules.package or OPS, factory=factory)
 
 
 def _registered(options: Options, base: Config, here: Config, trees: Sequence[Path]) -> Registered:
@@ -208,7 +186,8 @@ def _registered(options: Options, base: Config, here: Config, trees: Sequence[Pa
         raise NotJudgedError(
             "no ops are named: add --ops FILE, or [tool.tinyllama] ops to pyproject.toml"
         )
-    return Registered(OPS, team_ops=TeamOps(patterns, () if options.ops else modules, options.op))
+    named = () if options.ops else modules
+    return Registered(OPS, patterns, named, own=True, names=options.op)
 
 
 def _affected(
@@ -244,11 +223,7 @@ def _code(repository: Repository, tree: str, name: str) -> str | None:
     return affected.code_of(os.fsencode(text), kernels=True)
 
 
-def _instrumented(repository: Repository, tree: str, paths: Sequence[str]) -> str:
-    return repository.replaced(tree, HARNESS, paths) if paths else tree
-
-
-def _compile_bytecode(snapshots: Sequence[Snapshot]) -> None:
+def _compile_bytecode(snapshots: Iterable[Snapshot]) -> None:
     """Workers write none into a tree. A file that cannot be compiled fails where it is imported."""
     processes = str(max(1, len(os.sched_getaffinity(0)) // 4))  # processes
     command = (sys.executable, "-I", "-S", "-m", "compileall", "-qq", "-j", processes)

@@ -54,14 +54,14 @@ def write_whole(
     except FileExistsError:  # of ``put``
         raise
     except OSError as error:
-        kept = ""
+        place = ""
         with suppress(OSError):
             copy = Path(tempfile.mkdtemp(prefix="tinyllama-kept-")) / path.name[-40:]
             write(copy)
-            kept = f", and the new content is in {str(copy)!r}"
+            place = f", and the new content is in {str(copy)!r}"
         raise NotWrittenError(
             f"{str(path)!r} cannot be written: {error.strerror or error}; what was there before is "
-            f"unchanged{kept}: free some space, or name another place"
+            f"unchanged{place}: free some space, or name another place"
         ) from error
 
 

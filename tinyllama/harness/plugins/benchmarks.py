@@ -16,7 +16,9 @@ Exit status: pytest's own where that is neither 0 nor 5 (1: a test failed; 2: in
 that of the worst verdict. Each verdict is a test case too, in the summary and in JUnit.
 """
 
+import warnings
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,11 @@ from tinyllama.harness.gate.device_guard import BusyError
 from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording
-from tinyllama.harness.plugins.saved_runs import SavedRuns
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.report.tables import terminal
 
 RECORDING = pytest.StashKey[Recording]()
-SAVED = pytest.StashKey["SavedRuns"]()
 # Options under which nothing is timed, or that end the session before its verdict is shown.
 REFUSED = {
     "benchmark_disable": "--benchmark-disable measures nothing: remove it",
@@ -80,10 +80,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    saved = SavedRuns(config)
-    config.pluginmanager.register(saved, "tinyllama-saved-runs")  # it is told what was loaded
-    config.stash[SAVED] = saved
-    compare = bool(saved.option)
+    saved_run = getattr(config.option, "benchmark_compare", None)  # True, or which one
+    if saved_run is True:  # records are compared; pytest-benchmark need not have saved a run
+        warned = ExitStack()
+        warned.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Can't compare. No benchmark files")
+        config.add_cleanup(warned.close)
+    compare = bool(saved_run)
     recording = Recording(config, _root(config), compare=compare, team=team_of(config))
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
@@ -186,7 +189,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in tables:
         terminalreporter.line(line)
     lines = [*map(str, (verdict for _, verdict in recording.verdicts)), *recording.lines]
-    lines += config.stash[SAVED].lines()
     if lines:
         terminalreporter.section("comparison" if recording.compare else "records")
     for line in lines:

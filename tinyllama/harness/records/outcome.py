@@ -14,7 +14,7 @@ class Outcome(Enum):
     SAME = "SAME", 0
     FASTER = "FASTER", 0
     NEW = "NEW", 0
-    NOT_DECIDED = "NOT DECIDED", 9  # since another is SLOWER, whose status a run has
+    NOT_DECIDED = "NOT DECIDED", 9  # since another decides, whose status a run has
     INCONCLUSIVE = "INCONCLUSIVE", 11
     NO_BASELINE = "NO BASELINE", 12
     OTHER_DEVICE_OR_VERSION = "OTHER DEVICE OR VERSION", 13
@@ -40,7 +40,7 @@ class Outcome(Enum):
 
 # Of the gate, in one line; docs/gate.md says more.
 TO_DO = {
-    Outcome.NOT_DECIDED: "fix what is SLOWER first",
+    Outcome.NOT_DECIDED: "fix what decides first",
     Outcome.SLOWER: "fix it, or accept it in accepted_slowdowns.toml; another run will not help",
     Outcome.INCONCLUSIVE: "find the source of the noise (tinyllama certify), or state a wider "
     "tolerance for the op in an earlier change",
