@@ -109,7 +109,8 @@ class Benchmark:
     that must not be called SAME; empty: the usual ones. factory: ``module:name`` of the subject,
     where it is not an op's. further: a timed case between the smallest and the largest, or a second
     layout, which is compared only where the op's own files differ. untimed: why its time would not
-    count here; its results are verified.
+    count here; its results are verified. layout_bar: how many times as long as on contiguous inputs
+    it may take (`Op.layouts`); 0: there is no bar. new: the base lacks it.
     """
 
     name: str
@@ -120,6 +121,8 @@ class Benchmark:
     registered: str = ""
     further: bool = False
     untimed: str = ""
+    layout_bar: float = 0.0
+    new: bool = False
 
 
 def usual_slowdowns(device: torch.device, stated: Mapping[str, float]) -> dict[str, float]:
@@ -188,11 +191,11 @@ def _laid_out(op: Op, benchmark: Benchmark) -> Iterator[Benchmark]:
     layouts = getattr(op, "layouts", {})  # a base may be from before an op had these
     if op[benchmark.timed.provider].derived is None:
         return
-    for place, layout in enumerate(layouts):
+    for place, (layout, bar) in enumerate(layouts.items()):
         timed, slowdown = replace(benchmark.timed, layout=layout), benchmark.slowdowns[DEVICE]
         slowdown = max(FURTHER, slowdown) if place else slowdown
         laid_out = replace(benchmark, name=_name(op, timed), timed=timed, further=place > 0)
-        yield replace(laid_out, slowdowns={DEVICE: slowdown})
+        yield replace(laid_out, slowdowns={DEVICE: slowdown}, layout_bar=bar)
 
 
 def _chosen(
@@ -368,17 +371,18 @@ def matched(
             text = "the base's interpreter does not have it"
             listed.verdicts.append(Verdict(name, Outcome.NO_BASELINE, text))
         else:
-            listed.new[name] = candidate[name]
+            listed.new[name] = replace(candidate[name], new=True)
     return listed
 
 
 def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
-    """The candidate's benchmark with the stricter tolerances of both sides: a change can neither
-    widen its own tolerance nor drop a metric."""
+    """The candidate's benchmark with the stricter tolerances and bar of both sides: a change can
+    neither widen its own tolerance nor drop a metric."""
     slowdowns = dict(candidate.slowdowns)
     for metric, slowdown in base.slowdowns.items():
         slowdowns[metric] = min(slowdown, slowdowns.get(metric, slowdown))
-    return replace(candidate, slowdowns=slowdowns)
+    bar = min(base.layout_bar, candidate.layout_bar)
+    return replace(candidate, slowdowns=slowdowns, layout_bar=bar)
 
 
 def _is_of(op: str) -> Callable[[Benchmark], bool]:
