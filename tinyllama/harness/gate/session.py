@@ -438,15 +438,13 @@ class Session(Processes):
         """Time what is NEW, has a bar on its layout and was verified, and the same on contiguous
         inputs, by the candidate alone. Their times have no verdict."""
         pairs = [(s, other) for s in self.new.values() if (other := self._contiguous(s))]
-        states = {state.name: state for both in pairs for state in both if state.benchmark.new}
-        while behind := [
-            state
-            for state in states.values()
-            if state.has(Outcome.NEW) and len(state.seconds) < LOOKS[0]
-        ]:
+        behind = [s for both in pairs for s in both if s.benchmark.new and s.has(Outcome.NEW)]
+        if behind:
             self._ask_device(self.setting.guard.wait_until_idle)
             self.setting.say(f"{len(behind)} new: {LOOKS[0]} blocks for their bars on layouts")
+        while behind:
             self._wave(behind, sizes(LOOKS[0] - len(behind[0].seconds), self.setting.at_once)[0])
+            behind = [s for s in behind if s.has(Outcome.NEW) and len(s.seconds) < LOOKS[0]]
         for state, _ in pairs:
             if state.verdict is not None and state.has(Outcome.NEW):
                 self._hold_to_layout_bar(state)
