@@ -5,8 +5,8 @@
 Releases are installed from the package index, each into a folder of its own in the cache, and not
 into python's own folders. Writes results/field.json and the tables of docs/FIELD.md. Exit status 1
 when a check that a case names passes in the release with the bug, or when a check finds a wrong or
-unsafe result that `cases.toml` does not list, in the release without it, in the newest or in
-another kernel; or when a check was not tried although no fault of the release says why.
+unsafe result that `cases.toml` does not list, in the release without it or in the newest; or when a
+check was not tried although no fault of the release says why.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.machine.parsed import tomllib
+from tinyllama.harness.report.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "field" / "cases.toml"
@@ -46,16 +47,17 @@ Faults = dict[str, str]  # check -> what it says, of the checks that find a wron
 class Case:
     """A bug: the release that has it, and the one that does not (None: there is none yet).
 
-    found_by: checks that find the bug. known: checks that may find more, in any release.
+    issue: its public number; None: the checks found it. found_by: checks that find the bug. known:
+    checks that may find more, in any release.
     """
 
     library: str
-    issue: int
     op: str
     buggy: str
     found_by: tuple[str, ...]
     bug: str
     newest: str
+    issue: int | None = None
     fixed: str | None = None
     known: tuple[str, ...] = ()
 
@@ -81,30 +83,8 @@ class Case:
         ]
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Another kernel of a release, and exactly the checks that find a wrong or unsafe result."""
-
-    library: str
-    op: str
-    release: str
-    fails: tuple[str, ...]
-    why: str
-
-    @property
-    def releases(self) -> list[str]:
-        return [self.release]
-
-    def surprises(self, faults: Mapping[str, Faults]) -> list[str]:
-        """How the faults differ from what is declared."""
-        checks, fails = {*faults[self.release]}, {*self.fails}
-        named = f"{self.op} {self.release}"
-        missed = [f"{named}: {check} does not find what is known" for check in fails - checks]
-        return sorted(missed + [f"{named}: {check} fails" for check in checks - fails])
-
-
-def declared() -> tuple[list[Case], list[Kernel]]:
-    """The bugs and the other kernels of `cases.toml`."""
+def declared() -> list[Case]:
+    """The bugs of `cases.toml`."""
     data = tomllib.loads(CASES.read_text(encoding="utf-8"))
     newest, known = data["newest"], data["known"]
 
@@ -113,8 +93,7 @@ def declared() -> tuple[list[Case], list[Kernel]]:
         row = {**row, "found_by": tuple(row["found_by"]), "newest": newest[row["library"]]}
         return Case(**row, known=checks)
 
-    kernels = [Kernel(**{**row, "fails": tuple(row["fails"])}) for row in data["kernel"]]
-    return [case(row) for row in data["case"]], kernels
+    return [case(row) for row in data["case"]]
 
 
 def installed(library: str, release: str, cache: Path) -> Path:
@@ -181,27 +160,16 @@ def _faults(checks: Any) -> Faults:
 
 
 def tables() -> str:
-    """The Markdown of the record: versions, a row for each bug, and one for each other kernel."""
+    """The Markdown of the record: versions, and a row for each bug."""
     record = recorded()
     versions = ", ".join(f"{name} {number}" for name, number in record["made_with"].items())
-    lines = [
-        f"{record['date']}, {versions}.",
-        "",
-        "| issue | op | bug | release with it: what fails | without it | newest |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in record["cases"]:
-        cells = [f"{row['library']} {row['issue']}", row["op"], row["bug"]]
-        for release in (row["buggy"], row["fixed"], row["newest"]):
-            failing = ", ".join(row["found"].get(release, ())) or "nothing"
-            cells.append(f"{release}: {failing}" if release else "none")
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| other kernel | op | what fails | known |", "|---|---|---|---|"]
-    for row in record["kernels"]:
-        failing = ", ".join(row["found"][row["release"]]) or "nothing"
-        release = f"{row['library']} {row['release']}"
-        lines.append(f"| {release} | {row['op']} | {failing} | {row['why']} |")
-    return "\n".join(lines)
+    rows = [["issue", "op", "bug", "release with it: what fails", "without it", "newest"]]
+    for case in record["cases"]:
+        rows.append([f"{case['library']} {case['issue'] or ''}", case["op"], case["bug"]])
+        for release in (case["buggy"], case["fixed"], case["newest"]):
+            failing = ", ".join(case["found"].get(release, ())) or "nothing"
+            rows[-1].append(f"{release}: {failing}" if release else "none")
+    return f"{record['date']}, {versions}.\n\n{markdown_table(rows)}"
 
 
 def recorded() -> dict[str, Any]:
@@ -216,40 +184,35 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="so many releases at a time (1)")
     parser.add_argument("--ops", default="", help="A,B: only these; other rows stay as they are")
     args = parser.parse_args()
-    cases, kernels = declared()
-    declared_ops = [*(case.op for case in cases), *(kernel.op for kernel in kernels)]
-    chosen = args.ops.split(",") if args.ops else declared_ops
+    cases = declared()
+    chosen = args.ops.split(",") if args.ops else [case.op for case in cases]
     wrong: list[str] = []
 
-    def row_of(kernel: Case | Kernel) -> dict[str, Any] | None:
+    def row_of(case: Case) -> dict[str, Any] | None:
         """The row of the record; None where something could not be checked."""
         faults = {}
-        for place, release in enumerate(kernel.releases):
+        for place, release in enumerate(case.releases):
             try:
-                folder = installed(kernel.library, release, args.cache)
-                faults[release] = checked(kernel.library, kernel.op, folder, reference=not place)
+                folder = installed(case.library, release, args.cache)
+                faults[release] = checked(case.library, case.op, folder, reference=not place)
             except (RuntimeError, subprocess.CalledProcessError) as error:
-                wrong.append(f"{kernel.library} {kernel.op} {release}: {error}")
+                wrong.append(f"{case.library} {case.op} {release}: {error}")
                 return None
             failing = ", ".join(faults[release]) or "nothing fails"
-            print(f"{kernel.library} {kernel.op} {release}: {failing}", flush=True)
-        wrong.extend(kernel.surprises(faults))
-        return {**asdict(kernel), "found": faults}
+            print(f"{case.library} {case.op} {release}: {failing}", flush=True)
+        wrong.extend(case.surprises(faults))
+        return {**asdict(case), "found": faults}
 
+    by_op = {row["op"]: row for row in recorded()["cases"] if args.ops}
+    with ThreadPoolExecutor(max(1, args.jobs)) as pool:
+        new = pool.map(row_of, (case for case in cases if case.op in chosen))
+        by_op |= {row["op"]: row for row in filter(None, new)}
     versions = {name: version(name) for name in ("torch", "triton")}
     record = {
         "date": date.today().isoformat(),
         "made_with": {"python": platform.python_version(), **versions},
+        "cases": [by_op[case.op] for case in cases if case.op in by_op],
     }
-    before = recorded()
-    with ThreadPoolExecutor(max(1, args.jobs)) as pool:
-        parts: dict[str, Sequence[Case | Kernel]] = {"cases": cases, "kernels": kernels}
-        for part, rows in parts.items():
-            by_name = {(row["library"], row["op"]): row for row in before[part] if args.ops}
-            new = pool.map(row_of, (row for row in rows if row.op in chosen))
-            by_name |= {(row["library"], row["op"]): row for row in filter(None, new)}
-            names = [(row.library, row.op) for row in rows]
-            record[part] = [by_name[name] for name in names if name in by_name]
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     subprocess.run([sys.executable, "-m", "tools.generate_docs"], cwd=ROOT, check=True)
     for line in wrong:

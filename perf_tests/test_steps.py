@@ -11,12 +11,10 @@ from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.measure import (
     CONTENDERS,
     Contender,
-    Measured,
-    Run,
+    StepGroup,
     bars,
     entry_of,
     measure,
-    prepared,
 )
 from tinyllama.bench.table import Table, may_stay_empty
 from tinyllama.bench.targets import TARGETS
@@ -28,28 +26,17 @@ from tinyllama.harness.records.entries import StepEntry
 
 
 @dataclass
-class Found:
+class Measured:
     """A group that was measured: the series, and the entries by contender."""
 
-    measured: Measured
+    steps: StepGroup
     entries: dict[str, StepEntry]
-
-
-@pytest.fixture(scope="module")
-def short_set(
-    request: pytest.FixtureRequest, recording: Any, device: torch.device
-) -> Iterator[dict[str, Run]]:
-    """The groups of the short set that are asked for; the contenders of all are made together."""
-    selected = {recording.group_of.get(item.nodeid) for item in request.session.items}
-    names = [name for name in SHORT_STEPS if name in selected]
-    with prepared([Group.parse(whole(name)) for name in names], device, short=True) as runs:
-        yield dict(zip(names, runs, strict=True))
 
 
 @pytest.fixture(scope="module", params=[*map(str, ALL), *SHORT_STEPS])
 def group(
     request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
-) -> Iterator[Found]:
+) -> Iterator[Measured]:
     """Measure a group, every contender in a process of its own."""
     name = whole(request.param)
     this, short = Group.parse(name), name != request.param
@@ -57,33 +44,30 @@ def group(
     if reason:
         pytest.skip(reason)
     with recording.group(request.param) as record:
-        if short:
-            measured = request.getfixturevalue("short_set")[request.param].measure()
-        else:
-            measured = measure(this, device)
+        steps = measure(this, device, short=short)
         product = ceilings.product(this.precision)
-        entries = {c.name: entry_of(c, measured, product) for c in CONTENDERS}
+        entries = {c.name: entry_of(c, steps, product) for c in CONTENDERS}
         record.add(*entries.values(), *ceilings.entries())
-        yield Found(measured, entries)
+        yield Measured(steps, entries)
 
 
 @may_stay_empty
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
-def test_step(group: Found, contender: Contender, table: Table) -> None:
+def test_step(group: Measured, contender: Contender, table: Table) -> None:
     """One training step: forward, loss, backward, AdamW. A peer may fail, and says why."""
-    failed = group.measured.failed.get(contender.name)
+    failed = group.steps.failed.get(contender.name)
     if failed is not None and contender.role != "peer":
         pytest.fail(f"{failed}\n{failed.details}")
-    readings = group.measured.seconds.get(contender.name)
+    readings = group.steps.seconds.get(contender.name)
     if readings is None:
-        reason = group.measured.cannot.get(contender.name, failed)
+        reason = group.steps.cannot.get(contender.name, failed)
         assert reason, f"{contender.name} was not measured, and nothing says why"
         raise NotMeasured(f"{contender.name}: {reason}")
     entry = group.entries[contender.name]
-    table.enter(readings, str(group.measured.group), plan=entry.plan)
+    table.enter(readings, str(group.steps.group), plan=entry.plan)
 
 
-def test_no_step_is_faster_than_its_arithmetic(group: Found) -> None:
+def test_no_step_is_faster_than_its_arithmetic(group: Measured) -> None:
     """The operations of a step, at the measured rate of large products, take longer than 0."""
     for name, entry in group.entries.items():
         if entry.mfu is not None:
@@ -91,6 +75,6 @@ def test_no_step_is_faster_than_its_arithmetic(group: Found) -> None:
 
 
 @pytest.mark.target
-def test_targets(group: Found, recording: Any, device: torch.device) -> None:
+def test_targets(group: Measured, recording: Any, device: torch.device) -> None:
     """The bars of targets.toml that are about this device."""
-    recording.hold(bars(TARGETS, group.measured, group.entries, device_name(device)))
+    recording.hold(bars(TARGETS, group.steps, group.entries, device_name(device)))

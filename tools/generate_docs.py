@@ -14,44 +14,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 import field.run
-from tinyllama.profiling import course
-from tools import (
-    claims_table,
-    guide_table,
-    model_tables,
-    plan_tables,
-    readme_tables,
-    result_figures,
-    result_tables,
-    stage_table,
-)
+from tools import api_page, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"^<!-- generated: (\S+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 OPENING = re.compile(r"^<!-- generated:", re.MULTILINE)
 
 GENERATORS: dict[str, Callable[[], str]] = {
-    "presets": model_tables.presets,
-    "tiers": model_tables.tiers,
-    "autocast": model_tables.autocast,
-    "step-flops": model_tables.step_flops,
-    "guide": guide_table.table,
-    "stages": stage_table.table,
-    "longest": result_tables.longest,
-    "scaling": result_tables.scaling,
-    "activations": model_tables.activations,
-    "ladder": result_tables.ladder,
-    "ladder-picture": result_figures.ladder,
-    "released-bugs": readme_tables.released_bugs,
-    "versions": readme_tables.versions,
-    "ops": result_tables.ops,
-    "step-bars": result_tables.step_bars,
-    "op-bars": result_tables.op_bars,
-    "curves": result_figures.curves,
-    "claims-of-v4": claims_table.table,
+    "presets": tables.presets,
+    "tiers": tables.tiers,
+    "stages": tables.stages,
+    "longest": tables.longest,
+    "scaling": tables.scaling,
+    "ladder": tables.ladder,
+    "ladder-picture": tables.ladder_picture,
+    "released-bugs": tables.released_bugs,
+    "versions": tables.versions,
+    "ops": tables.ops,
+    "step-bars": tables.step_bars,
+    "op-bars": tables.op_bars,
+    "curves": tables.curves,
     "field": field.run.tables,
-    "course": course.table,
-    "plan-errors": plan_tables.errors,
+    "api": api_page.names,
+    "api-ops": api_page.ops,
 }
 
 
@@ -70,23 +55,23 @@ def fill(text: str, document: str) -> tuple[str, list[str]]:
 
     Raises DocumentError for a table that has no generator or no end.
     """
-    closed = [found for found in MARKED.finditer(text) if not OPENING.search(found[2])]
+    closed = [match for match in MARKED.finditer(text) if not OPENING.search(match[2])]
     if len(OPENING.findall(text)) != len(closed):
         raise DocumentError(f"{document}: a generated table has no line `<!-- end -->`: add it")
     stale: list[str] = []
 
-    def made(found: re.Match[str]) -> str:
-        name = found[1]
+    def filled(match: re.Match[str]) -> str:
+        name = match[1]
         if name not in GENERATORS:
             raise DocumentError(
                 f"{document}: no generator {name!r}: use one of {', '.join(GENERATORS)}"
             )
         fresh = f"\n\n{GENERATORS[name]()}\n\n"
-        if fresh != found[2]:
+        if fresh != match[2]:
             stale.append(name)
         return f"<!-- generated: {name} -->{fresh}<!-- end -->"
 
-    return MARKED.sub(made, text), stale
+    return MARKED.sub(filled, text), stale
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     check = parser.parse_args(argv).check
     failed = False
     if not check:
-        result_figures.write()
+        tables.draw_picture()
     for path in documents():
         name = str(path.relative_to(ROOT))
         try:

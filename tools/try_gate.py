@@ -143,7 +143,7 @@ def line(run: Mapping[str, Any]) -> str:
 
 
 def wrong(run: Mapping[str, Any]) -> list[str]:
-    """What of a run is not as it should be, as its branch asks now; records hold what was seen."""
+    """What of a run is not as its branch asks."""
     return BRANCHES[run["branch"]].wrong(run)
 
 
@@ -187,7 +187,6 @@ def gated(copy: Path, name: str, results: Path, limit: float = SECONDS) -> dict[
         "branch": name,
         "status": done.returncode,
         "seconds": round(seconds, 1),
-        "stages": stages(data),
         "outcomes": dict(Counter(verdict["outcome"] for verdict in data["verdicts"])),
         "slower": slower(data),
     }
@@ -197,27 +196,18 @@ def _last(text: str) -> str:
     return (text.strip().splitlines() or ["nothing said"])[-1]
 
 
-def stages(data: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each stage of the gate."""
-    stage_seconds = {}
-    for comparison in data["comparisons"]:  # none where the base could not be checked out
-        stage_seconds.update({name: round(took, 1) for name, took in comparison["seconds"].items()})
-    return stage_seconds
-
-
 def slower(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of each benchmark that is SLOWER the metrics that are, its words, and the kernels named."""
-    slower_benchmarks = []
-    for comparison in data["comparisons"]:
-        for name, benchmark in comparison["benchmarks"].items():
-            if benchmark["outcome"] == "SLOWER":
-                metrics = [f["metric"] for f in benchmark["figures"] if f["outcome"] == "SLOWER"]
-                text = benchmark["text"].splitlines()[0]
-                moved = benchmark["moved"]
-                slower_benchmarks.append(
-                    {"benchmark": name, "metrics": metrics, "text": text, "moved": moved}
-                )
-    return slower_benchmarks
+    """Of each benchmark that is SLOWER the metrics that are, and the kernels named."""
+    return [
+        {
+            "benchmark": name,
+            "metrics": [f["metric"] for f in benchmark["figures"] if f["outcome"] == "SLOWER"],
+            "moved": benchmark["moved"],
+        }
+        for comparison in data["comparisons"]
+        for name, benchmark in comparison["benchmarks"].items()
+        if benchmark["outcome"] == "SLOWER"
+    ]
 
 
 if __name__ == "__main__":

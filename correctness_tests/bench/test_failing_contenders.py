@@ -1,12 +1,13 @@
 """One contender that fails stops no other: it has no time, and its entry says why."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
 from tinyllama.bench.contender import Contender
-from tinyllama.bench.measure import Measured, Run, entry_of, prepare
+from tinyllama.bench.measure import StepGroup, entry_of
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.worker import WorkerError
 
@@ -41,16 +42,27 @@ class ScriptedWorker:
         self.closed = True
 
 
-def contender(name: str) -> Contender:
-    return Contender(name, name, "tier", "nowhere:Nothing")
+@dataclass(frozen=True)
+class Scripted(Contender):
+    """A contender with a process of a script."""
+
+    script: ScriptedWorker = field(default_factory=ScriptedWorker)
+
+    def worker(self) -> Any:
+        return self.script
 
 
-def measured_with(**workers: ScriptedWorker) -> Measured:
+def contender(name: str, script: ScriptedWorker | None = None) -> Contender:
+    return Scripted(name, name, "tier", "nowhere:Nothing", script=script or ScriptedWorker())
+
+
+def measured_with(**workers: ScriptedWorker) -> StepGroup:
     """The three contenders, measured; those that are not named do not fail."""
-    processes: Any = {name: workers.get(name, ScriptedWorker()) for name in NAMES}
-    run = Run(Group("tiny", "bf16"), CPU, processes)
-    prepare([(run, contender(name)) for name in NAMES])
-    return run.measure()
+    with StepGroup(Group("tiny", "bf16"), CPU) as steps:
+        steps.prepare([contender(name, workers.get(name)) for name in NAMES])
+        steps.time()
+        steps.look_closer()
+    return steps
 
 
 @pytest.mark.parametrize("question", ["make", *QUESTIONS])

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tinyllama.bench.contender import Contender
 from tinyllama.bench.floor import Floor
-from tinyllama.bench.measure import FLOOR, Measured, empty_entry, entry_of
+from tinyllama.bench.measure import FLOOR, StepGroup, empty_entry, entry_of
 from tinyllama.bench.peers import CLIENT
 from tinyllama.bench.peers.hugging_face_step import HuggingFaceStep
 from tinyllama.bench.peers.with_ours import Mlp, Norm
@@ -20,7 +20,7 @@ from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.worker import WorkerError
 
 WHERE: dict[str, Any] = {"group": "tiny-fp32", "device": "cpu", "batch_size": 2, "seq_len": 16}
-COUNT = 20
+COUNT, CPU = 20, torch.device("cpu")
 
 
 @pytest.mark.long
@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_is_no_measurement() -> None:
 def test_an_entry_has_the_rates_of_a_step_and_what_others_take_of_its_time() -> None:
     """tiny: 4 samples of 64 tokens; 6 operations for each of 422912 weights and token, and
     25559040 of attention."""
-    measured = Measured(Group("tiny", "fp32"))
+    measured = StepGroup(Group("tiny", "fp32"), CPU)
     for name, seconds in (("v1", 4.0), ("v2", 2.0), ("floor", 1.0)):
         measured.seconds[name] = [seconds] * 8
         measured.entries[name] = empty_entry(contender(name), measured.group)
@@ -132,7 +132,8 @@ def test_an_entry_has_the_rates_of_a_step_and_what_others_take_of_its_time() -> 
 
 
 def test_what_failed_or_cannot_run_has_an_entry_that_says_why() -> None:
-    measured = Measured(Group("tiny", "fp32"), cannot={"far": "no such card"})
+    measured = StepGroup(Group("tiny", "fp32"), CPU)
+    measured.cannot["far"] = "no such card"
     measured.failed["broken"] = WorkerError("it broke")
     entries = [entry_of(contender(name), measured, 1.0) for name in ("far", "broken")]
     assert [entry.cannot for entry in entries] == ["no such card", "it broke"]

@@ -163,6 +163,17 @@ def test_an_honest_accident_is_not_green(repository: OwnRepository, accident: st
 
 
 @pytest.mark.long
+def test_a_fix_of_a_wrong_base_is_new_by_the_bases_reference(repository: OwnRepository) -> None:
+    repository.edit("own_helper.py", "1.0", "1.01")
+    git("commit", "--quiet", "--all", "--message=wrong")
+    repository.edit("own_helper.py", "1.01", "1.0")
+    gated = repository.gate("--time-limit", "40")  # the reference beside it is timed
+    assert gated.outcomes["twice-sum-N16D8-fp32/forward+backward"] == "NEW", gated.out
+    assert "the base's result is wrong; the candidate's is right" in gated.out
+    assert gated.status in (0, 2, 11)
+
+
+@pytest.mark.long
 def test_a_kernel_that_cannot_be_timed_here_is_verified(repository: OwnRepository) -> None:
     pytest.importorskip("triton")
     path = repository.root / "kernels/softmax.py"

@@ -128,16 +128,8 @@ def test_an_accepted_amount_is_allowed_to_its_benchmark_and_metric(metric: str) 
     assert verdicts["some"].outcome is verdicts["none"].outcome is Outcome.SLOWER
 
 
-@pytest.mark.parametrize(("amount", "outcome"), [(0.5, Outcome.SAME), (0.3, Outcome.SLOWER)])
-def test_counts_are_accepted_by_their_share(amount: float, outcome: Outcome) -> None:
-    script = Script()
-    script.counts("a", kernels=+1)  # of 3
-    script.accept("a", "kernels", amount)
-    assert script.run()["a"].outcome is outcome
-
-
 @pytest.mark.parametrize(("copies", "outcome"), [(2, Outcome.SAME), (3, Outcome.SLOWER)])
-def test_counts_are_accepted_by_number_where_there_were_none(copies: int, outcome: Outcome) -> None:
+def test_counts_are_accepted_by_number(copies: int, outcome: Outcome) -> None:
     script = Script()
     script.on(BASE, "counted", {**COUNTS, "copies": 0})
     script.on(CANDIDATE, "counted", {**COUNTS, "copies": copies})

@@ -13,7 +13,7 @@ from correctness_tests.support.launched import tree_ops
 from correctness_tests.support.tried import derived
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.gate import benchmarks as side_file
-from tinyllama.harness.gate.benchmarks import Benchmark, declared
+from tinyllama.harness.gate.benchmarks import Benchmark, Registered, declared
 from tinyllama.harness.gate.metric import DEVICE
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.worker import Side
@@ -21,6 +21,7 @@ from tinyllama.harness.measure.op_contender import ops_of
 from tinyllama.harness.records.verdict import Outcome
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+TREE, REGISTERED = Registered(PACKAGE), Registered(PACKAGE, FILES)  # with the toy op
 PLAIN = "weigh_rows-manual-N16D64-fp32/forward+backward"
 STRIDED = "weigh_rows-manual-N16D64-fp32-strided/forward+backward"
 TRANSPOSED = STRIDED.replace("strided", "transposed")
@@ -42,7 +43,7 @@ def weigh() -> Iterator[Op]:
 
 
 def listed(device: torch.device = CPU) -> dict[str, Benchmark]:
-    benchmarks = {benchmark.name: benchmark for benchmark in declared(device, PACKAGE, FILES)}
+    benchmarks = {benchmark.name: benchmark for benchmark in declared(device, REGISTERED)}
     return {name: benchmark for name, benchmark in benchmarks.items() if name.startswith("weigh")}
 
 
@@ -74,7 +75,7 @@ def test_on_a_gpu_a_provider_with_kernels_has_benchmarks_of_layouts(
 ) -> None:
     monkeypatch.setattr(side_file, "cannot", lambda need, device: None)
     monkeypatch.setattr(side_file, "untimed", lambda *args: None)
-    more = [b for b in declared(GPU, PACKAGE) if b.timed.layout != "contiguous"]
+    more = [b for b in declared(GPU, TREE) if b.timed.layout != "contiguous"]
     kernels = {str(p) for op in tree_ops() for p in op.providers.values() if p.derived}
     for further in (False, True):
         timed = [f"{b.timed.op}-{b.timed.provider}" for b in more if b.further is further]
@@ -88,7 +89,7 @@ def test_on_a_gpu_a_provider_with_kernels_has_benchmarks_of_layouts(
 
 @pytest.mark.usefixtures("weigh")
 def test_a_side_times_calls_on_the_layout() -> None:
-    side = Side("cpu", PACKAGE, FILES)
+    side = Side("cpu", REGISTERED)
     for name in (PLAIN, STRIDED):
         side.begin(name, (DEVICE,))
         side.verify(name, 1)

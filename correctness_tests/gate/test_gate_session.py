@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -528,24 +527,6 @@ def test_further_cases_are_compared_where_an_own_file_of_the_op_differs(
 # -- several pairs at once ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("at_once", "waves"), [(1, [1] * 4), (2, [2, 2]), (3, [2, 2]), (4, [4]), (8, [4])]
-)
-def test_a_look_is_one_wave_of_as_many_pairs_as_may_work_at_once(
-    at_once: int, waves: list[int]
-) -> None:
-    script, opened = Script("a", "b", "c", noise=2e-4), list[int]()
-
-    def pairs(*args: Any) -> Any:
-        opened.append(args[3])
-        return script.pairs(*args)
-
-    assert set(outcomes(script.run(at_once=at_once, pairs=pairs)).values()) == {Outcome.SAME}
-    second_wave = [min(at_once, 3) - 1] if at_once > 1 else []  # prepare with the first
-    assert opened == [1, *second_wave, *waves]
-    assert counts(script) == {key: {LOOKS[0]} for key in "abc"}
-
-
 def test_the_verdicts_are_those_of_one_pair_and_one_is_timed_at_a_time() -> None:
     verdicts, lock, working, overlapping = [], threading.Lock(), [0], list[str]()
 
@@ -625,14 +606,3 @@ def test_the_report_holds_all_that_was_measured_and_how_long_it_took() -> None:
     assert stages == ["trees", "prepare", "time", "confirm", "attribute"]
     parts = ("start processes", "compare results", "make ready", "turns")
     assert sum(report["seconds"][f"time: {part}"] for part in parts) <= report["seconds"]["time"]
-
-
-def test_a_statistic_is_over_turns_both_ways_and_not_over_pairs() -> None:
-    """Of these six the median is -0.05, and that of the means of two after two is +0.05."""
-    script, turns = Script("a", noise=0.0), itertools.cycle([0.0, 0.3, -0.1, 0.3, -0.2, 0.0, -0.2])
-    metrics = script.slowdowns[CANDIDATE]
-    script.on(CANDIDATE, "turn", lambda name: dict.fromkeys(metrics, math.exp(next(turns))))
-    script.on(BASE, "turn", dict.fromkeys(metrics, 1.0))
-    script.run(effort=replace(script.effort, pairs=6, repeated=6))
-    for series in script.session.compared["a"].series.values():
-        assert series.statistics == pytest.approx([0.05] * len(series.statistics))

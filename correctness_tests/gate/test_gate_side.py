@@ -11,12 +11,13 @@ from correctness_tests.support.contenders import FILES, PACKAGE
 from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Case, Op
 from tinyllama.harness.gate import benchmarks as module
-from tinyllama.harness.gate.benchmarks import FURTHER, ON_CPU, ON_GPU, declared
+from tinyllama.harness.gate.benchmarks import FURTHER, ON_CPU, ON_GPU, Registered, declared
 from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.measure.op_contender import ops_of
 from tinyllama.ops import OPS
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+TREE, REGISTERED = Registered(PACKAGE), Registered(PACKAGE, FILES)  # with the toy op
 WEIGHED = "weigh_rows-eager-N16D64-fp32/forward+backward"
 
 
@@ -36,14 +37,14 @@ def as_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names() -> list[str]:
-    return [benchmark.name for benchmark in declared(CPU, PACKAGE, FILES)]
+    return [benchmark.name for benchmark in declared(CPU, REGISTERED)]
 
 
 # -- what there is ----------------------------------------------------------------------------
 
 
 def test_on_a_cpu_kernels_are_listed_to_be_verified_and_all_others_to_be_timed() -> None:
-    listed = {(b.timed.op, b.timed.provider): b for b in declared(CPU, PACKAGE, FILES)}
+    listed = {(b.timed.op, b.timed.provider): b for b in declared(CPU, REGISTERED)}
     for op in tree_ops():
         for provider in op.providers.values() if op.timed else ():
             benchmark = listed[op.name, provider.name]
@@ -55,7 +56,7 @@ def test_on_a_cpu_kernels_are_listed_to_be_verified_and_all_others_to_be_timed()
 
 @pytest.mark.usefixtures("as_with_a_gpu")
 def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smallest() -> None:
-    benchmarks = declared(GPU, PACKAGE)
+    benchmarks = declared(GPU, TREE)
     assert {benchmark.timed.provider for benchmark in benchmarks} >= {"eager", "triton"}
     assert {benchmark.timed.op for benchmark in benchmarks} >= {"adamw", "rms_norm"}
     cases: dict[tuple[str, str], dict[str, int]] = {}
@@ -77,7 +78,7 @@ def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smalle
 
 @pytest.mark.usefixtures("as_with_a_gpu")
 def test_on_a_gpu_each_case_between_these_is_a_further_benchmark_of_device_time() -> None:
-    benchmarks = [benchmark for benchmark in declared(GPU, PACKAGE) if benchmark.further]
+    benchmarks = [benchmark for benchmark in declared(GPU, TREE) if benchmark.further]
     for op in tree_ops():
         for provider in op.providers.values():
             some = [benchmark for benchmark in benchmarks if benchmark.timed.op == op.name]
@@ -89,13 +90,11 @@ def test_on_a_gpu_each_case_between_these_is_a_further_benchmark_of_device_time(
             ]
             covered = range(2 if provider.name == "naive" else len(op.timed))
             assert cases == list(covered[1:-1]), provider
-    assert len({benchmark.name for benchmark in declared(GPU, PACKAGE)}) == len(
-        declared(GPU, PACKAGE)
-    )
+    assert len({benchmark.name for benchmark in declared(GPU, TREE)}) == len(declared(GPU, TREE))
     assert {tuple(benchmark.slowdowns.items()) for benchmark in benchmarks} == {
         ((DEVICE, FURTHER),)
     }
-    further = {b.timed.layout for b in declared(CPU, PACKAGE) if b.further}
+    further = {b.timed.layout for b in declared(CPU, TREE) if b.further}
     assert "contiguous" not in further, "on a CPU the smallest case is timed alone"
 
 
@@ -104,9 +103,7 @@ def test_a_further_benchmark_has_no_smaller_tolerance_than_its_provider(weigh: O
     weigh.timed = [Case(N=n, D=n) for n in (8, 16, 24, 32)]
     weigh.slowdowns = {DEVICE: 0.3}
     benchmarks = [
-        benchmark
-        for benchmark in declared(GPU, PACKAGE, FILES)
-        if benchmark.timed.op == "weigh_rows"
+        benchmark for benchmark in declared(GPU, REGISTERED) if benchmark.timed.op == "weigh_rows"
     ]
     further = [
         benchmark
@@ -121,27 +118,27 @@ def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> Non
     assert WEIGHED in names()
     assert len(set(names())) == len(names())
     assert all(
-        benchmark.module == OPS[benchmark.timed.op].module for benchmark in declared(CPU, PACKAGE)
+        benchmark.module == OPS[benchmark.timed.op].module for benchmark in declared(CPU, TREE)
     )
 
 
 @pytest.mark.usefixtures("as_with_a_gpu")
 def test_a_provider_that_cannot_be_queued_is_verified_and_not_timed(weigh: Op) -> None:
     weigh.providers["eager"] = replace(weigh.providers["eager"], waits=True)
-    untimed = {b.name: b.untimed for b in declared(GPU, PACKAGE, FILES) if b.untimed}
+    untimed = {b.name: b.untimed for b in declared(GPU, REGISTERED) if b.untimed}
     assert "fill its queue" in untimed["weigh_rows-eager/results"]
     assert WEIGHED in names(), "on a CPU there is no queue"
 
 
 def test_a_provider_says_which_file_registered_it(weigh: Op) -> None:
     (benchmark,) = (
-        benchmark for benchmark in declared(CPU, PACKAGE, FILES) if benchmark.name == WEIGHED
+        benchmark for benchmark in declared(CPU, REGISTERED) if benchmark.name == WEIGHED
     )
     assert benchmark.registered == weigh.module == benchmark.module
     code = "op.provider('elsewhere')(op['eager'].call)"
     exec(code, {"op": weigh, "__name__": "ops.of_another_file"})
     benchmarks = [
-        benchmark for benchmark in declared(CPU, PACKAGE, FILES) if "-elsewhere-" in benchmark.name
+        benchmark for benchmark in declared(CPU, REGISTERED) if "-elsewhere-" in benchmark.name
     ]
     assert [(benchmark.module, benchmark.registered) for benchmark in benchmarks] == [
         (weigh.module, "ops.of_another_file")
@@ -188,7 +185,7 @@ def test_tolerances_are_those_that_an_op_or_its_provider_states(
         weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
     for device, expected in ((CPU, on_cpu), (GPU, on_gpu)):
         slowdowns: dict[str, float] = {}
-        for benchmark in declared(device, PACKAGE, FILES):
+        for benchmark in declared(device, REGISTERED):
             if (benchmark.timed.op, benchmark.timed.provider) == ("weigh_rows", "eager"):
                 slowdowns.update(benchmark.slowdowns)
         assert slowdowns == expected
@@ -204,8 +201,8 @@ def test_an_unknown_metric_or_an_invalid_tolerance_is_an_error(
 ) -> None:
     weigh.slowdowns = stated
     with pytest.raises(ValueError, match="op 'weigh_rows': slowdowns of '"):
-        declared(CPU, PACKAGE, FILES)
+        declared(CPU, REGISTERED)
     weigh.slowdowns = {}
     weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
     with pytest.raises(ValueError, match="weigh_rows-eager: slowdowns of '"):
-        declared(CPU, PACKAGE, FILES)
+        declared(CPU, REGISTERED)

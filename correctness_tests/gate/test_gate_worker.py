@@ -6,18 +6,19 @@ import pytest
 import torch
 
 from correctness_tests.support.contenders import FILES, PACKAGE
-from tinyllama.harness.gate.benchmarks import ON_CPU, Benchmark
+from tinyllama.harness.gate.benchmarks import ON_CPU, Benchmark, Registered
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE
 from tinyllama.harness.gate.pair import FACTORY, READY
 from tinyllama.harness.gate.worker import Side
 from tinyllama.harness.machine.worker import Worker
 
+REGISTERED = Registered(PACKAGE, FILES)
 WEIGHED = "weigh_rows-eager-N16D64-fp32/forward+backward"
 
 
 @pytest.fixture
 def side() -> Side:
-    return Side("cpu", PACKAGE, FILES)
+    return Side("cpu", REGISTERED)
 
 
 def test_a_benchmark_is_prepared_verified_timed_and_held_to_float64(side: Side) -> None:
@@ -43,7 +44,8 @@ def test_a_benchmark_is_prepared_verified_timed_and_held_to_float64(side: Side) 
 def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> None:
     name, worker = "linear-torch-N256D128F256-bf16/forward+backward", Worker("a side")
     try:
-        worker.make("side", FACTORY, device=str(gpu), package="tinyllama.ops", timeout=READY)
+        registered = Registered("tinyllama.ops")
+        worker.make("side", FACTORY, device=str(gpu), registered=registered, timeout=READY)
         for request in (("warm_up_blas",), ("begin", name, (DEVICE,))):
             worker.call("side", *request, timeout=READY)
         assert worker.call("side", "counted", name, timeout=READY)["kept_bytes"] == 0
@@ -68,7 +70,7 @@ def more(device: torch.device) -> list[Any]:
     return [MORE]
 
 
-def test_a_function_may_add_benchmarks(side: Side) -> None:
-    side.more = f"{__name__}:more"
+def test_a_function_may_add_benchmarks() -> None:
+    side = Side("cpu", Registered(PACKAGE, factory=f"{__name__}:more"))
     assert side.benchmarks()[-1] == MORE
     assert side.begin("more", (DEVICE,)) > 0

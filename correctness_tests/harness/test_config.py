@@ -91,7 +91,7 @@ def test_groups_and_lanes_are_what_is_measured_and_expected(suite: Suite) -> Non
     assert sorted(record["group"] for record in suite.records()) == ["one", "one", "two", "two"]
     none = suite.run("--record", "--groups", "gpu")
     assert none.ret == pytest.ExitCode.USAGE_ERROR
-    lines(none, "pyproject.toml names on-a-gpu, and none is measured on this device")
+    lines(none, "pyproject.toml names 'on-a-gpu', which is not measured on this device")
 
 
 @pytest.mark.long

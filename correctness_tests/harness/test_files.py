@@ -1,8 +1,7 @@
-"""Files are written whole or not at all, and what cannot be written there is kept elsewhere."""
+"""Files are written whole or not at all; those that are no files are not read."""
 
 import os
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,27 +28,32 @@ def test_a_disk_without_the_space_is_refused_before_anything_runs(
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("write", [files.replace_text, partial(files.write_new, keep=True)])
-def test_what_cannot_be_written_is_kept_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object
+def test_what_cannot_be_written_is_kept_elsewhere_and_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
-    for put in ("replace", "link"):
-        monkeypatch.setattr(files.os, put, full)
     folder = tmp_path / "there"
     folder.mkdir()
-    content = "text" if write is files.replace_text else b"text"
-    with pytest.raises(
-        NotWrittenError, match=r"No space left on device.* content is in '"
-    ) as error:
-        write(folder / "name", content)  # type: ignore[operator]
-    (copy,) = tmp_path.glob("tinyllama-kept-*/name")
-    assert repr(str(copy)) in str(error.value)
-    assert copy.read_text() == "text"
-    assert names(folder) == []
+    (folder / "name").write_text("before")
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(NotWrittenError, match="No space left on device; what was there before"):
+        files.replace_text(folder / "name", "text")
+    with pytest.raises(NotWrittenError, match="No space left on device"):
+        files.write_new(folder / "new", b"text")
+    assert names(folder) == ["name"]
+    assert (folder / "name").read_text() == "before"
+    kept = [path.read_text() for path in tmp_path.glob("tinyllama-kept-*/*")]
+    assert kept == ["text", "text"]
+
+
+def test_a_new_file_is_never_written_over_another(tmp_path: Path) -> None:
+    files.write_new(tmp_path / "x", b"first")
+    with pytest.raises(FileExistsError):
+        files.write_new(tmp_path / "x", b"second")
+    assert (tmp_path / "x").read_bytes() == b"first"
 
 
 def test_only_a_file_of_some_size_is_read(tmp_path: Path) -> None:
@@ -67,18 +71,17 @@ def test_only_a_file_of_some_size_is_read(tmp_path: Path) -> None:
         files.read_regular(tmp_path / "pipe")
 
 
-def test_what_is_written_whole_is_read_by_all_and_what_is_not_ours_as_it_was(
-    tmp_path: Path,
-) -> None:
-    files.write_json(tmp_path / "x.json", {"a": [1]})
-    assert (tmp_path / "x.json").read_text() == '{\n "a": [\n  1\n ]\n}\n'
-    assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o644
+def test_a_file_has_the_mode_of_any_new_one(tmp_path: Path) -> None:
+    def write(part: Path) -> None:
+        part.write_bytes(b"1")
+        part.chmod(0o600)  # as safetensors leaves it
+
     before = os.umask(0o027)
     try:
-        files.write_whole(tmp_path / "own", lambda part: part.write_bytes(b"1"))
+        files.write_whole(tmp_path / "x", write)
     finally:
         os.umask(before)
-    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("way", ["x", "folder/../x", "link", "linked/x"])

@@ -15,6 +15,8 @@ from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import (
     BOTH,
     FORWARD,
+    IN_A_ROW,
+    WrongResultError,
     untimed,
 )
 from tinyllama.ops import OPS
@@ -129,3 +131,40 @@ def test_both_passes_hold_what_they_give(contender: Contender) -> None:
     right.turn()
     assert right.facts() == first
     assert first[BOTH]["peak_bytes"] >= results > first[FORWARD]["peak_bytes"]
+
+
+def test_the_host_time_of_calls_in_a_row_is_that_of_one_of_them(contender: Contender) -> None:
+    seen: list[torch.Tensor] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        time.sleep(2e-3)
+        seen.append(x.detach())
+        return weighed(x, weight)
+
+    right = contender(call)
+    seen.clear()
+    seconds = right.in_a_row()
+    assert seconds is not None
+    assert 2e-3 <= seconds < 2 * 2e-3
+    assert len(seen) % IN_A_ROW == 0
+    assert len({x.sum().item() for x in seen}) == len(seen), "each on inputs of its own"
+    assert right.backward
+
+
+@pytest.mark.parametrize("wrong", [1, IN_A_ROW], ids=["first", "last"])
+def test_the_last_of_calls_in_a_row_is_checked(wrong: int, contender: Contender) -> None:
+    calls = 0
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return weighed(x, weight) * (2 if calls % IN_A_ROW == wrong % IN_A_ROW else 1)
+
+    calls = 1  # the first check is of a right call
+    right = contender(call)
+    calls = 0
+    if wrong == IN_A_ROW:
+        with pytest.raises(WrongResultError, match="of a timed call"):
+            right.in_a_row()
+    else:
+        assert right.in_a_row()

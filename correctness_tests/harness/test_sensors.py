@@ -24,7 +24,6 @@ CALM = {f"active_{name}": False for name in ("prochot_thrm", "ppt_pwr", "socket_
 READINGS = {
     "driver": "580.65.06",
     "power_limit_watts": 700,
-    "watts": 312.5,
     "energy_joules": 4.5,
     "clocks_mhz": {"sm": 1755, "memory": 3201, "sm_max": 1980, "memory_max": 3202},
     "processes": [41],
@@ -41,7 +40,6 @@ def simulated_nvml() -> Any:
     nvml.nvmlDeviceGetHandleByUUID = {f"GPU-{UUID}": "handle"}.__getitem__
     nvml.nvmlSystemGetDriverVersion = lambda: "580.65.06"
     nvml.nvmlDeviceGetEnforcedPowerLimit = lambda handle: 700_000
-    nvml.nvmlDeviceGetPowerUsage = lambda handle: 312_500
     nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 4_500
     nvml.nvmlDeviceGetClockInfo = lambda handle, kind: {1: 1755, 2: 3201}[kind]
     nvml.nvmlDeviceGetMaxClockInfo = lambda handle, kind: {1: 1980, 2: 3202}[kind]
@@ -65,7 +63,6 @@ def simulated_amdsmi() -> Any:
     smi.answers = {
         "gpu_driver_info": {"driver_version": "580.65.06"},
         "power_cap_info": {"power_cap": 700_000_000},
-        "power_info": {"current_socket_power": 312.5, "average_socket_power": "N/A"},
         "energy_count": {"energy_accumulator": 300_000, "counter_resolution": 15.0},
         "gpu_activity": {"gfx_activity": 37},
         "gpu_process_list": [{"name": "python", "pid": 41}],
@@ -134,11 +131,9 @@ def test_amdsmi_says_why_clocks_are_lowered(
 
 
 @amd
-def test_amdsmi_has_the_fields_of_older_gpus_and_releases(library: Any) -> None:
-    library.answers["power_info"].update(current_socket_power="N/A", average_socket_power=250)
+def test_amdsmi_has_the_fields_of_older_releases(library: Any) -> None:
     count = library.answers["energy_count"]
     count["power"] = count.pop("energy_accumulator")
-    assert gpu_sensor().watts() == 250
     assert gpu_sensor().energy_joules() == pytest.approx(4.5)
 
 
@@ -184,32 +179,29 @@ WATTS = 200.0
 
 
 class ConstantPower:
-    """A GPU that draws constant power. counter: whether it counts its energy, in steps of 20 ms."""
-
-    def __init__(self, counter: bool = True, power: bool = True) -> None:
-        self.counter, self.power = counter, power
+    """A GPU that draws constant power, whose counter of energy advances in steps of 20 ms."""
 
     def energy_joules(self) -> float:
-        return 5e6 + (WATTS * (time.perf_counter() // 0.02) * 0.02 if self.counter else 0.0)
-
-    def watts(self) -> float:
-        if not self.power:
-            raise NotToldError("there is no power")
-        return WATTS
+        return 5e6 + WATTS * (time.perf_counter() // 0.02) * 0.02
 
 
-@pytest.mark.parametrize(("counter", "source"), [(True, "counter"), (False, "power")])
-def test_energy_of_a_call_is_of_the_counter_or_of_power(counter: bool, source: str) -> None:
-    gpu: Any = ConstantPower(counter)
+class NoCounter:
+    """A GPU whose counter stands still."""
+
+    def energy_joules(self) -> float:
+        return 0.0
+
+
+def test_energy_of_a_call_is_of_the_counter() -> None:
+    gpu: Any = ConstantPower()
     measured = energy(lambda: time.sleep(0.01), CPU, gpu, seconds=0.4)
-    assert measured.source == source
     assert measured.watts == pytest.approx(WATTS, rel=0.15)
     assert measured.joules == pytest.approx(measured.watts * 0.01, rel=0.5)
 
 
-def test_energy_without_counter_and_power_is_an_error() -> None:
-    gpu: Any = ConstantPower(counter=False, power=False)
-    with pytest.raises(NotToldError, match="neither its energy nor"):
+def test_energy_without_a_counter_that_advances_is_an_error() -> None:
+    gpu: Any = NoCounter()
+    with pytest.raises(NotToldError, match=r"did not advance in 0\.\d s"):
         energy(lambda: time.sleep(0.01), CPU, gpu, seconds=0.1)
 
 

@@ -134,6 +134,3 @@ def test_a_loss_that_is_not_finite_changes_nothing_in_a_replay(device: torch.dev
             step.model.final_norm[0] = 1.0
         losses(step, 2)
         assert step.optimizer.steps.item() == 2
-
-
-# -- the stand-in sees what a graph would freeze -----------------------------------------------

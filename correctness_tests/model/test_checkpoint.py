@@ -108,8 +108,6 @@ def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
     parameters = {f"model.{name}": p.shape for name, p in TinyLlama(MODEL).named_parameters()}
     assert parameters.items() <= {name: t.shape for name, t in tensors.items()}.items()
     assert tensors["optimizer.steps"] == description(tmp_path / "saved")["steps"] == 2
-    (tmp_path / "other").touch()
-    assert (tmp_path / "saved").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 @pytest.mark.long
@@ -174,7 +172,6 @@ def too_large(path: Path) -> None:
     ("make", "message"),
     [
         (lambda path: None, "does not exist"),
-        (Path.mkdir, "is no file"),
         (os.mkfifo, "is no file"),
         (lambda path: path.write_text("text"), "is damaged"),
         (lambda path: path.write_bytes(GOLDEN.read_bytes()[:-100]), "is damaged"),
@@ -183,7 +180,7 @@ def too_large(path: Path) -> None:
         (lambda path: of_another_program(path, {"tinyllama": '{"version": 9}'}), "has format 9"),
         *(
             (lambda path, text=text: of_another_program(path, {"tinyllama": text}), "is damaged")
-            for text in ("", "[]", "{}", "[" * 100_000, '{"version": 2}')
+            for text in ("", "[" * 100_000, '{"version": 2}')
         ),
     ],
 )
@@ -202,8 +199,6 @@ def test_a_file_that_is_no_checkpoint_is_refused(
     ("change", "message"),
     [
         ({"hidden_dim": 64}, "has hidden_dim 32, the model 64"),
-        ({"num_kv_heads": 1}, "has num_kv_heads 2, the model 1"),
-        ({"vocab_size": 300}, "has vocab_size .*, the model 300"),
         ({"rope_theta": 5e5}, r"has rope_theta 10000.0, the model 500000.0"),
     ],
     ids=str,

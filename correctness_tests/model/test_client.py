@@ -20,7 +20,7 @@ from torch import nn
 
 from correctness_tests.support.posed import Posed
 from tinyllama.bench.peers.hugging_face import hugging_face_llama
-from tinyllama.bench.peers.with_ours import Norm, loss_with, with_ours
+from tinyllama.bench.peers.with_ours import loss_with, with_ours
 from tinyllama.harness.kernels.launch_cache import as_written
 from tinyllama.model.config import ModelConfig
 
@@ -170,15 +170,6 @@ def test_a_model_with_our_ops_computes_what_the_plain_one_does(
     way: Way, device: torch.device
 ) -> None:
     check(way, device, steps=1 if device.type == "cpu" else 5)  # on a GPU the last ones by plans
-
-
-@pytest.mark.long
-def test_a_wrong_op_is_found(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm that is 3% too large, under autocast, where errors are largest."""
-    right = Norm.forward
-    monkeypatch.setattr(Norm, "forward", lambda self, x: 1.03 * right(self, x))
-    with pytest.raises(AssertionError):
-        check(Way(autocast=BF16), device)
 
 
 def test_a_second_gpu_computes_the_same(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, StepPlan, Tier
 from tinyllama.training.data import RandomTokens
-from tinyllama.training.diagnose import Statistics, diagnose, gradients
+from tinyllama.training.diagnose import Statistics, diagnose
 from tinyllama.training.step import TrainStep
 
 BATCH = RandomTokens(MODEL.vocab_size, CONFIG).batch(0)
@@ -56,29 +56,13 @@ def by_name(step: TrainStep) -> dict:
 
 @pytest.mark.long
 @pytest.mark.parametrize("tier", TIERS)
-def test_every_op_of_every_layer_is_there_in_order(tier: str) -> None:
+def test_diagnosis_has_every_op_of_every_layer_in_order(tier: str) -> None:
     ops = diagnose(make_step(tier), *BATCH, 1).ops
     assert [op.name for op in ops] == (IN_ONE_PIECE if "block" in TIERS[tier].table else NAMES)
     assert [op.name for op in ops if op.gradient is None] == ["logits"]
 
 
-def test_output_and_gradient_are_those_of_the_step() -> None:
-    step = make_step()
-    tensors: dict[str, torch.Tensor] = {}
-    norm = step.model.norm
-
-    def keep(*args: Any, **params: Any) -> torch.Tensor:
-        tensors["output"] = norm(*args, **params)
-        tensors["output"].register_hook(lambda grad: tensors.update(gradient=grad))
-        return tensors["output"]
-
-    step.model.norm = keep
-    norm_shown = by_name(step)["final_norm"]
-    assert norm_shown.output == Statistics.of(tensors["output"])
-    assert norm_shown.gradient == Statistics.of(tensors["gradient"])
-
-
-def test_fp16_gradients_are_shown_as_if_unscaled() -> None:
+def test_diagnosis_shows_fp16_gradients_unscaled() -> None:
     step = make_step(precision="fp16")
     assert step.scaler.get_scale() > 1
     assert by_name(step)["loss"].gradient == Statistics(1.0, 1.0, 0.0, 0.0)
@@ -91,7 +75,7 @@ def test_fp16_gradients_are_shown_as_if_unscaled() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_diagnosed_run_has_the_same_curve(precision: str) -> None:
+def test_diagnosed_run_has_same_curve(precision: str) -> None:
     plain = run(precision=precision).losses
     diagnosed = run(precision=precision, diagnose_at=(1, 3, 4))
     assert [diagnosis.step for diagnosis in diagnosed.diagnoses] == [1, 3, 4]
@@ -99,7 +83,7 @@ def test_a_diagnosed_run_has_the_same_curve(precision: str) -> None:
     assert [diagnosis.loss for diagnosis in diagnosed.diagnoses] == [plain[i] for i in (0, 2, 3)]
 
 
-def test_a_captured_run_goes_on_after_a_diagnosis(device: torch.device) -> None:
+def test_captured_run_goes_on_after_diagnosis(device: torch.device) -> None:
     """The graph's loss and gradients live in its own memory: they must be put back."""
     reason = cannot("capture", device)
     if reason:
@@ -117,7 +101,7 @@ def test_a_captured_run_goes_on_after_a_diagnosis(device: torch.device) -> None:
     ("parameter", "name"),
     [("embedding", "embedding"), ("layers.1.w_v", "layers.1.qkv.v"), ("final_norm", "final_norm")],
 )
-def test_the_first_op_that_is_not_finite_is_named(parameter: str, name: str) -> None:
+def test_diagnosis_names_first_op_that_is_not_finite(parameter: str, name: str) -> None:
     step = make_step()
     with torch.no_grad():
         step.model.get_parameter(parameter).fill_(math.nan)
@@ -126,28 +110,3 @@ def test_the_first_op_that_is_not_finite_is_named(parameter: str, name: str) -> 
     assert first is not None
     assert first.name == name
     assert first.output.nonfinite == 1.0
-
-
-@pytest.mark.parametrize(
-    ("factors", "expected"),
-    [
-        ((0.0, 0.0), "all zero"),
-        ((0.0, 1.0), "received"),
-        ((1.0, 0.0), "received"),
-        ((1.0, math.nan), "not finite"),
-        ((math.nan, 1.0), "not finite"),
-    ],
-    ids=str,
-)
-def test_one_micro_batch_decides_what_arrived(factors: tuple[float, float], expected: str) -> None:
-    """factors: of the gradient of the final norm in each of two micro-batches."""
-    step = make_step(accumulate=2)
-    norm, left = step.model.norm, iter(factors)
-
-    def scaled(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        constant = weight.detach()
-        return norm(x, weight * 0 + constant + (weight - constant) * next(left), eps=eps)
-
-    step.model.norm = scaled
-    batch = RandomTokens(MODEL.vocab_size, step.config).batch(0)
-    assert gradients(step, *batch)["final_norm"] == expected

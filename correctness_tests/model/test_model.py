@@ -48,13 +48,6 @@ def test_every_matrix_is_drawn_by_itself_and_by_the_seed() -> None:
         assert all(p.std().item() == pytest.approx(0.5, rel=0.05) for p in matrices)
 
 
-def test_rotary_tables_follow_the_models_dtype() -> None:
-    model = TinyLlama(TINY)
-    assert [table.dtype for table in model.rope(8)] == [torch.float32] * 2
-    model.double()
-    assert [table.dtype for table in model.rope(8)] == [torch.float64] * 2
-
-
 @pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
 def test_a_model_learns_after_it_was_asked_without_gradients(first: Any) -> None:
     """What the first call keeps, the next one saves for its backward pass."""

@@ -79,7 +79,7 @@ def by_hand(
 @pytest.mark.long
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_step_is_that_of_a_loop_in_torch(
+def test_step_is_that_of_loop_in_torch(
     tier: str, options: dict[str, Any], device: torch.device
 ) -> None:
     steps = 4
@@ -93,30 +93,8 @@ def test_a_step_is_that_of_a_loop_in_torch(
     assert_same_training(got, expected, 1e-6 if device.type == "cpu" else 1e-5)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("tier", TIERS)
-def test_captured_it_is_the_same(
-    tier: str, options: dict[str, Any], precision: str, device: torch.device
-) -> None:
-    """With inputs and a rate that change in every step."""
-    must_capture(tier, device)
-    settings: dict[str, Any] = {"steps": 10, "precision": precision, "rates": RATES, **options}
-    expected = run(tier, device, plan=StepPlan(), **settings)
-    got = run(tier, device, plan=StepPlan(capture=True), **settings)
-    assert_same_training(got, expected, {"fp32": 1e-5, "bf16": 1e-4}[precision])
-
-
-def test_a_batch_of_another_size_is_refused() -> None:
-    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**BATCH, accumulate=2))
-    batch = tokens(0)
-    with pytest.raises(ValueError, match=r"a batch of shape \(2, 21\): this step takes \(4, 21\)"):
-        step(batch[:, :-1], batch[:, 1:])
-
-
 @pytest.mark.parametrize("capture", [False, pytest.param(True, marks=pytest.mark.gpu)])
-def test_a_norm_that_is_not_finite_changes_nothing(capture: bool, device: torch.device) -> None:
+def test_norm_that_is_not_finite_changes_nothing(capture: bool, device: torch.device) -> None:
     """It would scale every gradient that is finite to zero, and pass for a step."""
     with infinite_gradient_tier() as tier:
         if capture:
@@ -136,7 +114,7 @@ def test_a_norm_that_is_not_finite_changes_nothing(capture: bool, device: torch.
         assert not any(tensor.any() for tensor in step.optimizer.tensors().values())
 
 
-def test_a_norm_that_is_not_finite_ends_the_run_and_names_the_op(device: torch.device) -> None:
+def test_norm_that_is_not_finite_ends_run_and_names_op(device: torch.device) -> None:
     with infinite_gradient_tier() as tier:
         result = runs.run(tier, device=device, max_grad_norm=1.0)
     assert result.status == "failed"
@@ -183,7 +161,7 @@ def test_fp16_goes_on_when_its_scale_overflows(device: torch.device) -> None:
 
 
 @pytest.mark.long
-def test_a_norm_that_fp16_overflows_does_not_end_the_run(device: torch.device) -> None:
+def test_norm_that_fp16_overflows_does_not_end_run(device: torch.device) -> None:
     with infinite_gradient_tier() as tier:
         result = runs.run(tier, device=device, precision="fp16", max_grad_norm=1.0)
     assert result.status == "completed"
@@ -192,7 +170,7 @@ def test_a_norm_that_fp16_overflows_does_not_end_the_run(device: torch.device) -
 
 
 @pytest.mark.parametrize("sick", [0, 1])
-def test_every_micro_batch_is_looked_into(sick: int) -> None:
+def test_diagnosis_finds_fault_in_any_micro_batch(sick: int) -> None:
     config = replace(runs.CONFIG, accumulate=2)
     model = TinyLlama(runs.MODEL)
     step = TrainStep(model, config)

@@ -15,6 +15,7 @@ from tinyllama.harness.check.run import Candidate, Outcome, run
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import linear_cross_entropy as linear_file
 from tinyllama.ops.cross_entropy import REDUCTIONS, cross_entropy
+from tinyllama.ops.cross_entropy import kernels as cross_entropy_kernels
 from tinyllama.ops.linear_cross_entropy import linear_cross_entropy
 
 pytest.importorskip("triton")
@@ -180,6 +181,22 @@ def test_where_all_targets_are_ignored_the_result_is_that_of_torch(
     assert results[0][0].isnan().all() == (reduction == "mean")
     for left, right in zip(*results, strict=True):
         torch.testing.assert_close(left, right, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("in_one_program", [0, 2**16])
+@pytest.mark.parametrize("provider", ["eager", "torch", "triton"])
+def test_by_default_the_targets_that_torch_ignores_are_ignored(
+    provider: str, in_one_program: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_entropy_kernels, "IN_ONE_PROGRAM", in_one_program)
+    results = []
+    for call in (linear_cross_entropy[provider], losses_of_torch):
+        x, weight, targets = problem(device)
+        targets[::2] = -100
+        loss = call(x, weight, targets)
+        results.append((loss.detach(), *torch.autograd.grad(loss, [x, weight])))
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right)
 
 
 @pytest.mark.long

@@ -39,7 +39,6 @@ def run_json(path: Path, *argv: str, status: int = 0) -> tuple[str, dict[str, An
     [
         (["gate", "--against", ""], "against"),
         (["tune", "--show", "--chip", ""], "chip"),
-        (["how", ""], "name"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -70,11 +69,6 @@ def test_every_field_of_a_config_with_a_help_text_is_an_option(tmp_path: Path) -
 def test_key_heads_are_half_of_the_heads(options: list[str], heads: tuple[int, int]) -> None:
     model, _ = train.settings(cli.parser().parse_args(["train", *options]), None)
     assert (model.num_heads, model.num_kv_heads) == heads
-
-
-@pytest.mark.long
-def test_amp_is_bf16(tmp_path: Path) -> None:
-    assert run_json(tmp_path / "run.json", "--use-amp")[1]["train"]["precision"] == "bf16"
 
 
 # -- a run ------------------------------------------------------------------------------------
@@ -129,7 +123,7 @@ def test_small_memory_and_switches_are_named(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [(["--diagnose"], [1, 7]), (["--diagnose-every", "3"], [1, 3, 6, 7]), ([], [])],
+    [(["--diagnose"], [1, 7]), ([], [])],
 )
 def test_diagnosis_shows_the_steps_that_are_named(options: list[str], steps: list[int]) -> None:
     out = printed(*TINY, "--num-steps", "7", *options)
@@ -178,8 +172,8 @@ def test_a_resumed_run_on_text_needs_the_text(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_lost_gradients_are_shown_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dead_swiglu_tier() as tier:
-        monkeypatch.setitem(TIERS, "dead", tier)
-        out, record = run_json(tmp_path / "run.json", "--tier", "dead", status=1)
+        monkeypatch.setitem(TIERS, "v1", tier)
+        out, record = run_json(tmp_path / "run.json", status=1)
     assert "NO GRADIENT at 8 of 20 parameters:" in out
     assert "layers.1.w_gate: all zero" in out
     assert record["gradients"]["layers.1.w_gate"] is False
@@ -265,6 +259,8 @@ def test_a_checkpoint_that_cannot_be_written_is_kept_elsewhere(
         (["train", "--help"], 0),
         (["check", "nofile.py"], 2),
         (["train", "--seq-len", "0"], 2),
+        (["train", "--tier", "v9"], 2),
+        (["profile", "compare", "none", "none"], 2),
         (["profile", "hotspots", "--num-heads", "7"], 2),
         (["exercise"], 2),
     ],

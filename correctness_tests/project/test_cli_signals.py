@@ -19,7 +19,7 @@ from tinyllama.training import checkpoint
 
 @pytest.mark.long
 def test_output_that_nobody_reads_or_that_has_no_place_is_no_traceback() -> None:
-    argv = [sys.executable, "-m", "tinyllama", "how", "get_trace.sh"]
+    argv = [sys.executable, "-m", "tinyllama", "exercise", "--starter", "rope"]
     for place, said in (("| true", ""), ("> /dev/full", "No space left on device\n")):
         done = ran("bash", "-o", "pipefail", "-c", f"{shlex.join(argv)} {place}")
         assert done.returncode == 1

@@ -1,11 +1,15 @@
 """The documents say what is true: tables, links, the worked example, operations, memory."""
 
+import math
 import re
 import shlex
 import subprocess
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +17,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from tinyllama.cli import parser
-from tinyllama.harness import Registry, load_file
+from tinyllama.harness import Op, Registry, load_file
 from tinyllama.harness.check.cases import op_cases
 from tinyllama.harness.check.evaluate import make_inputs
 from tinyllama.harness.check.reference import disagreements
-from tinyllama.model.config import ModelConfig, Workload
+from tinyllama.model.config import PRESETS, WORKLOADS, ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, Tier
-from tools import generate_docs, model_tables
+from tinyllama.ops import OPS
+from tools import generate_docs, tables
 
 ROOT = generate_docs.ROOT
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)", re.M)
@@ -130,20 +135,102 @@ def test_the_worked_example_is_right_as_it_stands(device: torch.device, seed: in
             assert not disagreements(op, source, inputs)
 
 
+def rows_of(first: str) -> list[list[str]]:
+    """The rows of the table in docs/model.md whose heading begins with these columns."""
+    text = (ROOT / "docs/model.md").read_text(encoding="utf-8")
+    (table,) = re.findall(rf"^\| {re.escape(first)} .*\n\| -.*\n((?:\|.*\n)+)", text, re.M)
+    return [[cell.strip(" `") for cell in line.split(" | ")] for line in table.splitlines()]
+
+
+def calls(tier: Tier) -> dict[str, tuple[str, str]]:
+    """The dtypes in and out of each op that a forward pass under bf16 autocast calls."""
+    seen: dict[str, tuple[str, str]] = {}
+    short = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "int64"}
+
+    def dtypes(names: Iterable[str], values: Iterable[torch.Tensor]) -> str:
+        pairs = zip(names, values, strict=True)
+        return ", ".join(f"{name} {short[tensor.dtype]}" for name, tensor in pairs)
+
+    def watched(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
+        def calling(*args: torch.Tensor, **params: Any) -> Any:
+            outputs = call(*args, **params)
+            results = outputs if isinstance(outputs, tuple) else (outputs,)
+            seen[op.name] = dtypes(op.inputs, args), dtypes(op.outputs, results)
+            return outputs
+
+        return calling
+
+    class Watched(Tier):
+        def providers(self) -> dict[str, Callable[..., Any]]:
+            return {op: watched(OPS[op], call) for op, call in super().providers().items()}
+
+    shape = replace(PRESETS["small"], hidden_dim=16, ffn_dim=16, vocab_size=16)
+    model = TinyLlama(shape, Watched(tier.name, tier.title, tier.table))
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.loss(tokens, tokens)
+    return seen
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("tier", TIERS.values(), ids=lambda tier: tier.name)
 def test_the_table_of_tiers_names_what_the_model_of_each_calls(tier: Tier) -> None:
     if tier.interpreted:
         pytest.importorskip("triton")
-    heads, _, *rows = (line.strip("| ").split(" | ") for line in model_tables.tiers().splitlines())
+    heads, _, *rows = (line.strip("| ").split(" | ") for line in tables.tiers().splitlines())
     column = heads.index(tier.name.upper())
     named = {row[0].strip("`"): row[column].strip("`") for row in rows if len(row) > column}
-    called = {op for op, _, _ in model_tables.traced(tier)} | {"adamw"}
-    assert {op: tier.table[op] for op in called} == {
+    assert {op: tier.table[op] for op in {*calls(tier), "adamw"}} == {
         op: provider
         for op, provider in named.items()
         if provider and not provider.startswith("in `")
     }
+
+
+@pytest.mark.parametrize("name", ["v1", "v2"])
+def test_the_table_of_dtypes_under_autocast_is_what_ops_take_and_return(name: str) -> None:
+    rows = rows_of("op | inputs | outputs")
+    assert calls(TIERS[name]) == {op.strip("| `"): (ins, outs) for op, ins, outs, _ in rows}
+
+
+def value_of(formula: str, dims: Mapping[str, int]) -> int:
+    """The value of a sum of products such as ``6LBT² + 4N``."""
+    total = 0
+    for term in formula.split(" + "):
+        number, letters = re.fullmatch(r"(\d*)(.*)", term).groups()  # type: ignore[union-attr]
+        factors = [
+            dims[c] ** (2 if square else 1) for c, square in re.findall(r"(\w)(²?)", letters)
+        ]
+        total += math.prod(factors) * int(number or 1)
+    return total
+
+
+def test_the_operations_of_a_step_add_up() -> None:
+    *parts, (_, _, *totals) = rows_of("part | operations")
+    for place, workload in enumerate(WORKLOADS.values()):
+        dims = workload.model.dims(workload.batch_size, workload.seq_len)
+        counts = [value_of(formula, dims) for _, formula, *_ in parts]
+        assert sum(counts) == workload.model.step_flops(workload.batch_size, workload.seq_len)
+        shown = [cells[place].strip("| ") for _, _, *cells in parts] + [totals[place].strip("| ")]
+        assert shown == [f"{count / 1e9:,.3f}" for count in [*counts, sum(counts)]]
+
+
+def kept_bytes(dims: Mapping[str, int]) -> int:
+    """What the table of activations says that V1's forward pass keeps."""
+    rows = [row[2] for row in rows_of("part | kept | bytes")]
+    end = rows.index("")  # after it come the model's own
+    layer, model = rows[:end], rows[end + 1 : -1]
+    return sum(value_of(f, dims) for f in [*layer * dims["L"], *model])
+
+
+def test_the_megabytes_of_kept_activations_are_those_of_their_formulas() -> None:
+    *parts, total = rows_of("part | kept | bytes")
+    for place, workload in enumerate(WORKLOADS.values(), 3):
+        dims = workload.model.dims(workload.batch_size, workload.seq_len)
+        for row in parts:
+            if row[2]:
+                assert row[place].strip(" |") == f"{value_of(row[2], dims) / 2**20:,.1f}"
+        assert total[place].strip(" |") == f"{kept_bytes(dims) / 2**20:,.1f}"
 
 
 def batch() -> torch.Tensor:
@@ -176,5 +263,6 @@ def test_kept_activations_are_those_that_autograd_saves() -> None:
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         model.loss(tokens, tokens)
-    dims = model_tables.sizes(Workload(model=SHAPE, batch_size=BATCH, seq_len=TIME))
-    assert sum(storage.nbytes() for storage in saved.values()) == model_tables.kept_bytes(dims)[1]
+    assert sum(storage.nbytes() for storage in saved.values()) == kept_bytes(
+        SHAPE.dims(BATCH, TIME)
+    )

@@ -11,13 +11,13 @@ import pytest
 
 from field import run as field
 
-CASES, KERNELS = field.declared()
+CASES = field.declared()
 TEXT = (field.ROOT / "docs" / "FIELD.md").read_text(encoding="utf-8")
 PROGRAMS = dict(re.findall(r"^```python\n# (\S+ \S+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
 
 
-def name(kernel: field.Case | field.Kernel) -> str:
-    return f"{kernel.library}-{kernel.op}"
+def name(case: field.Case) -> str:
+    return f"{case.library}-{case.op}"
 
 
 def release_folder(library: str, release: str) -> Path:
@@ -30,12 +30,10 @@ def release_folder(library: str, release: str) -> Path:
 
 def test_the_record_holds_what_the_cases_declare() -> None:
     record = field.recorded()
-    rows = record["cases"] + record["kernels"]
-    kernels: list[field.Case | field.Kernel] = [*CASES, *KERNELS]
-    for row, kernel in zip(rows, kernels, strict=True):
-        declared = json.loads(json.dumps(vars(kernel)))
-        assert {key: row[key] for key in declared} == declared, name(kernel)
-        assert kernel.surprises(row["found"]) == []
+    for row, case in zip(record["cases"], CASES, strict=True):
+        declared = json.loads(json.dumps(vars(case)))
+        assert {key: row[key] for key in declared} == declared, name(case)
+        assert case.surprises(row["found"]) == []
 
 
 def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_named() -> None:
@@ -62,10 +60,9 @@ def test_a_program_reproduces_everything_that_fails_in_a_newest_release() -> Non
             for op in ops.split(", ")
             for check in checks.split(", ")
         }
-        rows = [row for part in ("cases", "kernels") for row in record[part]]
         assert reproduced == {
             (row["op"], check)
-            for row in rows
+            for row in record["cases"]
             if row["library"] == library
             for check in row["found"].get(release, ())
         }
@@ -89,13 +86,11 @@ def test_a_program_prints_what_its_comments_say(title: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow("every check on kernels of other projects, which pip installs")
-@pytest.mark.parametrize("kernel", [*CASES, *KERNELS], ids=name)
-def test_checks_find_what_is_known_of_a_release_and_nothing_else(
-    kernel: field.Case | field.Kernel,
-) -> None:
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_checks_find_what_is_known_of_a_release_and_nothing_else(case: field.Case) -> None:
     pytest.importorskip("triton")
     faults = {
-        release: field.checked(kernel.library, kernel.op, release_folder(kernel.library, release))
-        for release in kernel.releases
+        release: field.checked(case.library, case.op, release_folder(case.library, release))
+        for release in case.releases
     }
-    assert kernel.surprises(faults) == []
+    assert case.surprises(faults) == []

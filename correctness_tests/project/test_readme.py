@@ -1,7 +1,9 @@
 """README's examples, run as a reader would: each command prints what the page shows."""
 
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,28 @@ def test_the_check_without_a_declaration_finds_what_is_shown(folder: Path) -> No
     done = python("-m", "tinyllama", *words, cwd=folder)
     assert done.returncode == 1
     assert not missing(shown, done.stdout), done.stdout
+
+
+@pytest.mark.long
+def test_the_gate_says_what_is_shown(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    repository = tmp_path / "repository"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "docs/examples/repository", repository, ignore=ignored)
+    author = {f"GIT_{r}_{w}": "a@b" for r in ("AUTHOR", "COMMITTER") for w in ("NAME", "EMAIL")}
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
+        subprocess.run(["git", *words], cwd=repository, env=os.environ | author, check=True)
+    kernels = repository / "my_kernels/squared_relu.py"
+    text = kernels.read_text(encoding="utf-8")
+    changes = (
+        text.replace("@jit\n", "# a comment\n@jit\n"),
+        text.replace("2.0 * seen * up", "2.0 * up"),
+    )
+    command = "$ tinyllama gate --against main"
+    shown = block(command).split(command)[1:]
+    for changed, output in zip(changes, shown, strict=True):
+        kernels.write_text(changed, encoding="utf-8")
+        words = ["gate", "--against", "main", "--device", "cpu"]
+        done = python("-m", "tinyllama", *words, cwd=repository)
+        assert f"exit status {done.returncode}" in output
+        assert not missing(output, done.stdout), done.stdout

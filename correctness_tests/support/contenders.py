@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.measure.calls_in_a_row import RowContender
-from tinyllama.harness.measure.op_contender import Timed, ops_of
+from tinyllama.harness.measure.op_contender import OpContender, Timed, ops_of
 
 PACKAGE = "tinyllama.ops"
 FILES = (str(Path(__file__).with_name("weigh_rows.py")),)
 
 Call = Callable[..., Any]
-Contender = Callable[..., RowContender]
+Contender = Callable[..., OpContender]
 
 
 def weighed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -32,12 +31,12 @@ def contender_fixture(device: torch.device) -> Iterator[Contender]:
 
     def make(
         call: Call | str, op: str = "weigh_rows", dtype: str = "fp32", case: int = 0, **traits: Any
-    ) -> RowContender:
+    ) -> OpContender:
         name = call if isinstance(call, str) else "tried"
         if not isinstance(call, str):
             ops[op].providers[name] = replace(ops[op]["eager"], name=name, call=call, **traits)
             tried.add(op)
-        made = RowContender(Timed(op, name, case, dtype), str(device), PACKAGE, FILES)
+        made = OpContender(Timed(op, name, case, dtype), str(device), PACKAGE, FILES)
         made.check_first()
         return made
 

@@ -272,7 +272,7 @@ class Script:
         side, benchmarks = worker.tree.name, []
         for name in self.names[side]:
             stated = self.states.get(
-                (side, name), {**self.slowdowns[side], **worker.tree.team_slowdowns}
+                (side, name), {**self.slowdowns[side], **worker.tree.slowdowns}
             )
             timed = Timed(name, "eager", 0, "bf16")
             if bar := self.bars.get((side, name), 0.0):

@@ -236,6 +236,6 @@ def sample_targets() -> list[Target]:
     return [
         Target(**speed, bound=20.0),
         Target(**speed, bound=24.85, caveat="aim 30"),
-        Target(**speed, bound=5.5, device=("MI325X",), source="the published example"),
+        Target(**speed, bound=5.5, device=("MI325X",)),
         Target(**of_op, bound=1.0),
     ]

@@ -34,8 +34,7 @@ def steps() -> dict[str, str]:
 
 
 def test_every_step_is_rehearsed_somewhere() -> None:
-    known = {"what is here", "kernels", *SHORTER, *ELSEWHERE, *NEEDS_GPU}
-    assert set(steps()) == known
+    assert set(steps()) == {"what is here", "kernels", *SHORTER, *ELSEWHERE, *NEEDS_GPU}
     for where in ELSEWHERE.values():
         assert "/" not in where or (ROOT / where).is_file(), where
 
@@ -67,11 +66,9 @@ def test_the_steps_of_the_first_hour_run_in_order(tmp_path: Path) -> None:
             continue
         assert done.returncode == 0, said
         if step == "profile":
-            for tool in ("trace", "hotspots", "torch", "flops", "memory", "triton"):
+            for tool in ("trace", "hotspots", "flops", "memory"):
                 assert re.search(rf"^{tool} +done$", done.stdout, re.M), said
             for tool in ("counters", "rocprof-compute", "rocprof-sys"):
                 assert re.search(rf"^{tool} +not here: .*there is no GPU", done.stdout, re.M), said
-            (page,) = tmp_path.glob("build/profiles/all_*/summary.md")
-            assert "| memory | done |" in page.read_text()
         if step == "what is here":
             assert re.search(r"rocprof-compute +│ yes", done.stdout), said

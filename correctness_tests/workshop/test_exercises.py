@@ -41,6 +41,7 @@ def test_an_unfilled_starter_reports_its_blanks_and_nothing_else(name: str, tmp_
         ("rms_norm", "n_elements + eps", "n_elements", "outputs"),
         ("swiglu", "1 + gate * rest", "1 + gate", "gradients"),
         ("rope", "first * sin + second * cos", "second * cos - first * sin", "outputs"),
+        ("ultra", "if grads[1] is not None:", "if False:", "gradients"),
     ],
 )
 def test_a_wrong_answer_fails_its_check(
@@ -53,8 +54,21 @@ def test_a_wrong_answer_fails_its_check(
         assert tinyllama("check", file, "--only", check, "--device", "cpu").status == status
 
 
-@pytest.mark.slow("every check of three files takes a minute")
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.long
+def test_check_finds_faults_of_open_exercise(tmp_path: Path) -> None:
+    """The starter has no backward pass, and hides that its kernel is never launched."""
+    file, text = tmp_path / "ultra.py", blanks.solution("ultra")
+    file.write_text(blanks.starter("ultra"))
+    assert "gradients" in tinyllama("check", file, "--only", "gradients", "--device", "cpu").out
+    launch = "fused_kernel[grid](x, residual, weight, y, total, rstd, D, eps, BLOCK=block)"
+    assert launch in text
+    file.write_text(text.replace(launch, "total.copy_(x + residual)"))
+    done = tinyllama("check", file, "--only", "kernel launched", "--device", "cpu")
+    assert (done.status, "kernel launched" in done.out) == (1, True)
+
+
+@pytest.mark.slow("every check of four files takes a minute")
+@pytest.mark.parametrize("name", blanks.NAMES)
 def test_a_solution_passes_every_check(name: str) -> None:
     file = blanks.HERE / "solutions" / f"{name}.py"
     assert tinyllama("check", file, "--device", "cpu").status == 0
@@ -62,7 +76,6 @@ def test_a_solution_passes_every_check(name: str) -> None:
 
 def test_names_of_the_command_are_those_of_the_exercises() -> None:
     assert list(exercise.NAMES) == list(exercises.EXERCISES)
-    assert list(exercise.FILES) == list(blanks.NAMES)
 
 
 def test_transactions_do_not_depend_on_the_block_size() -> None:

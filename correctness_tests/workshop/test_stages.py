@@ -118,13 +118,13 @@ def test_the_command_prints_the_table_and_leaves_its_files(
 
 @pytest.mark.parametrize(("hybrid", "optimal"), [(0.1, True), (0.3, False)])
 def test_only_the_fastest_right_stage_is_called_optimal(hybrid: float, optimal: bool) -> None:
-    seconds = {"v1": 0.2, "4": 0.25, "5": hybrid, "6": 0.01}  # stage 6 is wrong, and fast
+    seconds = {0: 0.2, 4: 0.25, 5: hybrid, 6: 0.01}  # stage 6 is wrong, and fast
     stages = [
         running.Measured(
-            *(name, None if name == "v1" else STAGES[int(name)], 6.9, [s] * 9, [s] * 9),
+            *(running.BASELINE if number == 0 else STAGES[number], 6.9, [s] * 9, [s] * 9),
             memory={"peak_bytes": 2**20},
         )
-        for name, s in seconds.items()
+        for number, s in seconds.items()
     ]
     text = running.comparison(stages, torch.device("cpu"))
     assert ("OPTIMAL" in text) is optimal
@@ -133,7 +133,7 @@ def test_only_the_fastest_right_stage_is_called_optimal(hybrid: float, optimal: 
 
 def test_commas_in_names_stay_in_one_column() -> None:
     kernels = {'void f<float, 4>(int*, "x")\n': (2, 3e-6)}
-    row = running.profile_csv(running.Measured("1", STAGES[1], 7.0, kernels=kernels)).splitlines()
+    row = running.profile_csv(running.Measured(STAGES[1], 7.0, kernels=kernels)).splitlines()
     assert row[1].count(",") == 4
     assert row[1].endswith(",2,3000,1500,100.00")
 

@@ -5,7 +5,6 @@ import importlib
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from tinyllama.harness.kernels import next_power_of_2
 from tinyllama.harness.kernels.foreign import foreign
 
 # The first of the configurations for NVIDIA's GPUs, with smaller blocks: programs are interpreted.
@@ -14,28 +13,6 @@ TUNED: dict[str, dict[str, int]] = {
     "layer_norm_loop": {"TILE_N": 1024},
     "layer_norm_backward": {"BLOCK_ROW_SIZE": 1, "BLOCK_COL_SIZE": 64},
     "weight_bias_backward": {"BLOCK_ROW_SIZE": 32, "BLOCK_COL_SIZE": 4},
-    "rms_norm_loop": {"TILE_N": 1024},
-    "softmax_inner": {"TILE_N": 64},
-    "softmax_non_inner": {"TILE_K": 8},
-}
-HEURISTICS: dict[str, dict[str, Any]] = {
-    "softmax_inner": {
-        "TILE_N": lambda args: next_power_of_2(args["N"]),
-        "ONE_TILE_PER_CTA": lambda args: args["TILE_N"] >= args["N"],
-    },
-    "softmax_non_inner": {
-        "TILE_K": lambda args: 8,
-        "TILE_N": lambda args: next_power_of_2(args["N"]),
-        "ONE_TILE_PER_CTA": lambda args: args["TILE_N"] >= args["N"],
-    },
-    "softmax_backward_inner": {
-        "TILE_M": lambda args: max(1, 1024 // args["TILE_N"]),
-        "ONE_TILE_PER_CTA": lambda args: args["TILE_N"] >= args["N"],
-    },
-    "softmax_backward_non_inner": {
-        "TILE_N": lambda args: max(1, 1024 // args["TILE_K"]),
-        "ONE_TILE_PER_CTA": lambda args: args["TILE_N"] >= args["N"],
-    },
 }
 
 
@@ -46,7 +23,6 @@ def kernels(name: str) -> ModuleType:
 
     runtime = {
         "get_tuned_config": lambda name: [triton.Config(TUNED[name], num_warps=4)],
-        "get_heuristic_config": HEURISTICS.__getitem__,
         "torch_device_fn": SimpleNamespace(device=lambda device: contextlib.nullcontext()),
     }
     around: dict[str, dict[str, Any]] = {

@@ -3,7 +3,7 @@
 import torch
 
 from tinyllama.harness.kernels.foreign import foreign
-from tinyllama.ops.cross_entropy import TORCHS_OWN, cross_entropy
+from tinyllama.ops.cross_entropy import NO_TARGET, cross_entropy
 
 with foreign():
     from liger_kernel.ops import cross_entropy as released
@@ -15,9 +15,9 @@ with foreign():
 def liger(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    ignored = TORCHS_OWN if ignore_index is None else ignore_index
+    ignored = NO_TARGET if ignore_index is None else ignore_index
     apply = released.LigerCrossEntropyFunction.apply
     return apply(logits_NV, targets_N, None, ignored, 0.0, 0.0, reduction)[0]

@@ -20,8 +20,6 @@ RUNS = (
     *(("v1", "fp64"), ("v1", "fp32"), ("v3", "fp32")),
     *(("v1", "bf16"), ("v3", "bf16"), ("v4", "bf16")),
 )
-OTHERS, MEAN = 4, 100  # more runs of V1 in bf16, and the steps whose losses are averaged
-NUDGE = 2.0**-12  # of a weight, relative: about a sixteenth of a unit of bf16
 
 
 def groups(device: torch.device) -> list[str]:
@@ -41,11 +39,6 @@ def curve(losses: torch.Tensor) -> torch.Tensor:
     return losses.unfold(0, WINDOW, 1).mean(-1)
 
 
-def means(losses: torch.Tensor) -> torch.Tensor:
-    """The mean loss of each `MEAN` steps."""
-    return losses.unfold(0, MEAN, MEAN).mean(-1)
-
-
 def entry_of(tier: str, precision: str, curve: torch.Tensor) -> CurveEntry:
     return CurveEntry(
         name=f"curve/{WORKLOAD}/{tier}-{precision}",
@@ -59,9 +52,8 @@ def entry_of(tier: str, precision: str, curve: torch.Tensor) -> CurveEntry:
     )
 
 
-def losses_of(tier: str, precision: str, device: torch.device, nudged: int = 0) -> torch.Tensor:
-    """The loss of every step of a run (STEPS), float64 on the CPU. nudged: above 0, the seed of
-    changes to the initial weights that are below the rounding of bf16."""
+def losses_of(tier: str, precision: str, device: torch.device) -> torch.Tensor:
+    """The loss of every step of a run (STEPS), float64 on the CPU."""
     shape = WORKLOADS[WORKLOAD]
     config = TrainConfig(
         batch_size=shape.batch_size,
@@ -73,18 +65,7 @@ def losses_of(tier: str, precision: str, device: torch.device, nudged: int = 0) 
         model = TinyLlama(shape.model, tier).to(device)
         if precision == "fp64":
             model = model.double()
-        if nudged:
-            _nudge(model, nudged)
         step = TrainStep(model, config)
         step.prepare()
         losses = [step(*batches.batch(n)).detach().double().clone() for n in range(STEPS)]
     return torch.stack(losses).cpu()
-
-
-@torch.no_grad()
-def _nudge(model: TinyLlama, seed: int) -> None:
-    """Multiply each weight by 1 + u, u uniform within +-`NUDGE`."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        u = torch.rand(parameter.shape, generator=generator) * 2 - 1
-        parameter.mul_((1 + NUDGE * u).to(parameter))

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tinyllama.bench.steps import energy_used
+from tinyllama.bench.steps import Repeated
 from tinyllama.bench.workloads import Group
-from tinyllama.harness.machine.device import current, synchronize
+from tinyllama.harness.machine.device import current
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.training.step import capture_graphs
 
@@ -28,13 +28,14 @@ Layout = tuple[bool, bool]  # whether each operand is the transpose of what is s
 BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 
-class Floor:
+class Floor(Repeated):
     """The three parts on random data, each captured where the device can, and all together."""
 
     def __init__(self, group: str, device: str) -> None:
         self.group = Group.parse(group)
         self.device = current(device)
         self.queue = queue_of(self.device)
+        self.samples = self.group.shape.batch_size
         tf32 = self.group.precision == "tf32"
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         self.dtype = torch.bfloat16 if self.group.precision == "bf16" else torch.float32
@@ -45,24 +46,11 @@ class Floor:
             "attention": self._fastest_attention(),
             "optimizer": self._optimizer(),
         }
-        self.step = self._graph(*self.parts.values())
+        self._all = self._graph(*self.parts.values())
         self.parts = {name: self._graph(part) for name, part in self.parts.items()}
 
-    def warm_up(self, seconds: float) -> float:
-        start, steps = self.queue.now(), 0
-        while self.queue.now() - start < seconds or steps < 3:
-            self.step()
-            synchronize(self.device)
-            steps += 1
-        return (self.queue.now() - start) / steps
-
-    def turn(self, calls: int) -> float:
-        """Median wall seconds of some calls of all parts, after one that is not timed."""
-        self.step()
-        return statistics.median(wall_seconds(self.step, self.queue) for _ in range(calls))
-
-    def used(self, seconds: float) -> dict[str, Any]:
-        return energy_used(self.step, self.device, self.group.shape.batch_size, seconds)
+    def next(self) -> None:
+        self._all()
 
     def facts(self) -> dict[str, Any]:
         """Seconds of each part alone, and how it ran."""

@@ -7,14 +7,11 @@ disturbs the device (profiler, energy) comes after that. What needs the memory o
 comes last.
 """
 
-import contextlib
-import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -22,11 +19,12 @@ import torch
 from msgspec.structs import replace
 
 from tinyllama.bench.contender import Contender
+from tinyllama.bench.contest import Contest
 from tinyllama.bench.peers import CLIENT, PEERS
 from tinyllama.bench.steps import UNTIMED
 from tinyllama.bench.workloads import ALL, Group, at_once
-from tinyllama.harness.machine.worker import Worker, WorkerError, close_all, workers
-from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
+from tinyllama.harness.machine.worker import WorkerError, close_all
+from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, ratio, summary
 from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.targets import FASTEST_PEER, Bar, Target, covered, judged
 from tinyllama.model.tiers import TIERS, V1, Tier
@@ -36,7 +34,6 @@ FLOOR = Contender(
 )
 BASELINE = V1.name  # over which every step's ratio is
 LONGEST = 400.0  # seconds until a contender must be ready; a group should take less than 10 min
-SWEEP_ROUNDS = 10  # of each size of a sweep
 LEARNED = 0.9  # of what the baseline learned on the same batches: far more than embeddings alone
 
 
@@ -107,134 +104,85 @@ class Effort:
         )
 
 
-@dataclass
-class Measured:
-    """The results of a group, by contender: the seconds of each round, an entry without the fields
-    computed from these, the loss of each step, and what went wrong."""
+class StepGroup(Contest):
+    """A group of training steps, and what was measured of each contender.
 
-    group: Group
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    entries: dict[str, StepEntry] = field(default_factory=dict)
-    losses: dict[str, list[float]] = field(default_factory=dict)
-    cannot: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, WorkerError] = field(default_factory=dict)
-
-    def over(self, slow: str, fast: str) -> Ratio:
-        """How many times longer one contender takes than another."""
-        return ratio(self.seconds[slow], self.seconds[fast])
-
-
-def measure(
-    group: Group,
-    device: torch.device,
-    contenders: tuple[Contender, ...] = CONTENDERS,
-    *,
-    short: bool = False,
-) -> Measured:
-    """Measure a group. The failure of a contender is kept with its name. short: see `SHORT`."""
-    with prepared([group], device, contenders, short=short) as (run,):
-        return run.measure()
-
-
-def measure_times(
-    group: Group, device: torch.device, contenders: tuple[Contender, ...], **size: int
-) -> Measured:
-    """Memory and time of a few rounds in another size. size: ``batch_size``, ``seq_len``."""
-    with prepared([group], device, contenders, size=size) as (run,):
-        run.effort = with_fields(run.effort, rounds=SWEEP_ROUNDS, warm_up=run.effort.warm_up / 2)
-        run.time()
-        return run.measured
-
-
-@contextlib.contextmanager
-def prepared(
-    groups: Sequence[Group],
-    device: torch.device,
-    contenders: tuple[Contender, ...] = CONTENDERS,
-    *,
-    short: bool = False,
-    size: Mapping[str, int] | None = None,
-) -> Iterator[list["Run"]]:
-    """Runs of some groups, to be measured one after the other: all contenders are made at the same
-    time, so one GPU must hold them all."""
-    with contextlib.ExitStack() as stack:
-        runs = []
-        for group in groups:
-            run = Run(group, device, stack.enter_context(workers()), short, size)
-            run.start(contenders)
-            runs.append(run)
-        # What comes last is larger, and takes longer to compile.
-        prepare([(run, contender) for run in reversed(runs) for contender in contenders])
-        yield runs
-
-
-def prepare(pairs: Sequence[tuple["Run", Contender]]) -> None:
-    """Make contenders at the same time. One that is ready is checked while others are made."""
-    able = [(run, contender) for run, contender in pairs if contender.name in run.workers]
-    most = min((run.most for run, _ in able), default=1)
-    together = [pair for pair in able if not pair[1].alone and most > 1]
-    checking = Lock()
-    for lot in [together, *([pair] for pair in able if pair not in together)]:
-        beside = min(most, len(lot)) - 1
-        with ThreadPoolExecutor(most) as pool:
-            ready = [pool.submit(run.make, contender, beside, checking) for run, contender in lot]
-        again = [pair for pair, future in zip(lot, ready, strict=True) if not future.result()]
-        for run, contender in again:
-            run.workers[contender.name] = contender.worker()
-            run.make(contender, 0, checking)
-    for run in {run for run, _ in able}:
-        entries = run.measured.entries
-        names = [contender.name for other, contender in able if other is run]
-        run.measured.entries = {name: entries[name] for name in names if name in entries}
-
-
-class Run:
-    """Of one group: its contenders in processes of their own, and what was measured of them."""
+    seconds: of each round. entries: without the fields that are computed from these. losses: of
+    each step. size: ``batch_size`` and ``seq_len`` other than the workload's.
+    """
 
     def __init__(
         self,
         group: Group,
         device: torch.device,
-        workers: dict[str, Worker],
+        *,
         short: bool = False,
         size: Mapping[str, int] | None = None,
     ) -> None:
-        self.group = group
-        self.size = size or {}  # other than the workload's
-        self.device = device
-        self.workers = workers
-        self.short = short
-        self.measured = Measured(group)
+        super().__init__("step")
+        self.group, self.device, self.short = group, device, short
+        self.arguments = {"group": str(group), "device": str(device), **(size or {})}
         self.effort = Effort.on(device).short() if short else Effort.on(device)
-        self.most = at_once(group, short)
+        self.seconds: dict[str, list[float]] = {}
+        self.entries: dict[str, StepEntry] = {}
+        self.losses: dict[str, list[float]] = {}
+        self._checking = Lock()
 
-    def start(self, contenders: Iterable[Contender]) -> None:
-        """Start a process for each contender that can be measured here."""
-        for contender in contenders:
-            left_out = self.short and contender.name not in SHORT[self.group.workload]
-            reason = NOT_SHORT if left_out else contender.cannot(self.device, str(self.group))
-            if reason:
-                self.measured.cannot[contender.name] = reason
-            else:
-                self.workers[contender.name] = contender.worker()
+    def __enter__(self) -> "StepGroup":
+        return self
 
-    def measure(self) -> Measured:
-        """Measure those that were made, and end their processes: they hold memory."""
-        self.time()
-        self.look_closer()
+    def __exit__(self, *_: object) -> None:
         close_all(self.workers.values())
-        return self.measured
 
-    def make(self, contender: Contender, beside: int, checking: Lock) -> bool:
-        """Make and check a contender. Returns whether it need not be made again: not where it
-        lacked memory that others needed only to be made and checked."""
-        where = {"group": str(self.group), "device": str(self.device), **self.size}
-        worker, arguments = self.workers[contender.name], {**contender.arguments, **where}
-        with self._failures_of(contender.name):
+    def drop(self, name: str, error: WorkerError) -> None:
+        super().drop(name, error)
+        self.entries.pop(name, None)
+        self.seconds.pop(name, None)
+
+    def over(self, slow: str, fast: str) -> Ratio:
+        """How many times longer one contender takes than another."""
+        return ratio(self.seconds[slow], self.seconds[fast])
+
+    def prepare(self, contenders: Sequence[Contender]) -> None:
+        """Make the contenders that can be measured here at the same time, and check each when it is
+        ready. One that lacks memory that others need only to be made is made again alone."""
+        able = [contender for contender in contenders if self._able(contender)]
+        for contender in able:
+            self.workers[contender.name] = contender.worker()
+        most = at_once(self.group, self.short)
+        together = [contender for contender in able if most > 1 and not contender.alone]
+        beside = min(most, len(together)) - 1
+        with ThreadPoolExecutor(most) as pool:
+            ready = list(pool.map(lambda contender: self._make(contender, beside), together))
+        again = [contender for contender, made in zip(together, ready, strict=True) if not made]
+        for contender in again:
+            self.workers[contender.name] = contender.worker()
+        for contender in (*again, *(c for c in able if c not in together)):
+            self._make(contender, 0)
+        names = [contender.name for contender in able if contender.name in self.entries]
+        self.entries = {name: self.entries[name] for name in names}
+        self.workers = {name: self.workers[name] for name in names}
+
+    def _able(self, contender: Contender) -> bool:
+        left_out = self.short and contender.name not in SHORT[self.group.workload]
+        reason = NOT_SHORT if left_out else contender.cannot(self.device, str(self.group))
+        if reason:
+            self.cannot[contender.name] = reason
+        return not reason
+
+    def _make(self, contender: Contender, beside: int) -> bool:
+        """Make and check a contender beside others. Returns whether it need not be made again."""
+        name, worker = contender.name, self.workers[contender.name]
+        arguments = {**contender.arguments, **self.arguments}
+        with self.failing(name):
             try:
-                worker.make("step", contender.factory, timeout=LONGEST, **arguments)
-                with checking:  # a reference in float64 fills the device
-                    self._check(contender, beside)
+                worker.make(self.key, contender.factory, timeout=LONGEST, **arguments)
+                entry = empty_entry(contender, self.group)
+                if contender.role != "floor":
+                    with self._checking:  # a reference in float64 fills the device
+                        facts = {**self.ask(name, "memory"), **self.ask(name, "verify")}
+                    entry = replace(entry, compiled_beside=beside, **facts)
+                self.entries[name] = entry
             except WorkerError as error:
                 if not beside or not error.raised(torch.OutOfMemoryError):
                     raise
@@ -242,43 +190,33 @@ class Run:
                 return False
         return True
 
-    def _check(self, contender: Contender, beside: int) -> None:
-        entry = empty_entry(contender, self.group)
-        if contender.role != "floor":
-            facts = {**self._ask(contender.name, "memory"), **self._ask(contender.name, "verify")}
-            entry = replace(entry, compiled_beside=beside, **facts)
-        self.measured.entries[contender.name] = entry
-
     def time(self) -> None:
         """Interleaved wall time of all contenders whose gradients are right."""
-        calls: dict[str, int] = {}
-        one_round = 0.0
-        for name in list(self.measured.entries):
-            with self._failures_of(name):
-                step = self._ask(name, "warm_up", self.effort.warm_up)
-                calls[name] = max(1, min(self.effort.calls, round(self.effort.turn / step)))
-                one_round += (calls[name] + UNTIMED) * step
-
-        def turn(name: str) -> float:
-            seconds = math.nan
-            with self._failures_of(name):
-                seconds = float(self._ask(name, "turn", calls[name]))
-            return seconds
-
+        steps = self.ask_all("warm_up", self.effort.warm_up)
+        calls = {
+            name: max(1, min(self.effort.calls, round(self.effort.turn / step)))
+            for name, step in steps.items()
+        }
+        one_round = sum((calls[name] + UNTIMED) * step for name, step in steps.items())
+        fitting = int(self.effort.total / one_round) if one_round else FEWEST_ROUNDS
+        rounds = max(FEWEST_ROUNDS, min(self.effort.rounds, fitting))
         # Contenders that are compared most are neighbours: V1 follows its own counterpart.
         peers = [peer.name for peer in (CLIENT, *reversed(PEERS)) if peer.name in calls]
         order = [*peers, *(name for name in calls if name not in peers)]
-        fitting = int(self.effort.total / one_round) if one_round else FEWEST_ROUNDS
-        rounds = max(FEWEST_ROUNDS, min(self.effort.rounds, fitting))
-        seconds = interleaved({name: partial(turn, name) for name in order}, rounds)
-        self.measured.seconds = {n: s for n, s in seconds.items() if n in self.measured.entries}
+        self.seconds = self.rounds("turn", rounds, {name: (calls[name],) for name in order})
 
     def look_closer(self) -> None:
         """What is measured of each contender alone, and whether it learned."""
-        for name in list(self.measured.seconds):
-            with self._failures_of(name):
-                self._look(name)
-                self._add(name, self._ask(name, "facts"))
+        steps = [name for name in self.workers if name != FLOOR.name]
+        for name in list(self.workers):
+            with self.failing(name):
+                if name in steps:
+                    self._add(name, self.ask(name, "clocks", self.effort.readings))
+                    self._add(name, self.ask(name, "launched"))
+                self._add(name, self.ask(name, "used", self.effort.energy))
+                if name in steps:
+                    self.losses[name] = self.ask(name, "loss_series")
+                self._add(name, self.ask(name, "facts"))
         self._must_learn()
         if self.group.precision == "fp32":
             self._hold()
@@ -286,36 +224,23 @@ class Run:
     def _hold(self) -> None:
         """Bytes of an uncaptured step. It needs as much memory as the contender has, so the
         processes of those before it are ended."""
-        for name in list(self.measured.seconds):
-            with self._failures_of(name):
+        for name in list(self.workers):
+            with self.failing(name):
                 if name != FLOOR.name:
-                    self._add(name, self._ask(name, "held"))
+                    self._add(name, self.ask(name, "held"))
                 self.workers[name].close()
 
-    def _look(self, name: str) -> None:
-        is_step = name != FLOOR.name
-        if is_step:
-            self._answer(name, "clocks", self.effort.readings)
-            self._answer(name, "launched")
-        self._answer(name, "used", self.effort.energy)
-        if is_step:
-            self.measured.losses[name] = self._ask(name, "loss_series")
-
-    def _answer(self, name: str, question: str, *arguments: Any) -> None:
-        """Put an answer into the entry; fields that are not known keep their reasons."""
-        answer = self._ask(name, question, *arguments)
-        before = self.measured.entries[name].unavailable or {}
-        unavailable = {**before, **answer.pop("unavailable", {})}
-        self._add(name, {**answer, "unavailable": unavailable or None})
-
-    def _add(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Put what a worker answered, fields of an entry by name, into the entry."""
-        self.measured.entries[name] = replace(self.measured.entries[name], **fields)
+    def _add(self, name: str, answer: Mapping[str, Any]) -> None:
+        """Put an answer, fields of an entry by name, into the entry; fields that are not known keep
+        their reasons."""
+        entry = self.entries[name]
+        unavailable = {**(entry.unavailable or {}), **answer.get("unavailable", {})}
+        self.entries[name] = replace(entry, **{**answer, "unavailable": unavailable or None})
 
     def _must_learn(self) -> None:
         """On the same batches each must learn what the baseline learns, up to rounding; if the
         baseline does not run, what the first peer learns."""
-        series = {n: s for n, s in self.measured.losses.items() if n in self.measured.entries}
+        series = {name: losses for name, losses in self.losses.items() if name in self.workers}
         base = next((n for n in (BASELINE, *(peer.name for peer in PEERS)) if n in series), None)
         if base is None:
             return
@@ -329,25 +254,22 @@ class Run:
                     f"its loss falls by {drops[name]:.3g} where that of {base} falls by "
                     f"{drops[base]:.3g}"
                 )
-                self._drop(name, WorkerError(f"{message} in {steps} steps: it does not learn"))
+                self.drop(name, WorkerError(f"{message} in {steps} steps: it does not learn"))
 
-    def _ask(self, name: str, method: str, *args: Any) -> Any:
-        return self.workers[name].call("step", method, *args)
 
-    @contextlib.contextmanager
-    def _failures_of(self, name: str) -> Iterator[None]:
-        """Keep the failure of a contender, and measure it no further."""
-        try:
-            yield
-        except WorkerError as error:
-            self._drop(name, error)
-
-    def _drop(self, name: str, error: WorkerError) -> None:
-        """Its process ends at once: the others need the memory that it holds."""
-        self.workers[name].close()
-        self.measured.failed.setdefault(name, error)
-        self.measured.entries.pop(name, None)
-        self.measured.seconds.pop(name, None)
+def measure(
+    group: Group,
+    device: torch.device,
+    contenders: Sequence[Contender] = CONTENDERS,
+    *,
+    short: bool = False,
+) -> StepGroup:
+    """Measure a group. The failure of a contender is kept with its name. short: see `SHORT`."""
+    with StepGroup(group, device, short=short) as steps:
+        steps.prepare(contenders)
+        steps.time()
+        steps.look_closer()
+    return steps
 
 
 def _drop(losses: list[float]) -> float:
@@ -361,8 +283,8 @@ def empty_entry(contender: Contender, group: Group) -> StepEntry:
     return StepEntry(name=name, title=contender.title, **contender.about(group))
 
 
-def entry_of(contender: Contender, measured: Measured, product_flops: float) -> StepEntry:
-    """The entry of a record; see docs/RECORDS.md. product_flops: the measured ceiling."""
+def entry_of(contender: Contender, measured: StepGroup, product_flops: float) -> StepEntry:
+    """The entry of a record; see docs/results.md. product_flops: the measured ceiling."""
     name, group = contender.name, measured.group
     reason = measured.cannot.get(name) or str(measured.failed.get(name, ""))
     if reason:
@@ -390,7 +312,7 @@ def entry_of(contender: Contender, measured: Measured, product_flops: float) -> 
 
 
 def bars(
-    targets: Iterable[Target], measured: Measured, entries: Mapping[str, StepEntry], device: str
+    targets: Iterable[Target], measured: StepGroup, entries: Mapping[str, StepEntry], device: str
 ) -> list[Bar]:
     """Judge the targets of a group by its entries (by contender) on a device of that name. A target
     without a measurement is missed, unless a contender cannot run here."""

@@ -8,9 +8,9 @@ checked; see `tinyllama.harness.measure.op_contender`.
 import contextlib
 import statistics
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from msgspec.structs import replace
 
 from tinyllama.bench.ceilings import Ceilings
+from tinyllama.bench.contest import Contest
 from tinyllama.bench.peers import OP_PEERS as PEERS
 from tinyllama.bench.peers import PEER_FILES
 from tinyllama.bench.workloads import SHORT_OPS
@@ -34,7 +35,7 @@ from tinyllama.harness.measure.op_contender import (
     timed_dtype,
     untimed,
 )
-from tinyllama.harness.measure.rounds import interleaved, ratio, summary
+from tinyllama.harness.measure.rounds import ratio, summary
 from tinyllama.harness.records.entries import OpEntry, Ratio
 from tinyllama.harness.records.targets import Bar, Standing, Target, covered, judged
 
@@ -49,7 +50,7 @@ _ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 STEPS_PARTS = ("block", "stack")  # a short run times them in the steps of the same shape
 LAYOUT_ROUNDS = 12  # the fewest whose 99% interval leaves out the slowest round
 LAYOUTS_CAVEAT = "the documents report 20 times of a step, 15 of 311 samples/s, for such inputs"
-SHARED = "tinyllama.harness.measure.calls_in_a_row:RowContender"
+SHARED = "tinyllama.harness.measure.op_contender:OpContender"
 
 
 def groups(device: torch.device) -> list[str]:
@@ -70,25 +71,19 @@ def compiling(device: torch.device) -> int:
     return max(1, min(COMPILING, total // ROOM))
 
 
-@dataclass
-class OpCaseRun:
-    """One case of an op, and what was measured of each provider."""
+class OpCaseRun(Contest):
+    """One case of an op, and what was measured of each provider.
 
-    op: Op
-    case: int
-    dtype: str
-    readings: dict[str, dict[str, list[Reading]]] = field(default_factory=dict)
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    repeated: dict[str, list[float]] = field(default_factory=dict)  # host seconds of calls in a row
-    layouts: dict[str, dict[str, Ratio]] = field(default_factory=dict)
-    cannot: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, WorkerError] = field(default_factory=dict)
-    ready: dict[str, Worker] = field(default_factory=dict)  # the process in which each is
+    readings: of each round, by pass. repeated: host seconds of calls in a row.
+    """
 
-    @property
-    def key(self) -> str:
-        """Of its providers in their processes."""
-        return f"{self.op.name} {self.case}"
+    def __init__(self, op: Op, case: int, dtype: str) -> None:
+        super().__init__(f"{op.name} {case}")
+        self.op, self.case, self.dtype = op, case, dtype
+        self.readings: dict[str, dict[str, list[Reading]]] = {}
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.repeated: dict[str, list[float]] = {}
+        self.layouts: dict[str, dict[str, Ratio]] = {}
 
 
 @dataclass(frozen=True)
@@ -145,12 +140,12 @@ class Bench:
             if not short or op.name not in STEPS_PARTS
             for case in cases_of(op, device)[-1 if short else 0 :]
         ]
-        self.workers: dict[str, Worker] = {}
-        self.checking = threading.Semaphore(CHECKING)
+        self._processes: dict[str, Worker] = {}
+        self._checking = threading.Semaphore(CHECKING)
 
     def measure(self) -> dict[str, OpCaseRun]:
         """Every case of every op, by name. A failure is kept with its provider."""
-        with workers() as self.workers:
+        with workers() as self._processes:
             # A process of compiled code takes more than 1 GiB of a GPU until its case is measured.
             at_once = compiling(self.device)
             for first in range(0, len(self.runs), at_once):
@@ -160,143 +155,92 @@ class Bench:
                     self._measure_case(run)
         return {f"{run.op.name}-{run.op.timed[run.case]}": run for run in self.runs}
 
-    def _key(self, run: OpCaseRun, provider: str) -> str:
-        """One process for each kind of provider; for compiled code one for each case, since
-        the cases are compiled at the same time."""
-        return f"{provider} {run.op.name} {run.case}" if provider == "compile" else provider
-
-    def _worker(self, run: OpCaseRun, provider: str) -> Worker:
-        key = self._key(run, provider)
-        if key not in self.workers:
+    def _process(self, run: OpCaseRun, provider: str) -> Worker:
+        """One process for each kind of provider, and after a failure a fresh one; for compiled code
+        one for each case, since the cases are compiled at the same time."""
+        key = f"{provider} {run.key}" if provider == "compile" else provider
+        if key not in self._processes or not self._processes[key].alive:
             preload = [SHARED.partition(":")[0]]
-            self.workers[key] = Worker(key, preload=preload, env=_ONE_THREAD)
-        return self.workers[key]
+            self._processes[key] = Worker(key, preload=preload, env=_ONE_THREAD)
+        return self._processes[key]
 
     def _prepare(self, lot: Sequence[OpCaseRun]) -> None:
         """Make and check all providers of some cases, in all processes at the same time: nothing is
         timed meanwhile."""
         by_process: dict[str, list[tuple[OpCaseRun, str]]] = {}
         for run in lot:
-            for name in providers_of(run.op):
-                if self._can(run, name):
-                    by_process.setdefault(self._key(run, name), []).append((run, name))
+            for name in self._able(run):
+                key = run.key if name == "compile" else name
+                by_process.setdefault(key, []).append((run, name))
 
         def prepare(of_one_process: list[tuple[OpCaseRun, str]]) -> None:
             for run, name in of_one_process:
-                self._guarded(run, name, self._ready, others_run=True)
+                with run.failing(name):
+                    try:
+                        self._ready(run, name)
+                    except WorkerError as error:
+                        if not error.raised(torch.OutOfMemoryError):
+                            raise
+                        # Others use the memory meanwhile; it is made again when they are done.
+                        run.workers.pop(name).close()
 
         with ThreadPoolExecutor(max(1, len(by_process))) as pool:
             list(pool.map(prepare, by_process.values()))
 
-    def _measure_case(self, run: OpCaseRun) -> None:
-        ready = [name for name in providers_of(run.op) if self._can(run, name)]
-        for name in ready:
-            self._guarded(run, name, self._warm_up)
-        ready = [name for name in ready if name not in run.failed]
-
-        def turn(name: str) -> Callable[[], dict[str, Reading]]:
-            return lambda: self._guarded(run, name, self._turn) or {}
-
-        rounds = interleaved({name: turn(name) for name in ready}, self.effort.rounds)
-        for name in (name for name in ready if name not in run.failed):
-            passes = rounds[name][0]
-            run.readings[name] = {p: [r[p] for r in rounds[name]] for p in passes}
-        self._together(run, ready, self._look)
-        self._repeat(run, ready)
-        for name in ready:
-            self._guarded(run, name, self._layouts)
-        for name in ready:
-            if name == "compile":  # nothing of this process is used again
-                if worker := self.workers.get(self._key(run, name)):
-                    worker.hang_up()
-                continue
-            with contextlib.suppress(WorkerError):
-                self._worker(run, name).drop(run.key)
-
-    def _repeat(self, run: OpCaseRun, names: Sequence[str]) -> None:
-        """The host time of calls in a row, of providers that are small enough."""
-
-        def turn(name: str) -> Callable[[], float | None]:
-            return lambda: self._guarded(run, name, lambda *_: self._ask(run, name, "in_a_row"))
-
-        rounds = interleaved({name: turn(name) for name in names}, self.effort.repeats)
-        for name, times in rounds.items():
-            seconds = [time for time in times if time is not None]
-            if name not in run.failed and seconds:
-                run.repeated[name] = seconds
-
-    def _together(
-        self, run: OpCaseRun, names: list[str], do: Callable[[OpCaseRun, str], Any]
-    ) -> None:
-        """Do what is not timed for some providers, at the same time."""
-        with ThreadPoolExecutor(max(1, len(names))) as pool:
-            list(pool.map(lambda name: self._guarded(run, name, do), names))
-
-    def _can(self, run: OpCaseRun, name: str) -> bool:
-        provider = provider_of(run.op, name)
-        reason = untimed(provider, self.device)
-        if name != "compile" and reason is None:
-            case = run.op.timed[run.case]
-            reason = OpCase(run.op, provider, case, DTYPE_OF[run.dtype]).unsupported()
-        if reason:
-            run.cannot[name] = reason
-        return reason is None
-
-    def _guarded(
-        self,
-        run: OpCaseRun,
-        name: str,
-        do: Callable[[OpCaseRun, str], Any],
-        others_run: bool = False,
-    ) -> Any:
-        """A provider that fails is measured no further in its case; its process may have died.
-        others_run: other processes use the GPU's memory meanwhile. Where memory was short, the
-        provider did not fail: `_warm_up` makes it again when the others have given theirs back."""
-        if name in run.failed:
-            return None
-        try:
-            return do(run, name)
-        except WorkerError as error:
-            if not (others_run and error.raised(torch.OutOfMemoryError)):
-                run.failed[name] = error
-            run.readings.pop(name, None)
-            if worker := self.workers.pop(self._key(run, name), None):  # it may not have started
-                worker.close()  # the next case starts a fresh one
-            return None
+    def _able(self, run: OpCaseRun) -> list[str]:
+        """The providers that can be timed here; why others cannot is noted."""
+        able = []
+        for name in providers_of(run.op):
+            provider = provider_of(run.op, name)
+            reason = untimed(provider, self.device)
+            if name != "compile" and reason is None:
+                case = run.op.timed[run.case]
+                reason = OpCase(run.op, provider, case, DTYPE_OF[run.dtype]).unsupported()
+            if reason:
+                run.cannot[name] = reason
+            else:
+                able.append(name)
+        return able
 
     def _ready(self, run: OpCaseRun, name: str) -> None:
         """Make and check a provider in its process, unless it was; a process that replaces one in
         which another case failed has none yet."""
-        worker = self._worker(run, name)
-        if run.ready.get(name) is worker:
+        worker = self._process(run, name)
+        if run.workers.get(name) is worker:
             return
+        run.workers[name] = worker
         timed = Timed(run.op.name, name, run.case, run.dtype)
         where, files = str(self.device), self.files
         worker.make(run.key, SHARED, timed=timed, device=where, package=PACKAGE, files=files)
         worker.call(run.key, "run_once")
-        with self.checking:
+        with self._checking:
             worker.call(run.key, "check_first")
-        run.ready[name] = worker
 
-    def _ask(self, run: OpCaseRun, name: str, method: str, *args: Any) -> Any:
-        return self._worker(run, name).call(run.key, method, *args)
-
-    def _warm_up(self, run: OpCaseRun, name: str) -> None:
-        self._ready(run, name)
-        self._ask(run, name, "warm_up", self.effort.warm_up)
-
-    def _turn(self, run: OpCaseRun, name: str) -> dict[str, Reading]:
-        readings: dict[str, Reading] = self._ask(run, name, "turn")
-        return readings
-
-    def _look(self, run: OpCaseRun, name: str) -> None:
-        run.facts[name] = self._ask(run, name, "facts")
-
-    def _layouts(self, run: OpCaseRun, name: str) -> None:
-        last = cases_of(run.op, self.device)[-1]
-        if run.case == last and bounded(run.op, name) and run.op.differentiable:
-            names, rounds = tuple(run.op.layouts), self.effort.layout_rounds
-            run.layouts[name] = self._ask(run, name, "layouts", names, rounds)
+    def _measure_case(self, run: OpCaseRun) -> None:
+        ready = [name for name in providers_of(run.op) if name not in {*run.cannot, *run.failed}]
+        for name in ready:
+            with run.failing(name):
+                self._ready(run, name)
+                run.ask(name, "warm_up", self.effort.warm_up)
+        run.workers = {name: run.workers[name] for name in ready if name in run.workers}
+        for name, turns in run.rounds("turn", self.effort.rounds).items():
+            run.readings[name] = {passes: [turn[passes] for turn in turns] for passes in turns[0]}
+        run.facts = run.ask_all("facts", at_once=len(ready) or 1)
+        for name, times in run.rounds("in_a_row", self.effort.repeats).items():
+            if seconds := [time for time in times if time is not None]:
+                run.repeated[name] = seconds
+        if run.case == cases_of(run.op, self.device)[-1] and run.op.differentiable:
+            layouts, rounds = tuple(run.op.layouts), self.effort.layout_rounds
+            for name in [name for name in run.workers if bounded(run.op, name)]:
+                with run.failing(name):
+                    run.layouts[name] = run.ask(name, "layouts", layouts, rounds)
+        run.readings = {n: readings for n, readings in run.readings.items() if n in run.workers}
+        for name, worker in run.workers.items():
+            if name == "compile":  # nothing of this process is used again
+                worker.hang_up()
+            else:
+                with contextlib.suppress(WorkerError):
+                    worker.drop(run.key)
 
 
 def entries_of(run: OpCaseRun, ceilings: Ceilings) -> list[OpEntry]:

@@ -9,7 +9,6 @@ that of the slowest rank. Gradients are compared with the float64 reference of t
 
 import statistics
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ import torch
 import torch.distributed as dist
 
 from tinyllama.bench.scaling import FOUND, JOB, ONE, WEAK, Job, JobResult
-from tinyllama.bench.steps import BATCHES, UNTIMED, StepContender
+from tinyllama.bench.steps import BATCHES, UNTIMED, OurStep
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.measure.clock import wall_seconds
-from tinyllama.harness.measure.memory import forget_peak, live_bytes
+from tinyllama.harness.measure.memory import live_bytes
 from tinyllama.harness.measure.overlap import overlap
 from tinyllama.harness.measure.rounds import interleaved
 from tinyllama.model.llama import TinyLlama
@@ -32,25 +31,18 @@ from tinyllama.training.shards import local, shard, whole
 from tinyllama.training.step import TrainStep
 
 
-class RankedStep(StepContender):
+class RankedStep(OurStep):
     """A tier's step on some ranks, of which `StepContender` sees the whole batch and whole
     gradients."""
 
     def __init__(self, tier: str, shards: bool, ranks: Ranks, **where: Any) -> None:
         super().__init__(**where)
-        self.model = TinyLlama(self.shape, tier)
+        model = TinyLlama(self.shape, tier)
         if shards:
-            shard(self.model, self.config, self.device, ranks)
+            shard(model, self.config, self.device, ranks)
         else:
-            self.model.to(self.device)
-        self.training = TrainStep(self.model, self.config, None, ranks)
-        self.training.prepare(capture=False)
-        if self.training.plan.capture:
-            forget_peak(self.device)
-            self.training.prepare(warm_up=0)
-        self.graphs = self.training.graphs
-        self.plan, self.left_out = str(self.training.plan), self.training.left_out
-        self.parameters = dict(self.model.named_parameters())
+            model.to(self.device)
+        self.take(TrainStep(model, self.config, None, ranks))
         part = ranks.part(self.config.batch_size)
         self.step = lambda batch: self.training(batch[part])
         self.started()
@@ -68,7 +60,7 @@ class RankedStep(StepContender):
 def run(job: Job, ranks: Ranks, device: torch.device) -> JobResult:
     """Prepare, verify and time the cases of a job. All ranks call it together."""
     steps: dict[str, RankedStep] = {}
-    result = JobResult(link=link_rate(ranks, device), ranks=ranks.count)
+    result = JobResult(ranks=ranks.count)
     for case in job.cases:
         if not (job.shards and case == ONE):  # one rank has nothing to shard
             steps[case], result.facts[case] = _prepared(job, case, ranks, device)
@@ -123,25 +115,6 @@ def _turn(step: RankedStep, calls: int, ranks: Ranks) -> float:
     dist.barrier()
     times = [wall_seconds(step.next, step.queue) for _ in range(calls)]
     return max(ranks.gathered(statistics.median(times)))
-
-
-def link_rate(ranks: Ranks, device: torch.device, size: int = 2**28) -> float:
-    """Bytes that each rank sends in a second of an all-reduce of so many bytes: a ring sends
-    2 (n - 1) / n of them. The least time of ten counts, as of every ceiling."""
-    size //= 16 if device.type == "cpu" else 1
-    data = torch.zeros(size // 4, device=device)
-    for _ in range(3):
-        dist.all_reduce(data)
-    synchronize(device)
-    times = []
-    for _ in range(10):
-        dist.barrier()
-        synchronize(device)
-        start = time.perf_counter()
-        dist.all_reduce(data)
-        synchronize(device)
-        times.append(max(ranks.gathered(time.perf_counter() - start)))
-    return 2 * (ranks.count - 1) / ranks.count * size / min(times)
 
 
 def main(folder: Path) -> None:

@@ -51,10 +51,8 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class JobResult(msgspec.Struct):
-    """What a job measured, by case; ``link``: bytes a second that each GPU sends in an
-    all-reduce."""
+    """What a job measured, by case."""
 
-    link: float
     ranks: int
     seconds: dict[str, list[float]] = {}
     facts: dict[str, dict[str, Any]] = {}
@@ -151,5 +149,4 @@ def _entry(job: Job, result: JobResult, case: str) -> ScalingEntry:
         rounds=len(seconds),
         efficiency=efficiency,
         samples_per_second=facts["batch"] / statistics.median(seconds),
-        link_bytes_per_second=None if case == ONE else result.link,
     )

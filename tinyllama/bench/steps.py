@@ -17,7 +17,13 @@ from tinyllama.bench.held import held
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import current, synchronize
 from tinyllama.harness.machine.sensors import NotToldError, sensor
-from tinyllama.harness.measure.clock import Clock, NotQueuedError, queue_of, wall_seconds
+from tinyllama.harness.measure.clock import (
+    Clock,
+    NotQueuedError,
+    Queue,
+    queue_of,
+    wall_seconds,
+)
 from tinyllama.harness.measure.energy import energy
 from tinyllama.harness.measure.launches import launches
 from tinyllama.harness.measure.memory import (
@@ -41,7 +47,50 @@ SCORES = 2**32  # bytes of one layer's scores in float64 that the reference may 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class StepContender:
+class Repeated:
+    """What is timed by whole calls: a subclass sets device, queue and samples, and has `next`."""
+
+    device: torch.device
+    queue: Queue
+    samples: int
+
+    def next(self) -> None:
+        """One call, which need not be done when this returns."""
+        raise NotImplementedError
+
+    def waited(self) -> float:
+        """Wall seconds of the next call."""
+        return wall_seconds(self.next, self.queue)
+
+    def warm_up(self, seconds: float, least: int = 3) -> float:
+        """Repeat for this time, and at least this often; return the seconds of one call."""
+        start, calls = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds or calls < least:
+            self.next()
+            synchronize(self.device)
+            calls += 1
+        return (time.perf_counter() - start) / calls
+
+    def turn(self, calls: int) -> float:
+        """Median wall seconds of some calls, after two that are not timed: the first finds the
+        caches as another process left them."""
+        for _ in range(UNTIMED):
+            self.next()
+        return statistics.median(self.waited() for _ in range(calls))
+
+    def used(self, seconds: float) -> dict[str, Any]:
+        """Joules of a sample and mean watts as fields of an entry, or why they are not known."""
+        gpu = sensor(self.device)
+        try:
+            if isinstance(gpu, str):
+                raise NotToldError(gpu)
+            reading = energy(self.next, self.device, gpu, seconds)
+        except NotToldError as error:
+            return {"unavailable": {"joules_per_sample": str(error)}}
+        return {"joules_per_sample": reading.joules / self.samples, "watts": reading.watts}
+
+
+class StepContender(Repeated):
     """What every step has in common; a subclass sets the attributes and then calls `started`.
 
     step: a batch of tokens (B, T + 1) -> the loss before the update, on the device.
@@ -74,6 +123,7 @@ class StepContender:
             seq_len=seq_len or shape.seq_len,
             precision=self.group.precision,
         )
+        self.samples = self.config.batch_size
         torch.set_float32_matmul_precision("high" if self.group.precision == "tf32" else "highest")
         size = (BATCHES, self.config.batch_size, self.config.seq_len + 1)
         generator = torch.Generator().manual_seed(0)
@@ -195,22 +245,6 @@ class StepContender:
 
     # -- timing -----------------------------------------------------------------------------
 
-    def warm_up(self, seconds: float, least: int = 3) -> float:
-        """Repeat for this time, and at least this often; return the seconds of one step."""
-        start, steps = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds or steps < least:
-            self.next()
-            synchronize(self.device)
-            steps += 1
-        return (time.perf_counter() - start) / steps
-
-    def turn(self, calls: int) -> float:
-        """Median wall seconds of some steps, after two that are not timed: the first finds the
-        caches as another process left them."""
-        for _ in range(UNTIMED):
-            self.next()
-        return statistics.median(self.waited() for _ in range(calls))
-
     def clocks(self, readings: int) -> dict[str, Any]:
         """The step's device and host time, or why they cannot be isolated."""
         clock = Clock(self.queue, spin_seconds=1e-3)
@@ -246,9 +280,6 @@ class StepContender:
             "graph_bytes": pool_bytes(self.graphs)[0],
         }
 
-    def used(self, seconds: float) -> dict[str, Any]:
-        return energy_used(self.next, self.device, self.config.batch_size, seconds)
-
     def facts(self) -> dict[str, Any]:
         return {
             "software": self.software,
@@ -262,25 +293,23 @@ class StepContender:
         return {}
 
 
-def energy_used(
-    step: Callable[[], object], device: torch.device, samples: int, seconds: float
-) -> dict[str, Any]:
-    """Joules of a sample and mean watts as fields of an entry, or why they are not known."""
-    gpu = sensor(device)
-    if isinstance(gpu, str):
-        return {"unavailable": {"joules_per_sample": gpu}}
-    try:
-        reading = energy(step, device, gpu, seconds)
-    except NotToldError as error:
-        return {"unavailable": {"joules_per_sample": str(error)}}
-    return {
-        "joules_per_sample": reading.joules / samples,
-        "watts": reading.watts,
-        "energy_source": reading.source,
-    }
+class OurStep(StepContender):
+    """A step of this project."""
+
+    training: TrainStep
+
+    def take(self, training: TrainStep) -> None:
+        """Warm a step up and capture it where its plan says so."""
+        training.prepare(warm_up=self.warm_ups, capture=False)
+        forget_peak(self.device)
+        training.prepare(warm_up=0)
+        self.training = self.step = training
+        self.graphs = training.graphs
+        self.plan, self.left_out = str(training.plan), training.left_out
+        self.parameters = dict(training.model.named_parameters())
 
 
-class TierStep(StepContender):
+class TierStep(OurStep):
     """A tier as it runs by default, with parts switched off, little memory, or another plan."""
 
     def __init__(
@@ -294,15 +323,7 @@ class TierStep(StepContender):
         super().__init__(**where)
         chosen: Tier = resolve(tier).without(*without).with_memory(memory).with_plan(plan)
         self.model = TinyLlama(self.shape, chosen).to(self.device)
-        self.training = TrainStep(self.model, self.config)
-        self.training.prepare(warm_up=self.warm_ups, capture=False)
-        forget_peak(self.device)
-        self.training.prepare(warm_up=0)
-        self.graphs = self.training.graphs
-        self.plan = str(self.training.plan)
-        self.left_out = self.training.left_out
-        self.parameters = dict(self.model.named_parameters())
-        self.step = self.training
+        self.take(TrainStep(self.model, self.config))
         self.started()
 
     def make_gradients(self) -> None:

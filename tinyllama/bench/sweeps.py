@@ -1,13 +1,15 @@
 """Time and memory against sequence length and against batch size, tier by tier."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from tinyllama.bench.measure import CONTENDERS, measure_times
+from tinyllama.bench.measure import CONTENDERS, StepGroup
 from tinyllama.bench.workloads import Group, not_here
 from tinyllama.harness.measure.rounds import summary
 from tinyllama.harness.records.entries import SweepEntry
+
+ROUNDS = 10  # of each size
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,11 @@ def _point(
 ) -> list[SweepEntry]:
     """Every tier at one size, alternately; a tier that does not fit says so."""
     size = {"batch_size": batch_size, "seq_len": seq_len}
-    measured = measure_times(sweep.base, device, TIERS, **size)
+    with StepGroup(sweep.base, device, size=size) as measured:
+        effort = measured.effort
+        measured.effort = replace(effort, rounds=ROUNDS, warm_up=effort.warm_up / 2)
+        measured.prepare(TIERS)
+        measured.time()
     entries = []
     for tier in TIERS:
         name = f"sweep/{sweep.base}/{tier.name}/B{batch_size}T{seq_len}/{axis}"

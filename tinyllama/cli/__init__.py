@@ -4,8 +4,8 @@ Each command is a file of this folder with a function ``add(subparsers)``: it ad
 parser and sets ``run``, a function of the parsed arguments that returns the exit status.
 
 Exit status: 0 success; 1 the run failed, a parameter received no gradient, or a file could not be
-written; 2 a value cannot be used, which one line reports before anything runs; 10 to 15 the
-verdict of ``compare``; 130 Ctrl-C or SIGTERM. docs/gate.md has the statuses of ``gate``.
+written; 2 a value cannot be used, which one line reports before anything runs; 130 Ctrl-C or
+SIGTERM. docs/gate.md has the statuses of ``gate``.
 
 Commands import torch when they run, so that ``--help`` is quick.
 """
@@ -23,9 +23,7 @@ import tinyllama
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 
-NAMES = (
-    "doctor train records report tune check kernels gate certify profile plan how stages exercise"
-)
+NAMES = "doctor train report tune check kernels gate certify profile stages exercise"
 COMMANDS = [import_module(f"tinyllama.cli.{name}") for name in NAMES.split()]
 RUN_FAILED, BAD_VALUE, CTRL_C = 1, 2, 130
 

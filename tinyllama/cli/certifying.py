@@ -28,7 +28,7 @@ from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.machine.progress import of_stream
 from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.verdict import Outcome
-from tinyllama.harness.report.tables import console
+from tinyllama.harness.report.terminal import console
 
 ROOT = Path(tinyllama.__file__).resolve().parent.parent
 

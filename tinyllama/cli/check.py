@@ -8,17 +8,15 @@ import contextlib
 import re
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-from xml.etree import ElementTree
 
 from tinyllama.cli import like
 from tinyllama.cli.argument_types import check_known, file_path, whole_within
 from tinyllama.harness.check.names import ALL, APART, DEFAULT
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import check_apart, check_writable, replace_text, write_json
+from tinyllama.harness.machine.files import check_apart, check_writable, write_json
 
 if TYPE_CHECKING:
     from tinyllama.harness.check.run import Finding
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 PACKAGE = "tinyllama.ops"
 FAILED = 1  # exit status when a check found something, or nothing could be compared
 STOPPED = {"time limit": 124, "Ctrl-C": 130, "SIGTERM": 143}  # where nothing failed until then
-JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
-JUNIT_TOTALS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 Findings = Mapping["Provided", list["Finding"]]
 
 
@@ -81,7 +77,6 @@ def add(subparsers: Any) -> None:
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     option("--seed", type=whole_within(0, 2**63 - 1), default=0, help="of the inputs (default 0)")
     option("--json", type=file_path, metavar="PATH", help="write the findings as JSON")
-    option("--junit", type=file_path, metavar="PATH", help="write them as JUnit XML")
     option("--verbose", action="store_true", help="name what is not possible here, and who decides")
     like.add_options(check)
     check.set_defaults(run=like.with_declaration(run))
@@ -112,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         stopped = str(error) or "Ctrl-C"
     if not findings and not stopped:
         text = f"{str(args.file)!r} declares no op and no provider"
-        raise UsageError(f"{text}: {like.proposal(args.file)}")
+        raise UsageError(f"{text}: declare one, or run {like.proposal(args.file)}")
     status = _status(findings, args.fail_on, stopped)
     if stopped:
         for of_provider in findings.values():
@@ -126,8 +121,6 @@ def run(args: argparse.Namespace) -> int:
             for provided, of_provider in findings.items()
         }
         write_json(args.json, data)
-    if args.junit:
-        replace_text(args.junit, _as_junit(findings) + "\n")
     if args.verbose and findings:
         text = f"undefended, since the candidate ran in the same process: all but {APART!r}"
         _print(f"{text} (docs/gate.md)", style="dim")
@@ -148,10 +141,8 @@ def _validated(args: argparse.Namespace) -> Sequence[str]:
     only = args.only.split(",") if args.only else None
     check_known("--only", only, ALL)
     check_writable(args.json, "--json")
-    check_writable(args.junit, "--junit")
-    files = [] if args.file is None else [("FILE", args.file)]
-    check_apart(*files, ("--json", args.json), ("--junit", args.junit))
     if args.file is not None:
+        check_apart(("FILE", args.file), ("--json", args.json))
         _check_python(args.file)
     if only is None and not args.thorough:
         return (*DEFAULT, APART) if args.candidate else DEFAULT
@@ -218,7 +209,7 @@ def _limited(seconds: int | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Shows what is tried now: in one line of a terminal, elsewhere a line for each."""
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
 
     err = console(sys.stderr)
     if not err.is_terminal:
@@ -226,9 +217,6 @@ def _progress() -> Iterator[Callable[[str], None]]:
         return
     with err.status("loading") as status:
         yield status.update
-
-
-# -- the exit status ------------------------------------------------------------------------------
 
 
 def _status(findings: Findings, least: str, stopped: str) -> int:
@@ -255,11 +243,8 @@ def _not_tried(
     return [Finding(n, Outcome.BLOCKED, message=text) for n in names if n not in tried]
 
 
-# -- what is printed ------------------------------------------------------------------------------
-
-
 def _print(text: Any, style: str | None = None) -> None:
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
 
     if isinstance(text, str):
         text = text.replace(f"{Path.cwd()}/", "")
@@ -296,7 +281,7 @@ def _summarize(
         _print(f"{name}: the reference passes {len(passed)} checks")
         return
     _print(_table(name, [finding for finding in findings if finding in passed or finding.rank]))
-    lines = [*_reasons("not tried", blocked)]
+    lines = _reasons("not tried", blocked)
     if verbose:
         lines += _reasons("not possible here", unsupported)
         lines += [f"{finding.check}: {finding.message}" for finding in passed if finding.message]
@@ -327,28 +312,9 @@ def _table(name: str, findings: Sequence["Finding"]) -> Any:
     return table
 
 
-def _reasons(what: str, findings: Sequence["Finding"]) -> Iterator[str]:
+def _reasons(what: str, findings: Sequence["Finding"]) -> list[str]:
     """A line for each reason, with the checks that have it."""
     reasons: dict[str, list[str]] = {}
     for finding in findings:
         reasons.setdefault(finding.message, []).append(finding.check)
-    return (f"{what}: {', '.join(names)} ({why})" for why, names in reasons.items())
-
-
-def _as_junit(findings: Findings) -> str:
-    """A suite for each provider, a test case for each check."""
-    suites = ElementTree.Element("testsuites")
-    for provided, of_provider in findings.items():
-        counts = Counter(JUNIT.get(finding.outcome.value) for finding in of_provider)
-        suite = ElementTree.SubElement(suites, "testsuite", name=provided.name)
-        suite.set("tests", str(len(of_provider)))
-        for total, kind in JUNIT_TOTALS.items():
-            suite.set(total, str(counts[kind]))
-        for finding in of_provider:
-            names = {"classname": provided.name, "name": finding.check}
-            case = ElementTree.SubElement(suite, "testcase", names)
-            if element := JUNIT.get(finding.outcome.value):
-                result = ElementTree.SubElement(case, element, message=finding.message)
-                result.text = ": ".join(filter(None, (finding.case, finding.message)))
-    ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
+    return [f"{what}: {', '.join(names)} ({why})" for why, names in reasons.items()]

@@ -1,7 +1,7 @@
 """The declaration of a function that is to be like another one, written as a Python file.
 
-The user's file is read, not imported. The reference is imported, and called on small tensors of
-several sizes, from which the outputs follow.
+Both are imported. The reference is called on small tensors of several sizes, from which the outputs
+follow.
 """
 
 import ast
@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,6 @@ op = Op(
 '''
 
 
-class NotExpressibleError(Exception):
-    """Why no declaration follows from the reference."""
-
-
 class Function:
     """A function as the declaration calls it.
 
@@ -79,8 +75,10 @@ class Function:
     by_name: whether it takes parameters by name, which ``Class.apply`` does not.
     """
 
-    def __init__(self, name: str, parameters: list[str] | None, by_name: bool = True) -> None:
-        self.name, self.parameters, self.by_name = name, parameters, by_name
+    def __init__(self, name: str, function: Any) -> None:
+        self.name, self.parameters = name, _parameters(function)
+        owner = getattr(function, "__self__", None)
+        self.by_name = not (isinstance(owner, type) and issubclass(owner, torch.autograd.Function))
 
     def takes(self, name: str) -> bool:
         return self.parameters is None or name in self.parameters
@@ -99,6 +97,14 @@ class Function:
         return f"def {name}({arguments}):\n    return {self.name}({', '.join(words)})"
 
 
+def _parameters(function: Any) -> list[str] | None:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # it is written in C++
+        return None
+    return None if any("*" in str(x) for x in parameters.values()) else [*parameters]
+
+
 class Draft:
     """The declaration of ``function`` of ``file``, with another function as its reference.
 
@@ -107,7 +113,7 @@ class Draft:
     that the reference takes. gradients: whether those of floating-point inputs are compared.
     device: where the reference is called.
 
-    Raises UsageError for a value that cannot be used.
+    Raises UsageError for a value that cannot be used, and where no declaration follows.
     """
 
     def __init__(
@@ -123,15 +129,11 @@ class Draft:
         device: str = "cpu",
     ) -> None:
         self.file, self.function, self.like, self.device = Path(file), function, like, device
-        self.dtypes = [DTYPE_OF[name] for name in dtypes] or list(FLOATS)
-        self.gradients, self.notes, self.problem = gradients, list[str](), ""
-        node = _defined(self.file, function)
-        parameters = parameters_of(node)
-        is_function = isinstance(node, ast.FunctionDef)
-        self.candidate = Function(f"my_{function}", parameters, by_name=is_function)
-        self.inputs = self._in_order(parse_shapes(shape), parameters)
-        self.imports = [_import(self.file, function, self.candidate.name)]
-        self.reference = self._reference()
+        self.gradients, self.notes = gradients, list[str]()
+        self.imports, self.loaded = list[str](), {"torch": torch}
+        self.candidate = self._imported(f"{file}:{function}", f"my_{function}")
+        self.inputs = self._in_order(parse_shapes(shape), self.candidate.parameters)
+        self.reference = self._imported(like, "like_" + re.split("[.:]", like)[-1])
         self.literals = dict(map(_literal, params))
         functions = (self.candidate, self.reference)
         for name in self.literals:
@@ -139,18 +141,13 @@ class Draft:
                 raise UsageError(f"--param {name}: neither {function} nor {like} takes {name!r}")
         self.params = [x for x in self.literals if all(user.takes(x) for user in functions)]
         self.sizes = self._sizes()
-        first = next(iter(self.inputs.values()))
-        self.outputs = {"output": f'Tensor("{" ".join(first.axes)}")'}  # until it is known
-        try:
-            self._find_outputs(droppable=not dtypes)
-        except NotExpressibleError as error:
-            self.problem = str(error)
+        self.dtypes = [DTYPE_OF[name] for name in dtypes] or list(FLOATS)
+        self.outputs = {"output": 'Tensor("")'}  # until they are known
+        self.outputs = self._outputs(droppable=not dtypes)
 
     def plain(self) -> dict[str, Any]:
-        """The text, why it is incomplete ("" where it can be checked), and what is to be noted."""
-        return {"text": self._text(), "problem": self.problem, "notes": self.notes}
-
-    # -- what the command line names ------------------------------------------------------------
+        """The text of the declaration, and what is to be noted."""
+        return {"text": self._text(), "notes": self.notes}
 
     def _in_order(
         self, shapes: dict[str, InputShape], parameters: list[str] | None
@@ -164,35 +161,29 @@ class Draft:
             raise UsageError(f"--shape: {text}")
         return {name: shapes[name] for name in names if name in shapes}
 
-    def _reference(self) -> Function:
-        """The reference, imported: it may ask for a GPU, and have kernels."""
-        called, statement = self.like, ""
-        home, _, name = self.like.rpartition(".")
-        if ":" in self.like:
-            file, _, name = self.like.rpartition(":")
-            _defined(Path(file), name)
-            folder, home = import_name(Path(file))
-            sys.path.insert(0, str(folder))
-            if folder != import_name(self.file)[0]:
-                self.imports += ["import sys", f"sys.path.append({str(folder)!r})"]
-        if not self.like.startswith("torch."):
-            called = f"like_{name}"
-            statement = f"from {home} import {name} as {called}"
+    def _imported(self, text: str, name: str) -> Function:
+        """A function by a dotted name, or of a file, under this name. It may ask for a GPU where it
+        is imported, and have kernels."""
+        home, _, function = text.rpartition(".")
+        if text.startswith("torch."):
+            name, statement = text, "import torch"
+        else:
+            if ":" in text:
+                file, _, function = text.rpartition(":")
+                folder, home = import_name(Path(file))
+                sys.path.insert(0, str(folder))
+                if folder != import_name(self.file)[0]:
+                    self.imports += ["import sys", f"sys.path.append({str(folder)!r})"]
+            statement = f"from {home} import {function} as {name}"
             self.imports.append(statement)
-        self.loaded: dict[str, Any] = {"torch": torch}
         try:
             with adopted(), foreign() if self.device == "cpu" else contextlib.nullcontext():
                 exec(statement, self.loaded)
-                function = eval(called, self.loaded)
+                return Function(name, eval(name, self.loaded))
         except Exception as error:
-            text = f"--like {self.like!r} cannot be imported ({type(error).__name__}: {error})"
-            fix = "use a dotted name such as torch.nn.functional.gelu, or FILE:FUNCTION"
+            text = f"{text!r} cannot be imported ({type(error).__name__}: {error})"
+            fix = "use FILE:FUNCTION, or a dotted name such as torch.nn.functional.gelu"
             raise UsageError(f"{text}: {fix}") from error
-        parameters = None
-        with contextlib.suppress(TypeError, ValueError):  # it is written in C++
-            parameters = list(inspect.signature(function).parameters.values())
-        open_ended = parameters is None or any("*" in str(x) for x in parameters)
-        return Function(called, None if open_ended else [x.name for x in parameters or ()])
 
     def _sizes(self) -> list[dict[str, int]]:
         """The sizes of each case, by dimension."""
@@ -207,29 +198,32 @@ class Draft:
                 cases[-1] = longer
         return [dict(reversed(sizes.items())) for sizes in cases]
 
-    # -- what the reference says ----------------------------------------------------------------
-
-    def _find_outputs(self, droppable: bool) -> None:
-        """Call the reference in each dtype and size. Raises NotExpressibleError."""
-        general, *others = self._declared().cases
-        first = self.dtypes[0]
-        in_dtype = {first: self._results(general, first)}
-        for dtype in self.dtypes[1:]:
+    def _outputs(self, droppable: bool) -> dict[str, str]:
+        """The outputs of the reference, called in each dtype and size, as the text has them."""
+        names: dict[str, Any] = {**self.loaded, "__name__": "declaration"}
+        try:
+            exec(self._text().partition("\n\n@op.provider")[0], names)
+        except DeclarationError as error:
+            raise UsageError(f"--shape: {error}") from error
+        op: Op = names["op"]
+        general, *others = op.cases[: len(self.sizes)]  # then come those without optional inputs
+        in_dtype = {}
+        for dtype in self.dtypes:
             try:
-                in_dtype[dtype] = self._results(general, dtype)
-            except NotExpressibleError as error:
-                if not droppable:
+                in_dtype[dtype] = self._results(op, general, dtype)
+            except UsageError as error:
+                if not droppable or not in_dtype:
                     raise
                 self.notes.append(f"not in {str(dtype).removeprefix('torch.')}: {error}")
         self.dtypes = [*in_dtype]
-        self._results(general, torch.float64)  # as the oracle
-        results = in_dtype[first]
+        self._results(op, general, torch.float64)  # as the oracle
+        results = in_dtype[self.dtypes[0]]
         floating = [result for result in results if result.is_floating_point()]
         if self.gradients and not (floating and all(x.requires_grad for x in floating)):
             self.gradients = False
             self.notes.append(f"no gradients: the results of {self.like} have none")
-        in_case = [results, *(self._results(case, first) for case in others)][: len(self.sizes)]
-        self.outputs = {}
+        in_case = [results, *(self._results(op, case, self.dtypes[0]) for case in others)]
+        outputs = {}
         for place, result in enumerate(results):
             name = "output" if len(results) == 1 else f"output_{place + 1}"
             name = f"{name}_" if name in (*self.inputs, *self.params) else name
@@ -237,23 +231,15 @@ class Draft:
             dtypes = {dtype: tensors[place].dtype for dtype, tensors in in_dtype.items()}
             fixed = any(dtype is not usual for usual, dtype in dtypes.items())
             if fixed and len(set(dtypes.values())) > 1:
-                raise NotExpressibleError(f"the dtype of {name} follows no rule: {dtypes}")
-            self.outputs[name] = f'Tensor("{axes}"{f", dtype={result.dtype}" if fixed else ""})'
+                raise self._refused(f"the dtype of {name} follows no rule: {dtypes}")
+            outputs[name] = f'Tensor("{axes}"{f", dtype={result.dtype}" if fixed else ""})'
+        return outputs
 
-    def _declared(self) -> Op:
-        """The op of the text, without the candidate."""
-        text = self._text().partition("\n\n@op.provider")[0]
-        names: dict[str, Any] = {**self.loaded, "__name__": "declaration"}
-        try:
-            exec(text.replace(self.imports[0], ""), names)
-        except DeclarationError as error:
-            raise UsageError(f"--shape: {error}") from error
-        op: Op = names["op"]
-        return op
+    def _refused(self, reason: str) -> UsageError:
+        return UsageError(f"{reason}: declare it in a file instead (docs/declare.md)")
 
-    def _results(self, case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def _results(self, op: Op, case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """What the reference returns for the inputs of a case."""
-        op = self._declared()
         inputs = make_inputs(op, case, dtype, self.device)
         for name in op.differentiable:
             if inputs.args[name] is not None:
@@ -264,35 +250,31 @@ class Draft:
             # All lines: torch names the signatures that it has below the first one.
             message = " ".join(str(error).split())[:500] or "no message"
             text = f"{self.like} raised {type(error).__name__}: {message}"
-            raise NotExpressibleError(f"{text} (in {dtype}, case {case})") from error
+            raise self._refused(f"{text} (in {dtype}, case {case})") from error
         if not results or not all(isinstance(result, torch.Tensor) for result in results):
             kinds = ", ".join(type(result).__name__ for result in results) or "nothing"
-            raise NotExpressibleError(f"{self.like} returned {kinds}, not tensors")
+            raise self._refused(f"{self.like} returned {kinds}, not tensors")
         return results
 
     def _axes(self, shapes: Sequence[torch.Size], output: str) -> str:
-        """The axes that have these sizes in the cases. Raises NotExpressibleError."""
+        """The axes that have these sizes in the cases."""
         if len({len(shape) for shape in shapes}) > 1:
-            raise NotExpressibleError(f"{output} has no fixed number of axes: {shapes}")
+            raise self._refused(f"{output} has no fixed number of axes: {shapes}")
         names = list(self.sizes[0])
         pairs = ["".join(pair) for pair in itertools.product(names, "*/+", [*names, *"2345678"])]
         axes = []
         for lengths in zip(*shapes, strict=True):
-            for axis in [*names, str(lengths[0]), *pairs]:
-                if [size_of(axis, sizes) for sizes in self.sizes] == list(lengths):
-                    axes.append(axis)
-                    break
-            else:
+            possible = (*names, str(lengths[0]), *pairs)
+            fitting = (x for x in possible if [size_of(x, s) for s in self.sizes] == [*lengths])
+            if (axis := next(fitting, None)) is None:
                 text = f"an axis of {output} is no sum or product of the dimensions"
-                raise NotExpressibleError(f"{text}: {lengths} for {self.sizes}")
+                raise self._refused(f"{text}: {lengths} for {self.sizes}")
+            axes.append(axis)
         return " ".join(axes)
-
-    # -- the text -------------------------------------------------------------------------------
 
     def _text(self) -> str:
         """The declaration as a Python file."""
         source = self.file.read_text(encoding="utf-8")
-        name = "my_" + re.sub(r"\W+", "_", self.function).lower()
         cases = [", ".join(f"{x}={size}" for x, size in sizes.items()) for sizes in self.sizes]
         inputs = {x: _source(shape, self.gradients) for x, shape in self.inputs.items()}
         passed = {x: x if x in self.params else text for x, text in self.literals.items()}
@@ -301,7 +283,7 @@ class Draft:
             file=self.file.name,
             like=self.like,
             imports="\n".join(self.imports),
-            name=name or "op",
+            name="my_" + re.sub(r"\W+", "_", self.function).lower(),
             inputs="\n".join(f'        "{x}": {text},' for x, text in inputs.items()),
             outputs=", ".join(f'"{x}": {text}' for x, text in self.outputs.items()),
             params=", ".join(f'"{x}": {self.literals[x]}' for x in self.params),
@@ -334,45 +316,3 @@ def _literal(text: str) -> tuple[str, str]:
             return name, value
     fix = "use NAME=LITERAL, such as dim=-1, eps=1e-5 or reduction='sum'"
     raise UsageError(f"--param {text!r}: {fix}")
-
-
-# -- the functions of a file ----------------------------------------------------------------------
-
-
-def functions_of(file: Path) -> Iterator[tuple[str, Any]]:
-    """What a file defines at its top that Python calls: functions that are no kernels, and ``name =
-    Class.apply``; names and nodes. Raises UsageError for a file that is not Python."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UsageError(f"{str(file)!r} cannot be read as Python: {error}") from error
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            if not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
-                yield node.name, node
-        elif isinstance(node, ast.Assign) and ast.unparse(node.value).endswith(".apply"):
-            yield from ((name.id, node) for name in node.targets if isinstance(name, ast.Name))
-
-
-def parameters_of(node: Any, *, required: bool = False) -> list[str] | None:
-    """The names of a function's parameters; None where they are not known. required: only those
-    without defaults."""
-    if not isinstance(node, ast.FunctionDef) or node.args.vararg or node.args.kwarg:
-        return None
-    places = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
-    if required:
-        return places[: len(places) - len(node.args.defaults)]
-    return places + [argument.arg for argument in node.args.kwonlyargs]
-
-
-def _defined(file: Path, name: str) -> Any:
-    """The node of a function. Raises UsageError where the file has none of this name."""
-    functions = dict(functions_of(file))
-    if name not in functions:
-        public = ", ".join(x for x in functions if x[0] != "_") or "none"
-        raise UsageError(f"{str(file)!r} has no function {name!r}: use {public}")
-    return functions[name]
-
-
-def _import(file: Path, name: str, alias: str) -> str:
-    return f"from {import_name(file)[1]} import {name} as {alias}"

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     from tinyllama.harness.machine.device import default_device, device_name
     from tinyllama.harness.records.results import versions
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
     from tinyllama.model.tiers import TIERS
 
     out = console()

@@ -5,6 +5,7 @@ from typing import Any
 
 from tinyllama.cli.argument_types import file_path
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.workshop import blanks
 
 NAMES = (
     "block-sizes",
@@ -14,7 +15,6 @@ NAMES = (
     "swiglu",
     "fusion-gains",
 )
-FILES = ("rms_norm", "rope", "swiglu", "ultra")
 
 
 def add(subparsers: Any) -> None:
@@ -26,8 +26,8 @@ def add(subparsers: Any) -> None:
     )
     option = parser.add_argument
     option("name", nargs="?", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
-    option("--starter", choices=FILES, metavar="FILE", help=", ".join(FILES))
-    option("--solution", choices=FILES, metavar="FILE", help="the same file, filled in")
+    option("--starter", choices=blanks.NAMES, metavar="FILE", help=", ".join(blanks.NAMES))
+    option("--solution", choices=blanks.NAMES, metavar="FILE", help="the same file, filled in")
     option("--file", type=file_path, metavar="PATH", help="for block-sizes: your rms_norm.py")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     parser.set_defaults(run=run)
@@ -35,8 +35,6 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table or the file; 0."""
-    from tinyllama.workshop import blanks
-
     wishes = [wish for wish in (args.name, args.starter, args.solution) if wish is not None]
     if len(wishes) != 1:
         raise UsageError("name one exercise, one --starter or one --solution: see --help")

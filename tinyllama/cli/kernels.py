@@ -94,7 +94,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, print and compare; the exit status."""
     from tinyllama.harness.kernels.resources import CHIPS, lacking
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
     from tinyllama.ops import OPS
 
     chips = args.chip or [chip for chip in DEFAULT if not lacking(chip)]

@@ -5,7 +5,7 @@ The declaration is written to a temporary file, which is then checked as a user'
 
 import argparse
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,8 @@ def with_declaration(run: Command) -> Command:
         file, colon, function = str(args.file or "").rpartition(":")
         if args.like is None:
             if colon and not args.file.exists():
-                text = _command(file, function)
-                raise UsageError(f"{args.file}: a function needs a reference: {text}")
+                text = f"a function needs a reference: {proposal(file, function)}"
+                raise UsageError(f"{args.file}: {text}")
             for name in ("shape", "param", "dtype", "no_grad", "show_declaration"):
                 if getattr(args, name):
                     option = name.replace("_", "-")
@@ -69,14 +69,8 @@ def with_declaration(run: Command) -> Command:
         if not (colon and args.shape) or args.op or args.candidate:
             raise UsageError("--like takes FILE:FUNCTION and --shape SHAPES, without an --op")
         draft = _drafted(args, file, function)
-        if draft["problem"] or args.show_declaration:
-            print(draft["text"], end="")
-        if draft["problem"]:
-            raise UsageError(
-                f"no declaration follows from --like: {draft['problem']}. Complete the one above, "
-                f"save it beside {file}, and check that file"
-            )
         if args.show_declaration:
+            print(draft["text"], end="")
             return 0
         with tempfile.TemporaryDirectory(prefix="declaration-") as folder:
             args.file, args.declaration = Path(file), Path(folder) / "declaration.py"
@@ -91,53 +85,23 @@ def with_declaration(run: Command) -> Command:
     return run_declared
 
 
-def proposal(file: Path) -> str:
-    """The command that checks a file without a declaration, for each function that it has."""
-    from tinyllama.cli.declared import functions_of, parameters_of
-
-    commands = [
-        _command(file, name, parameters_of(node, required=True) or [])
-        for name, node in functions_of(file)
-        if name[0] != "_"
-    ]
-    if not commands:
-        return "it has no function either: see docs/declare.md"
-    return f"declare one (docs/declare.md), or run {'; or '.join(commands)}"
-
-
-def _command(file: str | Path, function: str, inputs: Sequence[str] = ()) -> str:
-    """A command line; REFERENCE and axes are to be filled in where they cannot be known."""
-    import torch
-
-    homes = {"torch": torch, "torch.nn.functional": torch.nn.functional}
-    known = [f"{home}.{function}" for home, module in homes.items() if hasattr(module, function)]
-    shape = ", ".join(f"{name}: N D" for name in inputs) if inputs[1:] else "N D"
-    like = (*known, "REFERENCE")[0]
-    return f"tinyllama check {file}:{function} --like {like} --shape '{shape}'"
+def proposal(file: str | Path, function: str = "FUNCTION") -> str:
+    """The command that checks a function of a file without a declaration."""
+    return f"tinyllama check {file}:{function} --like REFERENCE --shape 'N D' (docs/declare.md)"
 
 
 def _drafted(args: argparse.Namespace, file: str, function: str) -> dict[str, Any]:
-    """The declaration as `Draft.plain` gives it. A reference that is not torch's is code of a user:
-    it is imported by a process of its own."""
-    from tinyllama.cli.declared import Draft
+    """The declaration as `Draft.plain` gives it, in a process of its own: a reference may be code
+    of a user, which is imported."""
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import Worker, WorkerError
 
-    asked: dict[str, Any] = {
-        "file": file,
-        "function": function,
-        "like": args.like,
-        "shape": args.shape,
-        "params": args.param,
-        "dtypes": args.dtype,
-        "gradients": not args.no_grad,
-        "device": str(usable_device(args.device)),
-    }
-    if args.like.startswith("torch."):
-        return Draft(**asked).plain()
+    options = {"params": args.param, "dtypes": args.dtype, "gradients": not args.no_grad}
+    place = {"file": file, "function": function, "device": str(usable_device(args.device))}
     with Worker("like") as worker:
         try:
-            worker.make("draft", "tinyllama.cli.declared:Draft", **asked)
+            draft_class = "tinyllama.cli.declared:Draft"
+            worker.make("draft", draft_class, like=args.like, shape=args.shape, **place, **options)
             draft: dict[str, Any] = worker.call("draft", "plain")
         except WorkerError as error:
             text = str(error).partition(": ")[2] if error.raised(UsageError) else str(error)

@@ -1,8 +1,7 @@
 """``tinyllama profile TOOL``: profile a training step with the profilers of this machine."""
 
 import argparse
-import contextlib
-import io
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from tinyllama.cli.argument_types import file_path, whole_within
 from tinyllama.cli.train import settings, workload_options
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import replace_text
 
 if TYPE_CHECKING:
     from tinyllama.profiling.command_lines import Line
@@ -23,29 +21,23 @@ TOOLS = {
     "hotspots": "the slowest kernels, with op and layer (PyTorch's profiler, or rocprofv3)",
     "rocprof-compute": "AMD's analysis of each kernel",
     "rocprof-sys": "AMD's trace of the whole system",
-    "torch": "PyTorch's profiler: operators, kernels, trace",
     "flops": "operations of a step, counted in several ways",
     "memory": "the bytes of a step by category",
-    "triton": "each op by Triton and by PyTorch: time, speed-up, error, bandwidth",
-    "energy": "joules of a step",
     "study": "time and memory over lengths and batches, from the records",
     "all": "every tool that can run here; what cannot, and why",
     "compare": "the kernels of two profiles",
 }
-# By tool, its profilers: the first that can run is used, unless --with names one.
+# By tool, its profilers: the first that can run is used, unless --with names one. torch stands for
+# all that a process of ours observes by itself.
 WAYS = {
     "trace": ("rocprofv3", "torch"),
     "counters": ("rocprofv3", "ncu"),
     "hotspots": ("torch", "rocprofv3"),
     "rocprof-compute": ("rocprof-compute",),
     "rocprof-sys": ("rocprof-sys",),
-    "torch": ("torch",),
     "flops": ("torch",),
     "memory": ("torch",),
-    "triton": ("torch",),
-    "energy": ("sensor",),
 }
-OBSERVED = {"trace": "kernels", "hotspots": "kernels", "torch": "kernels"}
 FAILED = 1  # exit status when a profiled program failed
 
 
@@ -81,20 +73,19 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.profiles[0]} is no option of {args.tool}: remove it")
     if args.tool == "study":
         return _study(args)
-    if args.tool != "all":
-        return _profile(args, args.tool)
-    if args.way:
-        raise UsageError("--with names the profiler of one tool, and all has several: remove it")
-    return _all(args)
+    if args.tool == "all":
+        return _all(args)
+    return _profile(args, args.tool)
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from tinyllama.profiling import shown
+    from tinyllama.profiling.readers import read
+    from tinyllama.profiling.tables import show_changes
 
     if len(args.profiles) != 2:
         raise UsageError(f"compare takes two profiles, and {len(args.profiles)} are given")
-    before, after = map(shown.read, args.profiles)
-    shown.show_changes(before, after, args.top)
+    before, after = map(read, args.profiles)
+    show_changes(before, after, args.top)
     return 0
 
 
@@ -109,49 +100,38 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _all(args: argparse.Namespace) -> int:
-    """Run every tool, each in its own subfolder, and write a page of what they printed."""
-    from tinyllama.profiling import running
-
-    workload = _workload(args)
-    if not args.print_command:
-        args.output = running.new_folder(args.output, "all").resolve()
-    outcomes, texts = {}, {}
-    for tool in WAYS:
-        outcomes[tool], texts[tool] = _attempt(args, tool)
-        print(f"== {tool}\n{texts[tool]}", end="", flush=True)
-    print("\n" + "\n".join(f"{tool:16} {outcome}" for tool, outcome in outcomes.items()))
-    if not args.print_command:
-        on = f"{workload.train.precision}, on {workload.on().type}"
-        lines = [f"# Profile of tier {args.tier}, {on}", "", "| tool | outcome |", "|---|---|"]
-        lines += [f"| {tool} | {text.replace('|', '/')} |" for tool, text in outcomes.items()]
-        for tool, text in texts.items():
-            lines += ["", f"## {tool}", "", *(f"    {line}" for line in text.splitlines())]
-        page = args.output / "summary.md"
-        replace_text(page, "\n".join(lines) + "\n")
-        print(f"summary: {page}")
-    failed = any(outcome.startswith("failed") for outcome in outcomes.values())
-    return FAILED if failed else 0
-
-
-def _attempt(args: argparse.Namespace, tool: str) -> tuple[str, str]:
-    """How one of several tools ended, and what it printed."""
+    """Run every tool, each in its own subfolder; the last lines say how each ended."""
     from tinyllama.profiling.command_lines import MissingToolError
     from tinyllama.profiling.profiles import ProfileError
+    from tinyllama.profiling.running import new_folder
 
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    if args.way:
+        raise UsageError("--with names the profiler of one tool, and all has several: remove it")
+    if not args.print_command:
+        args.output = new_folder(args.output, "all").resolve()
+    outcomes = {}
+    for tool in WAYS:
+        print(f"== {tool}", flush=True)
         try:
-            outcome = "done" if _profile(args, tool) == 0 else "failed: its folder has a log"
-        except (MissingToolError, ProfileError) as error:
-            kind = "not here" if isinstance(error, MissingToolError) else "failed"
-            outcome = f"{kind}: {error}"
-            print(error)
-    return outcome, printed.getvalue()
+            failed = _profile(args, tool)
+            outcomes[tool] = "failed: its folder has a log" if failed else "done"
+        except MissingToolError as error:
+            outcomes[tool] = f"not here: {error}"
+        except ProfileError as error:
+            outcomes[tool] = f"failed: {error}"
+    print("\n" + "\n".join(f"{tool:16} {outcome}" for tool, outcome in outcomes.items()))
+    return FAILED if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
 
 
 def _profile(args: argparse.Namespace, tool: str) -> int:
-    from tinyllama.profiling import running, shown
+    from tinyllama.profiling import running
+    from tinyllama.profiling.workload import Workload
 
-    workload = _workload(args)
+    options = {name: getattr(args, name) for name in ("tier", "without", "memory", "plan")}
+    config = settings(args, None)
+    workload = Workload(*config, **options, capture=not args.no_capture, device=args.device)
+    workload.chosen_tier()  # raises where the options do not fit
+    workload.on()  # and where there is no such device
     way, lines = _lines(args, tool, workload, Path("FOLDER"))
     if args.print_command:
         print("\n".join(shlex.join(line.argv) for line in lines))
@@ -166,19 +146,27 @@ def _profile(args: argparse.Namespace, tool: str) -> int:
         print(f"tinyllama: error: {error}", file=sys.stderr)
         return FAILED
     print(f"{tool} with {way}: {folder}")
-    shown.show(tool, way, folder, args.top)
+    _show(tool, way, folder, args.top)
     return 0
 
 
-def _workload(args: argparse.Namespace) -> "Workload":
-    from tinyllama.profiling.workload import Workload
+def _show(tool: str, way: str, folder: Path, top: int) -> None:
+    """Print what a tool wrote into its folder."""
+    from tinyllama.profiling import observe, readers, tables
+    from tinyllama.profiling.hotspots import show_step
 
-    options = {name: getattr(args, name) for name in ("tier", "without", "memory", "plan")}
-    config = settings(args, None)
-    workload = Workload(*config, **options, capture=not args.no_capture, device=args.device)
-    workload.chosen_tier()  # raises where the options do not fit
-    workload.on()  # and where there is no such device
-    return workload
+    if way == "torch" and tool in ("hotspots", "trace"):
+        show_step(*observe.load(folder / readers.KERNELS), top)
+        files = f"{folder / observe.TRACE}; operators: {folder / observe.TABLE}"
+        print(f"timeline for ui.perfetto.dev: {files}")
+    elif way == "torch":
+        facts = json.loads((folder / f"{tool}.json").read_text(encoding="utf-8"))
+        getattr(tables, f"show_{tool}")(facts)
+    elif tool in ("hotspots", "counters"):
+        tables.show_profile(readers.read(folder), top)
+    else:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            print(path)
 
 
 def _lines(
@@ -193,30 +181,19 @@ def _lines(
         raise UsageError(f"--with {args.way!r} cannot do {tool}: use {' or '.join(ways)}")
     reasons = []
     for way in [args.way] if args.way else ways:
-        if way in ("torch", "sensor"):
-            if way == "sensor" and (reason := _no_sensor(workload)):
-                raise MissingToolError(f"energy cannot be measured here: {reason}")
-            observed = OBSERVED.get(tool, tool)
+        if way == "torch":
+            observed = "kernels" if tool in ("hotspots", "trace") else tool
             return way, [Line(tuple(program(observed, folder, workload)), ("*.json",))]
         try:
             if reason := _no_gpu(workload):
                 raise MissingToolError(reason)
-            steps = program("steps", folder, workload)
-            return way, EXTERNAL[tool, way].lines(folder, steps)
+            return way, EXTERNAL[tool, way].lines(folder, program("steps", folder, workload))
         except MissingToolError as error:
             reasons.append(f"{way}: {error}")
     instead = "hotspots" if tool == "counters" else "trace"
     raise MissingToolError(
         f"{tool} cannot run here: {'; '.join(reasons)}; use profile {instead} --with torch"
     )
-
-
-def _no_sensor(workload: "Workload") -> str | None:
-    """Why the energy of a step cannot be measured; None if a sensor can measure it."""
-    from tinyllama.harness.machine.sensors import sensor
-
-    reading = sensor(workload.on())
-    return reading if isinstance(reading, str) else None
 
 
 def _no_gpu(workload: "Workload") -> str | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyllama.cli.argument_types import file_path
-from tinyllama.cli.records import stored
 from tinyllama.model.config import ConfigError
 
 if TYPE_CHECKING:
@@ -41,13 +40,13 @@ def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
     from tinyllama.harness.machine.files import check_apart, check_writable, replace_text
     from tinyllama.harness.report.page import check_needs, render
-    from tinyllama.harness.report.summary import markdown_summary, summaries, terminal_lines
+    from tinyllama.harness.report.summary import summaries, terminal_lines
     from tinyllama.harness.report.tables import latest, markdown, terminal
 
     printed = args.markdown == Path("-")
     aside = None if printed else args.markdown
     check_apart(("--html", args.html), ("--markdown", aside))
-    stored_records = [record for _, record in stored(args.results_dir)]
+    stored_records = _stored(args.results_dir)
     records = _of_device(stored_records, args.results_dir, args.device)
     targets = _targets(stored_records)
     try:
@@ -58,7 +57,7 @@ def report(args: argparse.Namespace) -> int:
     if aside:
         check_writable(aside, "--markdown")
     devices, newest = summaries(records, targets), latest(records)
-    text = "\n".join([*map(markdown_summary, devices), markdown(newest), ""])
+    text = "\n".join([*(device.markdown() for device in devices), markdown(newest), ""])
     if printed:
         sys.stdout.write(text)
     else:
@@ -69,6 +68,17 @@ def report(args: argparse.Namespace) -> int:
     replace_text(args.html, render(records, targets))
     print(f"page: {args.html.resolve()}", file=sys.stderr)
     return 0
+
+
+def _stored(root: Path) -> "list[Record]":
+    from tinyllama.harness.records import results
+
+    if not root.is_dir():
+        raise ConfigError(f"--results-dir {str(root)!r} is no folder: name one with records")
+    try:
+        return [record for _, record in results.records(root)]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{error}: repair or remove that file") from error
 
 
 def _of_device(

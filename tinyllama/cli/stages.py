@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.cli.argument_types import file_path, whole_within
-from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_results_dir
 
 
@@ -23,12 +22,6 @@ def add(subparsers: Any) -> None:
     option(
         "stage", nargs="*", type=whole_within(1, 6), metavar="N", help="stages 1 to 6 (default all)"
     )
-    option(
-        "--tier",
-        choices=["v4"],
-        help="v4: the open exercise, an ultra-fused block with the faults of the published one",
-    )
-    option("--file", type=file_path, metavar="FILE", help="with --tier v4: your file")
     option("--list", action="store_true", help="print the stages, and run nothing")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     option(
@@ -47,8 +40,6 @@ def run(args: argparse.Namespace) -> int:
     """Run and print; 0 if each check was red with the fault and green after the fix, else 1."""
     from tinyllama.workshop.stages import STAGES
 
-    if args.tier or args.file:
-        return _open_exercise(args)
     if args.list:
         for stage in STAGES.values():
             print(f"{stage.number}  {stage.title} (check: {stage.check})")
@@ -56,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from tinyllama.cli.summary import print_diagnosis
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
     from tinyllama.workshop import running
 
     device = usable_device(args.device)
@@ -80,18 +71,3 @@ def run(args: argparse.Namespace) -> int:
     if args.keep:
         print(f"kept {running.keep(args.results_dir, stages, device)}")
     return 0 if all(map(running.as_promised, stages[1:])) else 1
-
-
-def _open_exercise(args: argparse.Namespace) -> int:
-    """Print what is still wrong with a file of the exercise; 0 if nothing is, else 1."""
-    if not (args.tier and args.file):
-        raise UsageError(
-            "the exercise needs both --tier v4 and --file FILE: "
-            "tinyllama exercise --starter ultra > ultra.py writes one"
-        )
-    from tinyllama.harness.machine.device import usable_device
-    from tinyllama.workshop.ultra import judge
-
-    met, count, message = judge(args.file, usable_device(args.device))
-    print(f"{met} of {count} hold. {message}")
-    return 0 if met == count else 1

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from tinyllama.harness.report.tables import console
+from tinyllama.harness.report.terminal import console
 from tinyllama.model.config import TrainConfig
 from tinyllama.training.diagnose import Diagnosis, Statistics
 from tinyllama.training.result import COMPLETED, Result

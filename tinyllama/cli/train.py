@@ -3,15 +3,14 @@
 import argparse
 import os
 import sys
-from collections.abc import Container
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinyllama.cli.argument_types import add_options, file_path, whole, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
-from tinyllama.model.config import MEMORY, PRESETS, ModelConfig, TrainConfig
+from tinyllama.model.config import MEMORY, PRESETS, TIER_NAMES, ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
     from tinyllama.training.checkpoint import Checkpoint
@@ -49,19 +48,10 @@ def add(subparsers: Any) -> None:
     )
     option("--json", type=file_path, metavar="PATH", help="write the result as JSON")
     option(
-        "--curve",
-        type=file_path,
-        metavar="PATH",
-        action="append",
-        default=[],
-        help="write the loss curve: .csv, .png, .svg or .pdf; repeatable",
-    )
-    option(
         "--diagnose",
         action="store_true",
         help="show the output of every op, and its gradient, in the first and the last step",
     )
-    option("--diagnose-every", type=whole, metavar="N", help="the same, in every N-th step as well")
     option(
         "--shard",
         action="store_true",
@@ -79,7 +69,7 @@ def add(subparsers: Any) -> None:
 def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None:
     """Add the options that say which step is run; `settings` reads them."""
     option = parser.add_argument
-    option("--tier", default="v1", help="which tier; doctor lists them (default v1)")
+    option("--tier", choices=TIER_NAMES, default="v1", help="doctor lists them (default v1)")
     option(
         "--without",
         metavar="PART",
@@ -106,7 +96,6 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
     )
     add_options(parser, ModelConfig(), TrainConfig(num_steps=num_steps))
     parser.set_defaults(num_steps=num_steps)
-    option("--use-amp", action="store_true", help="the same as --precision bf16")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
 
 
@@ -137,19 +126,17 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
     from tinyllama.cli.summary import ProgressBar, print_diagnosis, print_summary
     from tinyllama.harness.machine.device import current
     from tinyllama.harness.records.results import versions
-    from tinyllama.harness.report.tables import console
+    from tinyllama.harness.report.terminal import console
     from tinyllama.model.tiers import resolve
     from tinyllama.training import checkpoint
-    from tinyllama.training.curve import check_curve, write_curve
     from tinyllama.training.data import RandomTokens, TextBytes
     from tinyllama.training.ranks import device_of, joined
     from tinyllama.training.train import NotSavedError, train
 
     tier = resolve(args.tier).without(*args.without).with_memory(args.memory)
     tier = tier.with_plan(args.plan)
-    curves = [("--curve", path) for path in args.curve]
-    check_apart(("--data", args.data), ("--save", args.save), ("--json", args.json), *curves)
-    check_apart(("--resume", args.resume), ("--json", args.json), *curves)
+    check_apart(("--data", args.data), ("--save", args.save), ("--json", args.json))
+    check_apart(("--resume", args.resume), ("--json", args.json))
     resumed = checkpoint.load(args.resume) if args.resume else None
     model, config = settings(args, resumed)
     device = current(device_of(ranks, args.device))
@@ -161,8 +148,6 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
     if ranks.first:
         check_writable(args.json, "--json")
         check_writable(args.save, "--save")
-        for path in args.curve:
-            check_curve(path)
     batches: Batches
     if args.data:
         batches = TextBytes(args.data, model.vocab_size, config)
@@ -184,7 +169,7 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
                 "versions": {"tinyllama": tinyllama.__version__, **versions()},
                 "--shard": args.shard,
                 "--save-every": args.save_every,
-                "diagnosed steps": str(_diagnosed_steps(args, config.num_steps)),
+                "--diagnose": args.diagnose,
             }
         )
         try:
@@ -197,7 +182,7 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
                 resume=resumed,
                 save_to=args.save,
                 save_every=args.save_every,
-                diagnose_at=_diagnosed_steps(args, config.num_steps),
+                diagnose_at=(1, config.num_steps) if args.diagnose else (),
                 on_step=bar.update if bar else None,
                 ranks=ranks,
                 in_shards=args.shard,
@@ -211,8 +196,6 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
         print_summary(result, out)
         if args.json:
             write_json(args.json, result.as_dict())
-        for path in args.curve:
-            write_curve(path, result)
     if not_saved:
         raise not_saved
     return STATUS[result.status] or (NO_GRADIENT if result.lost else 0)
@@ -225,12 +208,6 @@ def settings(
     model = PRESETS[args.preset] if args.preset else resumed.model if resumed else ModelConfig()
     train = resumed.train if resumed else TrainConfig()
     options = {name: value for name, value in vars(args).items() if value is not None}
-    if args.use_amp:
-        if args.precision not in (None, "bf16"):
-            raise UsageError(
-                f"--use-amp means --precision bf16, and --precision is {args.precision}: remove one"
-            )
-        options["precision"] = "bf16"
     if resumed is None and args.num_heads is not None and args.num_kv_heads is None:
         if args.num_heads % 2:
             raise UsageError(f"--num-heads {args.num_heads} is odd: give --num-kv-heads, too")
@@ -259,24 +236,3 @@ def _check_data(args: argparse.Namespace, resumed: "Checkpoint", batches: "Batch
 
 def _note(text: str) -> None:
     print(f"tinyllama: note: {text}", file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class _FirstLastAndEvery:
-    """The first step, the last, and every N-th; only the two where ``every`` is None."""
-
-    last: int
-    every: int | None
-
-    def __contains__(self, step: object) -> bool:
-        nth = isinstance(step, int) and self.every is not None and step % self.every == 0
-        return nth or step in (1, self.last)
-
-
-def _diagnosed_steps(args: argparse.Namespace, num_steps: int) -> Container[int]:
-    every = args.diagnose_every
-    if every is None and not args.diagnose:
-        return ()
-    if every is not None and every < 1:
-        raise UsageError(f"--diagnose-every is {every!r:.80}: use a whole number of at least 1")
-    return _FirstLastAndEvery(num_steps, every)

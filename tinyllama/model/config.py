@@ -7,6 +7,7 @@ from typing import Any
 from tinyllama.harness.machine.errors import UsageError
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+TIER_NAMES = ("v1", "v2", "v3", "v4")  # of `tinyllama.model.tiers.TIERS`
 MEMORY = ("fast", "selective", "small")  # what a `StepPlan` may do with memory
 PLANS = ("fused", "single")  # of the blocks of a tier that has them as one op
 LARGEST = 2**31 - 1  # of a size or a count

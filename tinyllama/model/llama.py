@@ -4,6 +4,7 @@ Shape suffixes: B batch, T time, N = B x T, D width, V vocabulary (see tinyllama
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,7 +97,10 @@ class TinyLlama(nn.Module):
         table = self.tier.providers()
         self.rows: Callable[..., torch.Tensor] = table["embedding"]
         self.norm: Callable[..., torch.Tensor] = table["rms_norm"]
-        self.loss_of: Callable[..., torch.Tensor] = table["linear_cross_entropy"]
+        # No target is ignored, so none is counted.
+        self.loss_of: Callable[..., torch.Tensor] = partial(
+            table["linear_cross_entropy"], ignore_index=None
+        )
         self.stack = table.get("stack")
         block = table.get("block") or compose({name: table[name] for name in PARTS})
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_dim))

@@ -2,7 +2,7 @@
 
 import contextlib
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -69,31 +69,11 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter in place. Raises RuntimeError when one has no gradient, since
         it would silently not learn."""
-        self.refuse_missing(sum(p.grad is None for p in self.parameters))
-        self._apply(range(len(self.parameters)), self.steps)
-
-    @torch.no_grad()
-    def update_part(self, indices: Sequence[int]) -> None:
-        """Update some parameters as `step` updates all, without counting the step: `count_step`
-        does, when every part is done."""
-        self._apply(indices, self.steps.clone())  # the op counts in place
-
-    @torch.no_grad()
-    def count_step(self) -> None:
-        """Count a step whose parts are done, unless ``found_inf`` prevented its updates."""
-        self.steps.add_(1 - self.found_inf)
-
-    def refuse_missing(self, missing: int) -> None:
-        """Raise RuntimeError when gradients are missing."""
-        if missing:
-            raise RuntimeError(
-                f"{missing} of {len(self.parameters)} parameters have no gradient: "
-                "backward stops somewhere"
-            )
+        self._apply(self._gradients(()), self.steps)
 
     @torch.no_grad()
     def begin(self, judged: torch.Tensor) -> None:
-        """Count a step whose updates come in parts, by `update_with` and `update_rest`; if the
+        """Begin a step whose updates come in parts, by `update_with` and `update_rest`; if the
         judged number is not finite, they change nothing."""
         self._done: set[int] = set()
         self._factors: torch.Tensor | None = None
@@ -104,63 +84,67 @@ class AdamW(torch.optim.Optimizer):
             self.found_inf.copy_(judged - judged != 0)
 
     @torch.no_grad()
-    def update_with(self, gradients: Mapping[int, torch.Tensor], beside: bool) -> None:
+    def update_with(self, gradients: Mapping[int, torch.Tensor], beside: bool = False) -> None:
         """Update some parameters, by their index, with these gradients, after `begin`. beside:
         use few programs, to leave room for kernels that run at the same time."""
         self._done.update(gradients)
+        steps = self.steps.clone() if self._factors is None else self.steps  # an op counts in place
         order = sorted(gradients)  # that of the buffer, if they are adjacent
-        self._part(order, [gradients[i] for i in order], beside)
+        self._apply({i: gradients[i] for i in order}, steps, self._factors, beside)
 
     @torch.no_grad()
     def update_rest(self) -> None:
-        """Update what `update_with` left since `begin`, as `step` does."""
-        self.refuse_missing(sum(p.grad is None for p in self.parameters))
-        rest = [i for i in range(len(self.parameters)) if i not in self._done]
+        """Update what `update_with` left since `begin`, and count the step. Raises RuntimeError as
+        `step` does."""
+        rest = self._gradients(self._done)
         if rest:
-            self._part(rest)
-        if self._factors is None:
-            self.count_step()
+            self.update_with(rest)
+        self.end()
 
-    def _part(
-        self,
-        indices: Sequence[int],
-        gradients: Sequence[torch.Tensor] | None = None,
-        beside: bool = False,
-    ) -> None:
-        steps = self.steps.clone() if self._factors is None else self.steps
-        self._apply(indices, steps, gradients, self._factors, beside)
+    @torch.no_grad()
+    def end(self) -> None:
+        """Count a step all of whose parts are done, unless ``found_inf`` prevented its updates."""
+        if self._factors is None:
+            self.steps.add_(1 - self.found_inf)
+
+    def refuse_missing(self, missing: int) -> None:
+        """Raise RuntimeError when gradients are missing."""
+        if missing:
+            raise RuntimeError(
+                f"{missing} of {len(self.parameters)} parameters have no gradient: "
+                "backward stops somewhere"
+            )
+
+    def _gradients(self, done: Container[int]) -> dict[int, torch.Tensor]:
+        """The gradients, by index, of the parameters that are not done."""
+        self.refuse_missing(sum(p.grad is None for p in self.parameters))
+        return {i: p.grad for i, p in enumerate(self.parameters) if i not in done}  # type: ignore[misc]
 
     def _apply(
         self,
-        indices: Sequence[int],
+        gradients: Mapping[int, torch.Tensor],
         steps: torch.Tensor,
-        gradients: Sequence[torch.Tensor] | None = None,
         factors: torch.Tensor | None = None,
         beside: bool = False,
     ) -> None:
-        if gradients is None:
-            gradients = [self.parameters[i].grad for i in indices]  # type: ignore[misc]
-        by_index = dict(zip(indices, gradients, strict=True))
-
-        def state_of(some: Iterable[int]) -> State:
+        def state_of(indices: Iterable[int]) -> State:
             states = (self.parameters, self.exp_avg, self.exp_avg_sq)
-            parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in some] for tensors in states)
-            grads = [by_index[i] for i in some]
+            parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in indices] for tensors in states)
+            grads = [gradients[i] for i in indices]
             return State(parameters, grads, exp_avg, exp_avg_sq, steps, self.found_inf)
 
         settings: dict[str, Any] = {"lr": self.lr, **self.settings}
+        indices = list(gradients)
         if self.transposes:
             rates = {name: settings[name] for name in ("beta1", "beta2")}
             decay = {"lr": self.lr, "weight_decay": settings["weight_decay"]}
             if factors is None:
                 factors = count(steps, self.found_inf, **decay, **rates)
             for group in self.transposes:
-                if group.indices[0] in by_index:
+                if group.indices[0] in gradients:
                     written = (state_of(group.indices), group.shapes, group.memory, factors)
                     update_matrices(*written, **rates, eps=settings["eps"], few_programs=beside)
-                    for i in group.indices:
-                        del by_index[i]
-            indices = list(by_index)
+                    indices = [i for i in indices if i not in group.indices]
             if not indices:
                 return
         state = state_of(indices)
@@ -177,12 +161,6 @@ class AdamW(torch.optim.Optimizer):
         else:
             self.lr = lr
 
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Back to the state before the first step, in the same memory."""
-        for tensor in (*self.exp_avg, *self.exp_avg_sq, self.steps, self.found_inf):
-            tensor.zero_()
-
     def tensors(self) -> dict[str, torch.Tensor]:
         """The state by name, for a checkpoint."""
         named = {f"exp_avg.{i}": t for i, t in enumerate(self.exp_avg)}
@@ -195,7 +173,7 @@ class EarlyUpdate:
 
     So only the gradients of one group exist at a time, and those that the backward pass still
     sums. Nothing reads a parameter after its gradient is final, because whatever reads it in the
-    backward pass contributes to its gradient. ``found_inf`` must be set before the backward pass.
+    backward pass contributes to its gradient. `AdamW.begin` comes before the backward pass.
     Autograd is told of the updates by `finish` only: parameters that count their versions together
     would seem changed to the part of the backward pass that is left.
 
@@ -225,18 +203,21 @@ class EarlyUpdate:
     def finish(self) -> None:
         """Count the step. Raises RuntimeError when a gradient never came."""
         self._optimizer.refuse_missing(len(self._waiting))
-        self._optimizer.count_step()
+        self._optimizer.end()
         if not self._optimizer.copies and not self._optimizer.transposes:  # written at once
             for parameter in self._optimizer.parameters:
                 increment_version(parameter)
 
     def _arrived(self, indices: Sequence[int], _: torch.Tensor) -> None:
         parameters = [self._optimizer.parameters[i] for i in indices]
-        if not self._running or any(parameter.grad is None for parameter in parameters):
+        gradients = {
+            i: p.grad for i, p in zip(indices, parameters, strict=True) if p.grad is not None
+        }
+        if not self._running or len(gradients) < len(indices):
             return
         if self._updates:
             with _unsafe_preserve_version_counter(tuple(parameters)):
-                self._optimizer.update_part(indices)
+                self._optimizer.update_with(gradients)
         for parameter in parameters:
             parameter.grad = None
         self._waiting.difference_update(indices)
@@ -256,7 +237,7 @@ def counted_apart(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return counted
 
 
-class _Kept:
+class _WeightCopy:
     """A copy in the layout of a model's parameters. When the optimizer updates a parameter, it also
     writes that parameter's part of the copy.
 
@@ -289,7 +270,7 @@ class _Kept:
         raise NotImplementedError
 
 
-class TransposedWeights(_Kept):
+class TransposedWeights(_WeightCopy):
     """The transpose of each matrix of a model's blocks, for products of the backward pass that read
     their operands along the inner axis alone (see `tinyllama.ops.stack.kernels`)."""
 
@@ -308,23 +289,6 @@ class TransposedWeights(_Kept):
             optimizer.transposes.append(Transposes(places, shapes, self._copy[start:end]))
         self._groups = optimizer.transposes
 
-    @classmethod
-    def of(
-        cls, model: TinyLlama, optimizer: AdamW, rows: int, dtype: torch.dtype | None
-    ) -> "TransposedWeights | None":
-        """The transposes that a step of this model reads, with so many rows and autocast to a
-        dtype, in the current precision of products; None where it reads none."""
-        table, dtype = model.tier.table, dtype or model.embedding.dtype
-        x = model.embedding.detach()[:1].expand(rows, -1)
-        alone = model.stack is None or table["adamw"] != "triton" or table["stack"] == "single"
-        if alone or not (model.stacks(x, dtype) and turns(x, dtype)):
-            return None
-        lie_as_one = all(
-            as_one(*(getattr(layer, name) for name in WEIGHTS)) is not None
-            for layer in model.layers
-        )
-        return cls(model, optimizer) if lie_as_one else None
-
     def _write(self) -> None:
         for _, shapes, memory in self._groups:
             start = memory.storage_offset()
@@ -335,7 +299,7 @@ class TransposedWeights(_Kept):
                 start = place.stop
 
 
-class RoundedWeights(_Kept):
+class RoundedWeights(_WeightCopy):
     """Copies of a model's parameters in the dtype of its products, so that a step casts no
     weight."""
 
@@ -348,15 +312,27 @@ class RoundedWeights(_Kept):
             for p in optimizer.parameters
         ]
 
-    @classmethod
-    def of(
-        cls, model: TinyLlama, optimizer: AdamW, dtype: torch.dtype | None
-    ) -> "RoundedWeights | None":
-        """The copies that a step of this model reads; None where it reads none."""
-        if dtype is None or model.stack is None or model.tier.table["adamw"] != "triton":
-            return None
-        return cls(model, optimizer, dtype)
-
     def _write(self) -> None:
         with torch.no_grad():
             self._copy.copy_(self._master)
+
+
+def weight_copies_of(
+    model: TinyLlama, optimizer: AdamW, autocast: torch.dtype | None, rows: int | None
+) -> RoundedWeights | TransposedWeights | None:
+    """The copies that the products of a step of this model read, in the current precision of
+    products; None where it reads none. rows: of its products; None: no transposes are kept."""
+    table, dtype = model.tier.table, autocast or model.embedding.dtype
+    if model.stack is None or table["adamw"] != "triton":
+        return None
+    if autocast is not None:
+        return RoundedWeights(model, optimizer, autocast)
+    if rows is None or table["stack"] == "single":
+        return None
+    x_ND = model.embedding.detach()[:1].expand(rows, -1)
+    adjacent = all(
+        as_one(*(getattr(layer, name) for name in WEIGHTS)) is not None for layer in model.layers
+    )
+    if adjacent and model.stacks(x_ND, dtype) and turns(x_ND, dtype):
+        return TransposedWeights(model, optimizer)
+    return None

@@ -15,7 +15,6 @@ from typing import Any
 
 from torch.profiler import profile, record_function
 
-from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import replace_text, write_json
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
@@ -97,41 +96,13 @@ def memory(folder: Path, workload: Workload) -> None:
 
 def flops(folder: Path, workload: Workload) -> None:
     """Write the operations of a step, counted in several ways, and how many a second it does."""
-    facts = count(workload)
+    facts: dict[str, Any] = count(workload)
     with workload.step() as (step, run_step):
         seconds = _median_seconds(step, run_step)
         rate = product_rate(workload.train.precision, step.device)
     facts |= {"step_seconds": seconds, "product_flops_per_second": rate}
     facts["mfu"] = facts["flop"][FORMULA] / seconds / rate
     write_json(folder / "flops.json", facts)
-
-
-def triton(folder: Path, workload: Workload) -> None:
-    """Write each op's time and error by Triton and by PyTorch, and a study of block sizes."""
-    from tinyllama.profiling.op_times import block_sizes, op_times
-
-    device = workload.on()
-    dtype = {"tf32": "fp32"}.get(workload.train.precision, workload.train.precision)
-    facts: dict[str, Any] = {"ops": op_times(device, dtype)}
-    try:
-        facts["block_sizes"] = block_sizes(device)
-    except UsageError as error:
-        facts["block_sizes_unavailable"] = str(error)
-    write_json(folder / "triton.json", facts)
-
-
-def energy(folder: Path, workload: Workload) -> None:
-    """Write the joules of a step and the mean watts."""
-    from tinyllama.harness.machine.sensors import sensor
-    from tinyllama.harness.measure.energy import energy as measured
-
-    gpu = sensor(workload.on())
-    if isinstance(gpu, str):
-        raise SystemExit(gpu)
-    with workload.step() as (step, run_step):
-        reading = measured(run_step, step.device, gpu)
-    per_sample = reading.joules / workload.train.samples_per_step
-    write_json(folder / "energy.json", {**asdict(reading), "joules_per_sample": per_sample})
 
 
 def steps(folder: Path, workload: Workload) -> None:
@@ -141,7 +112,7 @@ def steps(folder: Path, workload: Workload) -> None:
             run_step()
 
 
-WAYS = {way.__name__: way for way in (kernels, memory, flops, triton, energy, steps)}
+WAYS = {way.__name__: way for way in (kernels, memory, flops, steps)}
 
 
 def program(way: str, folder: Path, workload: Workload) -> list[str]:

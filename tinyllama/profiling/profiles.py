@@ -4,22 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.measure.launches import covered
 
 
 class ProfileError(UsageError):
     """A profile that cannot be read; the message names the file and what is wrong with it."""
-
-
-@dataclass(frozen=True)
-class Dispatch:
-    """One launch: start and end by the tool's clock, and the stream, or where the tool does not
-    know it the queue."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,12 +31,22 @@ class Counter:
 
 @dataclass(frozen=True)
 class Profile:
-    """The kernels of one profiled program. dispatches: every launch in order of its start, where
-    the tool wrote a trace."""
+    """The kernels of one profiled program, the slowest first."""
 
     totals: tuple[Total, ...]
-    dispatches: tuple[Dispatch, ...] = ()
     counters: tuple[Counter, ...] = ()
+
+    @classmethod
+    def of(cls, totals: Iterable[Total], counters: Iterable[Counter] = ()) -> "Profile":
+        """Make a profile from totals, of which several may have one name."""
+        by_name: dict[str, Total] = {}
+        for total in totals:
+            before = by_name.get(total.name, Total(total.name, 0, 0))
+            by_name[total.name] = Total(
+                total.name, before.calls + total.calls, before.nanoseconds + total.nanoseconds
+            )
+        slowest = sorted(by_name.values(), key=lambda total: (-total.nanoseconds, total.name))
+        return cls(tuple(slowest), tuple(counters))
 
     @property
     def calls(self) -> int:
@@ -58,35 +56,6 @@ class Profile:
     def nanoseconds(self) -> int:
         """The time of all kernels; those that overlap count twice."""
         return sum(total.nanoseconds for total in self.totals)
-
-    @property
-    def busy_ns(self) -> int:
-        """The time in which at least one kernel ran; 0 without a trace."""
-        return int(covered((launch.start_ns, launch.end_ns) for launch in self.dispatches))
-
-    @property
-    def span_ns(self) -> int:
-        """The time from the first kernel's start to the last one's end; 0 without a trace."""
-        ends = [launch.end_ns for launch in self.dispatches]
-        return max(ends) - self.dispatches[0].start_ns if ends else 0
-
-
-def of_dispatches(dispatches: Iterable[Dispatch], counters: Iterable[Counter] = ()) -> Profile:
-    """Make a profile from its launches."""
-    ordered = tuple(sorted(dispatches, key=lambda launch: (launch.start_ns, launch.end_ns)))
-    totals = (Total(launch.name, 1, launch.end_ns - launch.start_ns) for launch in ordered)
-    return Profile(summed(totals), ordered, tuple(counters))
-
-
-def summed(totals: Iterable[Total]) -> tuple[Total, ...]:
-    """Add up the totals of each name; the slowest comes first."""
-    by_name: dict[str, Total] = {}
-    for total in totals:
-        before = by_name.get(total.name, Total(total.name, 0, 0))
-        by_name[total.name] = Total(
-            total.name, before.calls + total.calls, before.nanoseconds + total.nanoseconds
-        )
-    return tuple(sorted(by_name.values(), key=lambda total: (-total.nanoseconds, total.name)))
 
 
 @dataclass(frozen=True)

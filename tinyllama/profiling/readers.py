@@ -1,43 +1,55 @@
-"""Files of profilers: rocprofv3 and rocprof (CSV), rocpd databases, traces of PyTorch, and the
-folders that ``tinyllama profile`` writes. Every number passes `number`.
+"""Files of profilers: of rocprofv3, rocprof and Nsight Compute (CSV), rocpd databases, traces of
+PyTorch, and the folders that ``tinyllama profile`` writes. `read` takes any of them.
 
-Columns of a CSV file are found by name, whatever their case and order, because they differ between
-versions: ROCm 6.2 has no Thread_Id, 7.0 adds Stream_Id and the registers, rocpd2csv puts Guid
-first, and rocprof of ROCm 5 spells KernelName, BeginNs and EndNs.
+Every number passes `number`, and whatever is wrong with a file becomes one `ProfileError`. Nothing
+here needs torch.
 """
 
 import contextlib
 import csv
 import gzip
+import io
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from tinyllama.profiling.profiles import (
-    Counter,
-    Dispatch,
-    Profile,
-    ProfileError,
-    Total,
-    of_dispatches,
-    summed,
-)
+from tinyllama.profiling.command_lines import NSIGHT
+from tinyllama.profiling.profiles import Counter, Profile, ProfileError, Total
 
 KERNELS = "kernels.json"  # in a folder of `tinyllama profile`
-MOST_BYTES = 256 * 2**20  # of a trace, unpacked: to read it takes ten times as much memory
+MOST_BYTES = 256 * 2**20  # of a file, unpacked: to read it takes ten times as much memory
 LARGEST = 2**63  # nanoseconds; no clock has counted 292 years
-LONGEST = 200  # characters of a file's content in a message
+
+
+def read(path: Path) -> Profile:
+    """A profile of any tool: a folder that one of them wrote, or one of its files. Raises
+    ProfileError."""
+    if path.is_dir():
+        files = (path / name for name in (NSIGHT, KERNELS))
+        single = next((file for file in files if file.is_file()), None)
+        return of_amd_folder(path) if single is None else read(single)
+    if not path.is_file():
+        why = "is a pipe or a device" if path.exists() else "does not exist"
+        raise ProfileError(f"{path} {why}: name a folder of profile, or a file of a tool")
+    if path.name == KERNELS:
+        return of_step(path)
+    reader = {".db": of_database, ".csv": of_csv, ".json": of_trace, ".gz": of_trace}
+    if path.suffix not in reader:
+        raise ProfileError(f"{path} is of no known tool: its name ends with .csv, .db or .json")
+    return reader[path.suffix](path)
+
 
 # -- one door -------------------------------------------------------------------------------------
 
 
-def number(value: object, what: str) -> Decimal:
+def number(value: object, path: Path, what: str) -> Decimal:
     """Take a number from a profile, exactly: nanoseconds since 1970 need more than a float has.
 
-    what: the file and the place, for the message. Raises ProfileError for anything but a number
+    what: the place in the file, for the message. Raises ProfileError for anything but a number
     from 0 to `LARGEST`.
     """
     exact = Decimal("NaN")
@@ -45,16 +57,19 @@ def number(value: object, what: str) -> Decimal:
         with contextlib.suppress(InvalidOperation, ValueError):
             exact = Decimal(value)
     if not exact.is_finite() or not 0 <= exact < LARGEST:
-        raise ProfileError(f"{what} is {repr(value)[:40]}, no number from 0 to 2^63: profile again")
+        text = repr(value)[:40]
+        raise ProfileError(
+            f"{path}: {what:.200} is {text}, no number from 0 to 2^63: profile again"
+        )
     return exact
 
 
-def launch(name: object, start: Decimal, duration: Decimal, path: Path) -> Dispatch:
-    """Make a launch of a trace from its times in nanoseconds. Raises ProfileError."""
-    if not isinstance(name, str) or duration < 0:
+def launch(name: object, start: Decimal, end: Decimal, path: Path) -> Total:
+    """One launch, by its times in nanoseconds. Raises ProfileError."""
+    if not isinstance(name, str) or end < start:
         fault = "ends before it starts" if isinstance(name, str) else "has no name"
         raise ProfileError(f"{path}: a launch at {start} {fault}: profile again")
-    return Dispatch(name, round(start), round(start) + round(duration))
+    return Total(name, 1, round(end - start))
 
 
 @contextlib.contextmanager
@@ -66,7 +81,7 @@ def readable(path: Path, kind: str) -> Iterator[None]:
     except ProfileError:
         raise
     except (*wrong, RecursionError, csv.Error, sqlite3.Error) as error:
-        reason = f"{type(error).__name__}: {str(error)[:LONGEST]}"
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ProfileError(f"{path} cannot be read as {kind} ({reason}): profile again") from None
 
 
@@ -80,73 +95,106 @@ def content(path: Path) -> bytes:
     return data
 
 
-# -- AMD's profilers ------------------------------------------------------------------------------
+# -- CSV of AMD's profilers and of Nsight Compute -------------------------------------------------
 
-# By what a row has: the names that its column has had, the newest first.
+# By what a row has: the names that its column has had. Columns are found by name, whatever their
+# case and order: ROCm 7.0 adds some, rocpd2csv puts Guid first, ROCm 5 spells BeginNs and EndNs.
 SPELLINGS = {
-    "kernel": ("kernel_name", "kernelname", "name"),
+    "kernel": ("kernel_name", "kernelname", "name", "kernel name"),
     "start": ("start_timestamp", "beginns"),
     "end": ("end_timestamp", "endns"),
     "calls": ("calls",),
     "total": ("totaldurationns",),
-    "counter": ("counter_name",),
-    "value": ("counter_value",),
+    "counter": ("counter_name", "metric name"),
+    "value": ("counter_value", "metric value"),
+    "unit": ("metric unit",),
 }
-COUNTERS = {"kernel", "counter", "value"}  # such a file has times, too
-TRACE = {"kernel", "start", "end"}
-STATISTICS = {"kernel", "calls", "total"}
-# The files of a folder, the best first: what rocprofv3 writes, and rocprof (*.stats.csv, and
-# results.csv, which has times where that was asked for; its results.db is no rocpd database).
-FILES = (("*kernel_trace.csv",), ("*kernel_stats.csv", "*.stats.csv"), ("results.csv",), ("*.db",))
-
-
-def rows(path: Path) -> tuple[set[str], list[dict[str, str]]]:
-    """The rows of a CSV file, by the keys of `SPELLINGS`, and which of its kinds it is. Raises
-    ProfileError for one that is truncated, or of another program."""
-    with readable(path, "a file of rocprofv3"), path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        header = [name.strip().lower() for name in next(reader, [])]
-        places = {
-            key: header.index(name)
-            for key, names in SPELLINGS.items()
-            if (name := next((name for name in names if name in header), None)) is not None
-        }
-        kinds = (kind for kind in (COUNTERS, TRACE, STATISTICS) if places.keys() >= kind)
-        if (kind := next(kinds, None)) is None:
-            what = "a kernel trace, of counters or of statistics"
-            raise ProfileError(f"{path}: no columns of {what}: name a file that rocprofv3 wrote")
-        cells_of_rows = list(reader)
-        for line, cells in enumerate(cells_of_rows, 2):
-            if len(cells) != len(header):
-                raise ProfileError(
-                    f"{path}, line {line}: {len(cells)} of {len(header)} columns: the file is "
-                    "truncated; profile again"
-                )
-    return kind, [{key: cells[n] for key, n in places.items()} for cells in cells_of_rows]
+DURATION = "gpu__time_duration.sum"  # the metric of Nsight Compute that is a time
+NANOSECONDS = {"nsecond": 1, "ns": 1, "usecond": 1000, "us": 1000, "msecond": 10**6, "ms": 10**6}
+NANOSECONDS |= {"second": 10**9, "s": 10**9}
 
 
 def of_csv(path: Path) -> Profile:
-    """The profile in a CSV file of rocprofv3 or rocprof. Raises ProfileError."""
-    kind, table = rows(path)
-
-    def cell(row: dict[str, str], key: str) -> Decimal:
-        return number(row[key], f"{path}: {key} of {row['kernel'][:LONGEST]!r}")
-
-    if kind == TRACE:
-        times = ((row["kernel"], cell(row, "start"), cell(row, "end")) for row in table)
-        return of_dispatches(launch(name, start, end - start, path) for name, start, end in times)
-    if kind == STATISTICS:
-        return Profile(
-            summed(
-                Total(row["kernel"], round(cell(row, "calls")), round(cell(row, "total")))
-                for row in table
+    """The profile in a CSV file: counters, a trace or statistics. Raises ProfileError for one that
+    is truncated, or of another program."""
+    with readable(path, "a file of a profiler"):
+        lines = _table(content(path).decode("utf-8-sig"))
+        reader = csv.DictReader(lines, strict=True)
+        names = {name.strip().lower(): name for name in reader.fieldnames or ()}
+        columns = {
+            key: names[spelling]
+            for key, spellings in SPELLINGS.items()
+            for spelling in reversed(spellings)
+            if spelling in names
+        }
+        # A file of counters has times, too.
+        kinds = {"counter": of_counters, "start": of_launches, "calls": of_statistics}
+        kind = next((key for key in kinds if {key, "kernel"} <= columns.keys()), None)
+        if kind is None:
+            notice = next((line for line in lines if line.startswith("==ERROR==")), "")
+            raise ProfileError(
+                f"{path}: no columns of a kernel trace, of counters or of statistics: profile "
+                f"again, or name a file of a profiler {notice[:200]}".rstrip()
             )
-        )
-    values: dict[tuple[str, str], Decimal] = {}
-    for row in table:
-        key = row["kernel"], row["counter"]
-        values[key] = values.get(key, Decimal(0)) + cell(row, "value")
-    return Profile((), counters=tuple(Counter(*key, float(value)) for key, value in values.items()))
+        rows = []
+        for row in reader:
+            if None in row or None in row.values():
+                raise ProfileError(
+                    f"{path}, line {reader.line_num}: not the {len(names)} columns of the heading: "
+                    "the file is truncated; profile again"
+                )
+            rows.append({key: row[name] for key, name in columns.items()})
+        return kinds[kind](rows, path)
+
+
+def _table(text: str) -> list[str]:
+    """The lines of a CSV file; of Nsight Compute's, those without its notices."""
+    lines = list(io.StringIO(text, newline=""))
+    heading = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), None)
+    return lines if heading is None else [line for line in lines[heading:] if line[:1] == '"']
+
+
+def cell(row: dict[str, str], key: str, path: Path) -> Decimal:
+    return number(row[key], path, f"{key} of {row['kernel']!r}")
+
+
+def of_launches(rows: Iterable[dict[str, str]], path: Path) -> Profile:
+    return Profile.of(
+        launch(row["kernel"], cell(row, "start", path), cell(row, "end", path), path)
+        for row in rows
+    )
+
+
+def of_statistics(rows: Iterable[dict[str, str]], path: Path) -> Profile:
+    return Profile.of(
+        Total(row["kernel"], round(cell(row, "calls", path)), round(cell(row, "total", path)))
+        for row in rows
+    )
+
+
+def of_counters(rows: Iterable[dict[str, str]], path: Path) -> Profile:
+    """The sums of counters over launches, the means of shares in %, and the times among them."""
+    totals: list[Total] = []
+    values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        kernel, counter, unit = row["kernel"], row["counter"], row.get("unit", "")
+        text = row["value"].replace(",", "") if unit else row["value"]  # of thousands
+        value = number(text, path, f"{counter} of {kernel!r}")
+        if counter != DURATION:
+            values[kernel, counter, unit].append(float(value))
+        elif unit in NANOSECONDS:
+            totals.append(Total(kernel, 1, round(value * NANOSECONDS[unit])))
+        else:
+            units = ", ".join(NANOSECONDS)
+            raise ProfileError(f"{path}: {counter} is in {unit!r:.40}: use {units}")
+    counters = (
+        Counter(kernel, counter, sum(series) / (len(series) if unit == "%" else 1), unit)
+        for (kernel, counter, unit), series in values.items()
+    )
+    return Profile.of(totals, counters)
+
+
+# -- rocpd databases, and folders of AMD's profilers ----------------------------------------------
 
 
 def of_database(path: Path) -> Profile:
@@ -161,10 +209,10 @@ def of_database(path: Path) -> Profile:
 
         if not {"name", "start", "end"} <= columns("kernels"):
             raise ProfileError(f"{path} has no view kernels: name a rocpd database")
-        launches = []
+        totals = []
         for name, *times in db.execute('SELECT name, start, "end" FROM kernels'):
-            start, end = (number(time, f"{path}: a time of {name!r:.80}") for time in times)
-            launches.append(launch(name, start, end - start, path))
+            start, end = (number(time, path, f"a time of {name!r}") for time in times)
+            totals.append(launch(name, start, end, path))
         counters = []
         there = columns("counters_collection")
         kernel = "kernel_name" if "kernel_name" in there else "name"
@@ -174,19 +222,14 @@ def of_database(path: Path) -> Profile:
                 f"GROUP BY {kernel}, counter_name"
             )
             for name, counter, value in sums:
-                exact = number(value, f"{path}: {counter!r:.80} of {name!r:.80}")
+                exact = number(value, path, f"{counter!r} of {name!r}")
                 counters.append(Counter(str(name), str(counter), float(exact)))
-    return of_dispatches(launches, counters)
+    return Profile.of(totals, counters)
 
 
-def joined(profiles: Sequence[Profile]) -> Profile:
-    """One profile of what several processes or files say."""
-    launches = [launch for profile in profiles for launch in profile.dispatches]
-    counters = [counter for profile in profiles for counter in profile.counters]
-    if launches:
-        return of_dispatches(launches, counters)
-    totals = summed(total for profile in profiles for total in profile.totals)
-    return Profile(totals, counters=tuple(counters))
+# The files of a folder, the best first: what rocprofv3 writes, and rocprof (*.stats.csv, and
+# results.csv, which has times where that was asked for; its results.db is no rocpd database).
+FILES = (("*kernel_trace.csv",), ("*kernel_stats.csv", "*.stats.csv"), ("results.csv",), ("*.db",))
 
 
 def of_amd_folder(folder: Path) -> Profile:
@@ -196,25 +239,26 @@ def of_amd_folder(folder: Path) -> Profile:
     writes no file, so a folder without any kernel is refused. Raises ProfileError.
     """
 
-    def read_all(*patterns: str) -> list[Profile]:
+    def read_all(*patterns: str) -> Profile:
         paths = sorted({path for pattern in patterns for path in folder.rglob(pattern)})
-        return [of_database(path) if path.suffix == ".db" else of_csv(path) for path in paths]
+        profiles = [read(path) for path in paths]
+        totals = (total for profile in profiles for total in profile.totals)
+        return Profile.of(totals, (c for profile in profiles for c in profile.counters))
 
-    counters = read_all("*counter_collection.csv")
+    counters = read_all("*counter_collection.csv").counters
     for patterns in FILES:
-        profile = joined([*read_all(*patterns), *counters])
+        profile = read_all(*patterns)
         if profile.totals:
-            return profile
+            return Profile(profile.totals, (*profile.counters, *counters))
     if not counters:
         raise ProfileError(f"{folder} has no kernel in a file of a profiler: profile again")
-    return joined(counters)
+    return Profile((), counters)
 
 
 # -- PyTorch's traces, in Chrome's format, and folders of `tinyllama profile` ---------------------
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ON_HOST = "cpu_op"
-Timed = tuple[Decimal, Decimal, dict[str, Any]]  # start and duration in microseconds, the event
 
 
 def of_trace(path: Path) -> Profile:
@@ -224,28 +268,35 @@ def of_trace(path: Path) -> Profile:
         events = json.loads(content(path), parse_float=Decimal)["traceEvents"]
         complete = [event for event in events if event.get("ph") == "X"]
         kernels = [event for event in complete if event.get("cat") in ON_DEVICE]
-        operators = [event for event in complete if event.get("cat") == ON_HOST]
-        timed = [_timed(event, path) for event in kernels or operators]
-        chosen = timed if kernels else _outermost(timed)
-        launches = [launch(e["name"], 1000 * at, 1000 * took, path) for at, took, e in chosen]
-    if not launches:
+        if not kernels:
+            operators = (event for event in complete if event.get("cat") == ON_HOST)
+            kernels = _outermost(operators, path)
+        totals = []
+        for event in kernels:
+            start, end = _microseconds(event, path)
+            totals.append(launch(event["name"], 1000 * start, 1000 * end, path))
+    if not totals:
         raise ProfileError(f"{path} has no kernel and no operator: profile a step")
-    return of_dispatches(launches)
+    return Profile.of(totals)
 
 
-def _timed(event: dict[str, Any], path: Path) -> Timed:
-    what = f"of {event.get('name')!r:.80}"
-    start = number(event.get("ts"), f"{path}: ts {what}")
-    return start, number(event.get("dur", 0), f"{path}: dur {what}"), event
+def _microseconds(event: dict[str, Any], path: Path) -> tuple[Decimal, Decimal]:
+    """Start and end of an event."""
+    what = f"of {event.get('name')!r}"
+    start = number(event.get("ts"), path, f"ts {what}")
+    return start, start + number(event.get("dur", 0), path, f"dur {what}")
 
 
-def _outermost(timed: Iterable[Timed]) -> Iterator[Timed]:
+def _outermost(operators: Iterable[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     """The operators that no other operator of their thread called."""
+    timed = [(*_microseconds(operator, path), operator) for operator in operators]
     ends: dict[Any, Decimal] = {}  # by thread
-    for start, duration, event in sorted(timed, key=lambda entry: (entry[0], -entry[1])):
-        if start >= ends.get(event["tid"], 0):
-            yield start, duration, event
-            ends[event["tid"]] = start + duration
+    outermost = []
+    for start, end, operator in sorted(timed, key=lambda entry: (entry[0], -entry[1])):
+        if start >= ends.get(operator["tid"], 0):
+            outermost.append(operator)
+            ends[operator["tid"]] = end
+    return outermost
 
 
 def of_step(path: Path) -> Profile:
@@ -253,6 +304,6 @@ def of_step(path: Path) -> Profile:
     with readable(path, "a profile of tinyllama"):
         totals = []
         for work in json.loads(content(path), parse_float=Decimal)["work"]:
-            seconds = number(work["seconds"], f"{path}: seconds of {work['name']!r:.80}")
+            seconds = number(work["seconds"], path, f"seconds of {work['name']!r}")
             totals.append(Total(str(work["name"]), 1, round(seconds * 10**9)))
-    return Profile(summed(totals))
+    return Profile.of(totals)

@@ -10,8 +10,9 @@ from tinyllama.harness.machine.device import default_device
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.records.entries import SweepEntry
 from tinyllama.harness.records.results import Record, records
-from tinyllama.harness.report.tables import console, latest
-from tinyllama.profiling.shown import columns
+from tinyllama.harness.report.tables import latest
+from tinyllama.harness.report.terminal import console
+from tinyllama.profiling.tables import columns
 
 
 def command() -> list[str]:

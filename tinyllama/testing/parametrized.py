@@ -27,8 +27,9 @@ USUAL = 1  # the place in `LENGTHS` of the case that is tried in every layout
 class KernelCase:
     """Inputs of one call, as `kernel_cases` makes them.
 
-    shape: the length of each axis by its name. dtype: of floating-point inputs that have no fixed
-    one. layout: where they lie in memory.
+    shape: the length of each axis by its name.
+    dtype: of floating-point inputs that have no fixed one.
+    layout: where they lie in memory.
     """
 
     inputs: dict[str, InputShape]

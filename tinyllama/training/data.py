@@ -7,14 +7,13 @@ Shape suffixes: B batch, T time (sequence length).
 """
 
 import hashlib
-import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from tinyllama.harness.machine.files import read_regular
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.training.ranks import ALONE, Ranks
 
@@ -76,15 +75,14 @@ class TextBytes(Batches):
     files. In a folder, files are taken in the order of their paths; hidden ones and those
     with a NUL byte (which no text has) are left out.
 
-    Raises ConfigError when there is nothing at the path, when it cannot be read, when there are
-    more than `MOST_FILES` files or `MOST_BYTES` bytes, when the text is shorter than one window,
-    or when a byte is not below the vocabulary's size.
+    Raises ConfigError when there is nothing at the path, when it cannot be read, when it has more
+    than `MOST_FILES` files or `MOST_BYTES` bytes, when the text is shorter than one window, or when
+    a byte is not below the vocabulary's size.
     """
 
     def __init__(self, path: str | Path, vocab_size: int, config: TrainConfig) -> None:
         super().__init__(config)
-        files, hidden = _files(Path(path))
-        contents = _read(path, files)
+        contents, hidden = _contents(Path(path))
         texts = [content for content in contents if b"\0" not in content]
         self.files_taken = len(texts)
         self.files_left_out = len(contents) - len(texts) + hidden
@@ -121,40 +119,34 @@ class TextBytes(Batches):
         return self.bytes[starts + np.arange(window)]
 
 
-def _files(path: Path) -> tuple[list[Path], int]:
-    """The files to read, in order, and how many hidden ones are left out."""
-    if path.is_file():
-        return [path], 0
-    if not path.is_dir():
+def _contents(path: Path) -> tuple[list[bytes], int]:
+    """The bytes of a file, or of a folder's files in order, and how many hidden ones are left
+    out."""
+    if not path.is_file() and not path.is_dir():
         why = "is a pipe or a device" if path.exists() else "does not exist"
         raise ConfigError(f"data {str(path)!r} {why}: name a text file or a folder")
-    files: list[Path] = []
-    for folder, _, names in os.walk(path):
-        files += [file for name in names if (file := Path(folder, name)).is_file()]
-        if len(files) > MOST_FILES:
+    try:
+        inner = (file for file in path.rglob("*") if file.is_file())
+        there = [path] if path.is_file() else list(islice(inner, MOST_FILES + 1))
+        if len(there) > MOST_FILES:
             raise ConfigError(
                 f"data {str(path)!r} has more than {MOST_FILES} files: name a folder of text"
             )
-    relative = sorted((file.relative_to(path) for file in files), key=Path.as_posix)
-    visible = [file for file in relative if not any(part[0] == "." for part in file.parts)]
-    return [path / file for file in visible], len(files) - len(visible)
-
-
-def _read(path: str | Path, files: list[Path]) -> list[bytes]:
-    contents, left = [], MOST_BYTES
-    for file in files:
-        try:
-            # Some files of the operating system's kernel have no size and never end.
-            content = read_regular(file, left) if file.stat().st_size else b""
-        except OSError as error:
+        inside = {file: file.relative_to(path) for file in there}
+        files = sorted(
+            (f for f in there if not any(part[0] == "." for part in inside[f].parts)),
+            key=lambda file: inside[file].as_posix(),
+        )
+        sizes = {file: file.stat().st_size for file in files}
+        if sum(sizes.values()) > MOST_BYTES:
             raise ConfigError(
-                f"data {str(file)!r} cannot be read: {error.strerror}; make it readable or move it"
-            ) from error
-        except ValueError as error:
-            raise ConfigError(
-                f"data {str(path)!r} has more than {MOST_BYTES} bytes, or changed while it was "
-                f"read ({error}): name a smaller folder"
-            ) from error
-        left -= len(content)
-        contents.append(content)
-    return contents
+                f"data {str(path)!r} has more than {MOST_BYTES} bytes: name a smaller folder"
+            )
+        # Some files of the operating system's kernel have no size and never end.
+        contents = [file.read_bytes() if size else b"" for file, size in sizes.items()]
+    except OSError as error:
+        place = error.filename or str(path)
+        raise ConfigError(
+            f"data {place!r} cannot be read: {error.strerror}; make it readable or move it"
+        ) from error
+    return contents, len(there) - len(files)

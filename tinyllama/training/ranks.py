@@ -92,22 +92,17 @@ ALONE = Ranks()
 def launched() -> Ranks:
     """What a launcher such as torchrun says in the environment; without one, `ALONE`.
 
-    Raises UsageError for variables that contradict each other.
+    Raises UsageError for an environment that does not say it all.
     """
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    variables = {name: os.environ[name] for name in names if name in os.environ}
-    if "RANK" not in variables:
+    if "RANK" not in os.environ:
         return ALONE
     try:
-        rank, count, local = (int(variables[name]) for name in names)
-        if not 0 <= rank < count:
-            raise ValueError
-    except (LookupError, ValueError):
+        return Ranks(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    except (LookupError, ValueError) as error:
         raise UsageError(
-            f"the environment has {variables}, which is no rank of a job: start with torchrun, "
-            f"or unset {', '.join(names)}"
+            f"the environment has RANK, and {error} is missing or no number: start with torchrun, "
+            "or unset RANK"
         ) from None
-    return Ranks(rank, count, local)
 
 
 def device_of(ranks: Ranks, named: str | None) -> torch.device:

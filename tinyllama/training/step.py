@@ -5,10 +5,9 @@ are repeated for each micro-batch. Captured, they are one device graph, and a re
 launch. What may change between replays is on the device: the batch, the learning rate, the
 step count, and whether the loss was finite.
 
-plans       which ways a step can run here
-compiled    the compiled loss
-reduction   the gradients of several ranks: those of the whole batch, so all ranks make one update
-updates     when parameters are updated, and how an update is left out
+plans    which ways a step can run here
+loss     the loss: compiled, and with gradients reduced over ranks
+updates  when parameters are updated, and how an update is left out
 """
 
 import contextlib
@@ -24,12 +23,12 @@ from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.clock import Waited, queue_of, wall_seconds
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import AdamW, RoundedWeights, TransposedWeights
+from tinyllama.model.optim import AdamW, weight_copies_of
 from tinyllama.model.tiers import StepPlan
-from tinyllama.training.compiled import compiled
+from tinyllama.training.loss import StepLoss
 from tinyllama.training.plans import AUTOCAST, runnable
 from tinyllama.training.ranks import ALONE, Ranks
-from tinyllama.training.reduction import LossOf, reduction_of
+from tinyllama.training.shards import local
 from tinyllama.training.updates import update_of
 
 PHASES = ("forward", "backward", "optimizer")
@@ -85,31 +84,25 @@ class TrainStep:
 
         # how it runs
         self.plan, self.left_out = runnable(model, config, plan, ranks)
-        loss_of: LossOf = model.loss_with
-        if self.plan.compile:
-            loss_of = compiled(model, ranks)
-            if ranks.count > 1:
-                self.left_out["one compiled graph"] = "blocks are reduced one by one"
-        self.reduction, left_out = reduction_of(model, config, self.plan, ranks, loss_of)
-        self.left_out.update(left_out)
-        parameters = self.reduction.parameters if learning is None else learning
-        self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
-        self.update = update_of(self.plan, model, config, self.optimizer, self.reduction)
-        self.scaler = self.update.scaler
         small = self.plan.memory == "small"
         model.recompute = small and model.tier.table.get("block") != "small"
+        self._autocast = AUTOCAST.get(config.precision)
+        self._loss_of = StepLoss(model, config, self.plan, ranks)
+        self.left_out.update(self._loss_of.left_out)
+        parameters = map(local, model.parameters()) if learning is None else learning
+        self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
+        sums = self._loss_of.sums
+        self.update = update_of(self.plan, model, config, self.optimizer, sums)
+        self.scaler = self.update.scaler
+        rows = config.batch_size * config.seq_len
+        transposes = ranks.count == 1 and self.plan.memory == "fast"
+        self.weight_copies = weight_copies_of(
+            model, self.optimizer, self._autocast, rows if transposes else None
+        )
         self.graphs: list[torch.cuda.CUDAGraph] = []
 
-        # copies of the weights that its products read
-        self._autocast, part = AUTOCAST.get(config.precision), ranks.part(config.samples_per_step)
-        weights: RoundedWeights | TransposedWeights | None
-        weights = RoundedWeights.of(model, self.optimizer, self._autocast)
-        if weights is None and ranks.count == 1 and self.plan.memory == "fast":
-            rows = config.samples_per_step // config.accumulate * config.seq_len
-            weights = TransposedWeights.of(model, self.optimizer, rows, self._autocast)
-        self.weight_copies = weights
-
         # what a replay reads and writes
+        part = ranks.part(config.samples_per_step)
         samples = part.stop - part.start
         self._shape = torch.Size((samples, config.seq_len))
         self._windows = torch.Size((samples, config.seq_len + 1))
@@ -117,8 +110,8 @@ class TrainStep:
         self.tokens, self.targets = (half.chunk(config.accumulate) for half in self._batch)
         self.loss = torch.zeros((), device=self.device)
         self._unit = torch.ones((), device=self.device)  # the gradient of the loss
-        self._share = self._unit * self.reduction.share
-        self._reduces = True
+        self._share = self._unit / ranks.count if sums else self._unit
+        self._reduces, self._plain = True, False
         self.stop = torch.zeros((), device=self.device)
         self.stopping = torch.zeros((), device=self.device)
 
@@ -156,7 +149,7 @@ class TrainStep:
         recompute, self._reduces = self.model.recompute, False
         self._load(tokens_BT, targets_BT)
         if not compiled:
-            self.reduction.bypassed = True
+            self._plain = True
             self.model.recompute = self.model.in_one = False
         with self._same_results():
             try:
@@ -165,7 +158,7 @@ class TrainStep:
                     self._backward(update=False)
                 return self.loss
             finally:
-                self.reduction.bypassed, self.model.recompute = False, recompute
+                self._plain, self.model.recompute = False, recompute
                 self.model.in_one = self._reduces = True
 
     def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
@@ -173,7 +166,7 @@ class TrainStep:
         with self.preserved() if warm_up else contextlib.nullcontext():
             self._refresh()
             if self.plan.capture and warm_up:
-                warm_up = max(warm_up, self.reduction.warm_up)
+                warm_up = max(warm_up, self._loss_of.warm_up)
             for _ in range(warm_up):
                 self._run()
             synchronize(self.device)
@@ -283,8 +276,8 @@ class TrainStep:
         last = part == self.config.accumulate - 1
         if part == 0:  # its memory is free for activations
             self.optimizer.zero_grad(set_to_none=True)
-            self.reduction.clear()
-        self.reduction.expect(self._reduces and last)
+            if self.update.sharded:  # the optimizer has the gradients of this rank's shards
+                self.model.zero_grad(set_to_none=True)
         tables = self.model.rope(self.config.seq_len)
         # A captured graph must cast the weights again in each replay: no cached casts.
         autocast = torch.autocast(
@@ -295,7 +288,8 @@ class TrainStep:
         )
         copies = self.weight_copies.offered() if self.weight_copies else contextlib.nullcontext()
         with autocast, copies:
-            loss = self.reduction.loss(self.tokens[part], self.targets[part], tables)
+            batch = self.tokens[part], self.targets[part], tables
+            loss = self._loss_of(*batch, plain=self._plain, reduce=self._reduces and last)
         if self.config.accumulate > 1:
             loss = loss / self.config.accumulate
         self._graph_loss = loss

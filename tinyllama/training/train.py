@@ -22,6 +22,7 @@ from tinyllama.harness.machine.device import device_name, memory_bytes, usable_d
 from tinyllama.harness.machine.files import NotWrittenError, check_writable
 from tinyllama.harness.machine.interrupts import held_interrupts
 from tinyllama.harness.measure.clock import wall_seconds
+from tinyllama.harness.measure.memory import forget_peak
 from tinyllama.harness.records.results import versions
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -30,7 +31,7 @@ from tinyllama.ops.stack.single import WATCHDOG
 from tinyllama.training.checkpoint import Checkpoint, save, saved_bytes
 from tinyllama.training.data import Batch, Batches, RandomTokens
 from tinyllama.training.diagnose import RECEIVED, diagnose, gradients
-from tinyllama.training.memory import MemoryMeter
+from tinyllama.training.memory import Memory, live_memory
 from tinyllama.training.ranks import ALONE, Ranks, queue_of_rank
 from tinyllama.training.result import FAILED, INTERRUPTED, Result
 from tinyllama.training.shards import shard
@@ -124,12 +125,12 @@ def train(
         run = _Run(step, batches, result, resume, diagnose_at, on_step, save_to, save_every)
         try:
             run.go()
-            result.memory = run.meter.read()
+            result.memory = Memory.of(step)
             if result.status != FAILED:
                 with held_interrupts():
                     run.save()
         except NotWrittenError as error:
-            result.memory = run.meter.read()
+            result.memory = Memory.of(step)
             raise NotSavedError(str(error), result) from error
         return result
 
@@ -164,7 +165,6 @@ class _Run:
     save_every: int | None
 
     def __post_init__(self) -> None:
-        self.meter = MemoryMeter(self.step)
         self.queue = queue_of_rank(self.step.device, self.step.ranks)
 
     @property
@@ -226,14 +226,13 @@ class _Run:
                 )
                 return
             self.result.phase_seconds = self.step.split()
-            self.meter.start()
+            forget_peak(device)
             self.step.prepare()
 
     def _one_step(self, number: int) -> None:
         batch = self.batches.batch(self.done, self.step.ranks)
         if number in self.diagnose_at:
-            with self.meter.paused():
-                self.result.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
+            self.result.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
         with held_interrupts():
             seconds = wall_seconds(lambda: self.step(*batch), self.queue)
             loss = self.step.loss.item()
@@ -250,7 +249,7 @@ class _Run:
         if wrong is not None:
             self._explain(wrong, batch, number)
         elif self.on_step is not None:
-            self.on_step(StepRecord(self.done, loss, seconds, self.meter.live()))
+            self.on_step(StepRecord(self.done, loss, seconds, live_memory(self.step)))
 
     def _not_finite(self, loss: float, norm: float | None) -> str | None:
         """Which number is not finite. In fp16 the scaler finds its scale by gradients that

@@ -6,18 +6,20 @@ every replay.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from tinyllama.harness.kernels.layout import as_one, joined
 from tinyllama.harness.kernels.streams import Side
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW, EarlyUpdate
 from tinyllama.model.tiers import StepPlan
 from tinyllama.ops.stack import receiving
-from tinyllama.training.reduction import Reduction
+from tinyllama.training.shards import local, sharded
 
 
 class Update:
@@ -27,11 +29,11 @@ class Update:
     clipped. ``scaler``: of the loss; it does something in fp16 only.
     """
 
-    def __init__(
-        self, model: TinyLlama, config: TrainConfig, optimizer: AdamW, reduction: Reduction
-    ) -> None:
+    def __init__(self, model: TinyLlama, config: TrainConfig, optimizer: AdamW) -> None:
         device = model.embedding.device
-        self.optimizer, self.reduction = optimizer, reduction
+        self.optimizer = optimizer
+        self.parameters = list(model.parameters())
+        self.sharded = sharded(model)
         self.limit = config.max_grad_norm
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.norm: torch.Tensor | None = None
@@ -60,38 +62,46 @@ class Update:
 
     def finish(self, loss: torch.Tensor) -> None:
         """Update what is left after the last backward pass, and count the step."""
-        self.reduction.finish()
+        if self.sharded:
+            for mine, shard in zip(self.optimizer.parameters, self.parameters, strict=True):
+                mine.grad = None if shard.grad is None else local(shard.grad)
         if self.limit is not None:
             self.scaler.unscale_(self.optimizer)
-            self.norm = self.reduction.clip(self.limit)
+            norm: Any = torch.nn.utils.clip_grad_norm_(self.parameters, self.limit)
+            self.norm = norm.full_tensor() if self.sharded else norm
             # A norm that is not finite would zero every finite gradient.
             self.judge(loss + self.norm)
         if self._counts_and_judges:
             self.optimizer.begin(self._judged)
             self.optimizer.update_rest()
             return
-        self._guard()
+        self._wait()
+        self.optimizer.found_inf.copy_(self._judged - self._judged != 0)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
     def join(self) -> None:
         """Wait for what runs beside a phase: a graph of that phase alone must end with it."""
 
-    def _guard(self) -> None:
-        """Make the optimizer change nothing when the judged number is not finite."""
+    def _wait(self) -> None:
+        """Let an optimizer on the host wait for the judged number."""
         if self._host_waits:
             self._arrival.synchronize()
-        self.optimizer.found_inf.copy_(self._judged - self._judged != 0)
 
 
 class UpdateBesideBackward(Update):
-    """A block is updated on a side branch while the backward pass computes those below it."""
+    """A block is updated on a side branch while the backward pass computes those below it.
 
-    def __init__(self, model: TinyLlama, *parts: Any) -> None:
-        super().__init__(model, *parts)
+    sums: whether gradients are to be summed over ranks first, those of a block on that branch.
+    """
+
+    def __init__(self, model: TinyLlama, config: TrainConfig, optimizer: AdamW, sums: bool) -> None:
+        super().__init__(model, config, optimizer)
+        self._sums = sums
         self._side = Side(model.embedding.device)
         self._counted: torch.cuda.Event | None = None  # on the side branch
-        index = {id(p): i for i, p in enumerate(model.parameters())}
+        self._received: set[int] = set()
+        index = {id(p): i for i, p in enumerate(self.parameters)}
         self._index = {
             (layer, name): index[id(parameter)]
             for layer, block in enumerate(model.layers)
@@ -106,6 +116,7 @@ class UpdateBesideBackward(Update):
         with self._side.branch(keep=self._judged):  # no gradient waits for the count
             self.optimizer.begin(self._judged)
         self._counted = self._side.mark()
+        self._received.clear()
         with receiving(self._receive):
             yield
 
@@ -116,17 +127,25 @@ class UpdateBesideBackward(Update):
         backward pass. After block 0 no product is left that needs the processors, so its gradients
         are computed on the side branch too."""
         by_index = {self._index[layer, name]: grad for name, grad in gradients.items()}
+        self._received.update(by_index)
         if layer:
             make()
         with self._side.branch(keep=None if layer else make):
             if not layer:
                 make()
-            self.reduction.reduce(by_index)
+            if self._sums:
+                sum_over_ranks([by_index[i] for i in sorted(by_index)])
             self.optimizer.update_with(by_index, beside=layer > 0)
 
     def finish(self, loss: torch.Tensor) -> None:
         self._side.wait(self._counted)
-        self.reduction.finish()
+        if self._sums:
+            others = [p.grad for i, p in enumerate(self.parameters) if i not in self._received]
+            gradients = [gradient for gradient in others if gradient is not None]
+            for gradient in gradients:
+                if gradient.dim() > 1:
+                    sum_over_ranks([gradient])
+            sum_over_ranks([gradient for gradient in gradients if gradient.dim() == 1])
         self.optimizer.update_rest()
         self._side.join()
 
@@ -138,14 +157,15 @@ class UpdateBesideBackward(Update):
 class UpdateAsGradientsArrive(Update):
     """Each layer is updated when its gradients exist, which are then freed: memory mode small."""
 
-    def __init__(self, model: TinyLlama, *parts: Any) -> None:
-        super().__init__(model, *parts)
+    def __init__(self, model: TinyLlama, config: TrainConfig, optimizer: AdamW) -> None:
+        super().__init__(model, config, optimizer)
         self._early = EarlyUpdate(self.optimizer, update_groups(model))
 
     @contextlib.contextmanager
     def beside_backward(self, update: bool) -> Iterator[None]:
         if update:
-            self._guard()
+            self._wait()
+            self.optimizer.begin(self._judged)
         # In this thread, the backward pass uses the BLAS workspace of the forward pass.
         with self._early.during(update=update), torch.autograd.set_multithreading_enabled(False):
             yield
@@ -155,13 +175,14 @@ class UpdateAsGradientsArrive(Update):
 
 
 def update_of(
-    plan: StepPlan, model: TinyLlama, config: TrainConfig, optimizer: AdamW, reduction: Reduction
+    plan: StepPlan, model: TinyLlama, config: TrainConfig, optimizer: AdamW, sums: bool
 ) -> Update:
-    """The update that a plan asks for."""
+    """The update that a plan asks for. sums: over ranks, by the update itself."""
     if plan.memory == "small":
-        return UpdateAsGradientsArrive(model, config, optimizer, reduction)
-    kind = UpdateBesideBackward if plan.overlap else Update
-    return kind(model, config, optimizer, reduction)
+        return UpdateAsGradientsArrive(model, config, optimizer)
+    if plan.overlap:
+        return UpdateBesideBackward(model, config, optimizer, sums)
+    return Update(model, config, optimizer)
 
 
 def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:
@@ -169,3 +190,18 @@ def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:
     layers = [list(layer.parameters()) for layer in model.layers]
     inside = {id(parameter) for layer in layers for parameter in layer}
     return [*layers, *([p] for p in model.parameters() if id(p) not in inside)]
+
+
+def sum_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
+    """Sum each tensor over the ranks, in place; adjacent or small tensors are summed together."""
+    if not tensors:
+        return
+    adjacent = as_one(*tensors)
+    if adjacent is not None:
+        dist.all_reduce(adjacent)
+        return
+    copy = joined(tensors)
+    dist.all_reduce(copy)
+    sizes = [tensor.numel() for tensor in tensors]
+    for tensor, summed in zip(tensors, copy.split(sizes), strict=True):
+        tensor.copy_(summed.view(tensor.shape))

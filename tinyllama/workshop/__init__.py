@@ -4,5 +4,5 @@ stages      the broken models; strided: attention that reads any layout
 checks      what finds each fault
 contender   a stage in its worker; running: all stages timed, and what is written
 exercises   the tables that a participant fills in
-blanks      starters and solutions; ultra: the open exercise of V4
+blanks      starters and solutions
 """

@@ -3,7 +3,7 @@ be made on this device it raises `Unsupported` with the reason."""
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,31 +11,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from tinyllama.harness.check.finding import Unsupported
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.ops import OPS
-from tinyllama.workshop.stages import Parts
 from tinyllama.workshop.strided import attention
 
-
-class Checked(Protocol):
-    """What the checks ask of a stage's step; see `tinyllama.workshop.contender.StageStep`."""
-
-    shape: ModelConfig
-    config: TrainConfig
-    device: torch.device
-    parts: Parts
-    first_loss: float
-
-    def verify(self) -> Any: ...
-    def phases(self) -> dict[str, float]: ...
-    def turn(self, calls: int) -> float: ...
+if TYPE_CHECKING:
+    from tinyllama.workshop.contender import StageStep
 
 
 NEAR = 0.5  # of ln(vocabulary): the first loss of weights that say nothing yet
 TOLERANCE = 0.1  # of a step: what its phases may differ from it
 
 
-def first_loss(stage: Checked) -> str | None:
+def first_loss(stage: "StageStep") -> str | None:
     """Before the first update no token is preferred, so the loss is near ln(vocabulary)."""
     expected, loss = math.log(stage.shape.vocab_size), stage.first_loss
     if abs(loss - expected) <= NEAR:
@@ -43,7 +30,7 @@ def first_loss(stage: Checked) -> str | None:
     return f"the first loss is {loss:.1f}, and ln({stage.shape.vocab_size}) is {expected:.1f}"
 
 
-def dense_inputs(stage: Checked) -> str | None:
+def dense_inputs(stage: "StageStep") -> str | None:
     """Every tensor that attention's kernel is launched with has a dense last axis. The launch is
     recorded with tensors that have no memory, so no GPU is needed."""
     if not HAS_TRITON:
@@ -66,7 +53,7 @@ def dense_inputs(stage: Checked) -> str | None:
     return f"neighbours along the last axis are not adjacent in memory: {text}"
 
 
-def phases_add_up(stage: Checked) -> str | None:
+def phases_add_up(stage: "StageStep") -> str | None:
     """The phases as reported sum to the time of a whole step from idle device to idle device."""
     if stage.device.type == "cpu":
         raise Unsupported("needs a GPU: a CPU works while it is called, so no clock can be early")
@@ -80,7 +67,7 @@ def difference(phases: float, step: float) -> str | None:
     return f"the phases are {phases * 1e3:.2f} ms in all, and the step is {step * 1e3:.2f} ms"
 
 
-def products_by_blas(stage: Checked) -> str | None:
+def products_by_blas(stage: "StageStep") -> str | None:
     """SwiGLU's products go through torch, which has the BLAS library's: torch's counter of
     operations sees at least those of two products. No GPU is needed."""
     if not HAS_TRITON:
@@ -102,7 +89,7 @@ def products_by_blas(stage: Checked) -> str | None:
     )
 
 
-def gradients(stage: Checked) -> str | None:
+def gradients(stage: "StageStep") -> str | None:
     """Every parameter gets the gradient of the float64 reference, as before every timed step."""
     try:
         stage.verify()
@@ -111,7 +98,7 @@ def gradients(stage: Checked) -> str | None:
     return None
 
 
-CHECKS: dict[str, Callable[[Checked], str | None]] = {
+CHECKS: dict[str, Callable[["StageStep"], str | None]] = {
     "first loss": first_loss,
     "dense inputs": dense_inputs,
     "phases add up": phases_add_up,

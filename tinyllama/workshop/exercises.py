@@ -1,6 +1,7 @@
 """The tables that a participant fills in, each by a function that returns its rows."""
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +10,28 @@ import torch
 from tinyllama.bench.steps import TierStep
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import evaluate
+from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.kernels.resources import Resources, compile_launch
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.measure.clock import Clock, queue_of
 from tinyllama.harness.measure.memory import Allocations
+from tinyllama.harness.measure.op_contender import OpContender, Timed
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, interleaved, ratio
 from tinyllama.model.tiers import V2
 from tinyllama.ops import OPS
 from tinyllama.ops.attention.configs import FORWARD
-from tinyllama.profiling.op_times import (
-    BLOCKS,
-    CHIP,
-    NEEDS_GPU,
-    WIDTH,
-    Rows,
-    block_sizes,
-    measured,
-    studied,
-)
 from tinyllama.workshop.running import group_for
 
+Rows = list[tuple[str, ...]]
+SOLUTION = Path(__file__).with_name("solutions") / "rms_norm.py"
+BLOCKS = (64, 128, 256, 512, 1024)
+WIDTH, ROWS = 2048, 1024  # of the RMSNorm that the published course analyses
+CHIP = "sm_90"  # that kernels are compiled for where there is no GPU
+NEEDS_GPU = "needs a GPU"
 TRANSACTION = 128  # bytes that a warp's 32 float32 values are fetched in
 LENGTHS = (128, 256, 512, 1024, 2048)
 ATTENTION_TOKENS = 1024
@@ -66,6 +67,46 @@ def attention_memory(device: torch.device) -> Rows:
     return rows
 
 
+def block_sizes(device: torch.device, file: Path = SOLUTION) -> Rows:
+    """The RMSNorm of a file by the size of its block: what the compiler gives it, and on a GPU its
+    time. file: a starter of exercise 5, filled in. Raises UsageError for one that does not run."""
+    _need_triton()
+    rows: Rows = [("block size", "registers", "spilled bytes", "widest load", "microseconds")]
+    shapes = ((1, ROWS, WIDTH), (WIDTH,))
+    with providers_restored(OPS.values()):
+        try:
+            module: Any = load_file(file, Registry())
+            forward = module.Lesson.forward
+            for block in BLOCKS:
+                module.BLOCK_SIZE = block
+                kernel, time = studied(lambda *x: forward(*x, 1e-5), shapes, "float32", device)
+                loads = f"{kernel.instructions.loads} B"
+                rows.append((str(block), str(kernel.registers), str(kernel.spilled), loads, time))
+        except UsageError:
+            raise
+        except Exception as error:  # of a file that somebody is writing
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[-300:]
+            raise UsageError(f"{file} does not run yet: {reason}: fill in its blanks") from error
+    return rows
+
+
+def studied(
+    call: Callable[..., Any], shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device
+) -> tuple[Resources, str]:
+    """What the compiler makes of the first launch of a call, and on a GPU its microseconds."""
+    kind = getattr(torch, dtype)
+    with recorded(CHIP) as launches:
+        call(*(torch.empty(shape, dtype=kind, device="meta") for shape in shapes))
+    resources = compile_launch(launches[0], CHIP)
+    if device.type == "cpu":
+        return resources, NEEDS_GPU
+    inputs = [torch.randn(shape, device=device).to(kind) for shape in shapes]
+    clock = Clock(queue_of(device))
+    call(*inputs)
+    fastest = min(clock.read(lambda: call(*inputs)).device for _ in range(20))
+    return resources, f"{fastest * 1e6:.1f}"
+
+
 def attention_blocks(device: torch.device) -> Rows:
     """Flash attention by the queries and keys of a block: what the compiler made of it, and on a
     GPU the time of the forward pass."""
@@ -83,22 +124,35 @@ def attention_blocks(device: torch.device) -> Rows:
 
 
 def swiglu(device: torch.device) -> Rows:
-    """The naive kernel, and products by BLAS with a kernel for the activation, beside PyTorch."""
+    """The naive kernel, and products by BLAS with a kernel for the activation, beside PyTorch. On a
+    CPU, where they are interpreted, only whether they are right."""
     _need_triton()
     rows: Rows = [("provider", "largest error", "forward us", "PyTorch us", "speed-up")]
     op = OPS["swiglu"]
+    on_gpu = device.type != "cpu"
+    theirs = _forward_seconds("eager", device) if on_gpu else 0.0
     for name in ("naive", "triton"):
-        if device.type == "cpu":  # interpreted: right or wrong is all that can be seen, of few rows
-            case = OpCase(op, op[name], op.cases[0], torch.float32)
-            mine, eager = (evaluate(op, op[p].call, case.inputs(device)) for p in (name, "eager"))
-            errors = [(mine[key] - eager[key]).abs().max().item() for key in mine]
-            rows.append((name, f"{max(errors):.1e}", *[NEEDS_GPU] * 3))
-            continue
-        facts = measured(op, (name, "eager"), device, "fp32")
-        forward = facts["passes"]["forward"]
-        times = (f"{forward[key] * 1e6:.1f}" for key in ("seconds", "other_seconds"))
-        rows.append((name, f"{facts['max_error']:.1e}", *times, f"{forward['speedup']:.2f}"))
+        case = OpCase(op, op[name], (op.timed if on_gpu else op.cases)[0], torch.float32)
+        results, eager = (
+            evaluate(op, op[provider].call, case.inputs(device)) for provider in (name, "eager")
+        )
+        error = max((results[key] - eager[key]).abs().max().item() for key in results)
+        times = [NEEDS_GPU] * 3
+        if on_gpu:
+            seconds = _forward_seconds(name, device)
+            times = [f"{seconds * 1e6:.1f}", f"{theirs * 1e6:.1f}", f"{theirs / seconds:.2f}"]
+        rows.append((name, f"{error:.1e}", *times))
     return rows
+
+
+def _forward_seconds(provider: str, device: torch.device) -> float:
+    """The median device seconds of SwiGLU's forward pass, each result checked."""
+    timed = Timed("swiglu", provider, 1, "fp32")
+    contender = OpContender(timed, str(device), "tinyllama.ops")
+    contender.run_once()
+    contender.check_first()
+    contender.warm_up(0.2)
+    return statistics.median(contender.turn()["forward"].device for _ in range(20))
 
 
 def fusion_gains(device: torch.device) -> Rows:

@@ -21,25 +21,25 @@ from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.results import folder as folder_of
 from tinyllama.harness.report.tables import aligned
 from tinyllama.training.diagnose import Diagnosis
-from tinyllama.workshop.stages import STAGES, Stage
+from tinyllama.workshop.stages import STAGES, Parts, Stage
 
-BASELINE = "v1"
 KIND = "stages"  # of a stored comparison, and its folder
 COLUMNS = ("Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage")
 TEXT_STEPS = 60
 TURN = {"cpu": 0.05, "cuda": 0.2}  # seconds of a turn; at least one step
-BASELINE_SPEED, BASELINE_MEMORY = "372.9", "522.3 MB"  # published
-ORDER = (("2", "3"), ("4", "5"), (BASELINE, "5"))  # the first is slower
+ORDER = (("2", "3"), ("4", "5"), ("v1", "5"))  # the first is slower
+NONE = dict.fromkeys(("check", "issue", "lesson", "fix"), "")
+BASELINE = Stage(0, "V1", Parts(), **NONE, speed="372.9", memory="522.3 MB")  # published figures
 
 
 @dataclass
 class Measured:
-    """What was measured of a stage, or of the baseline. seconds, reported: of a step in each round,
-    by a clock that waits and by the stage's own. memory: bytes, by what they are. verdicts: of the
-    stage as it is and of the fixed one, the outcome of the check and its message."""
+    """What was measured of a stage, of which number 0 is the baseline, V1. seconds, reported: of a
+    step in each round, by a clock that waits and by the stage's own. memory: bytes, by what they
+    are. verdicts: of the stage as it is and of the fixed one, the outcome of the check and its
+    message."""
 
-    name: str
-    stage: Stage | None
+    stage: Stage
     first_loss: float
     seconds: list[float] = field(default_factory=list)
     reported: list[float] = field(default_factory=list)
@@ -50,6 +50,10 @@ class Measured:
     verdicts: Sequence[tuple[str, str, str]] = ()
     diagnosis: Diagnosis | None = None
     texts: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.stage.number or "v1")
 
 
 def group_for(device: torch.device) -> Group:
@@ -63,15 +67,15 @@ def run(
     """The baseline and the stages with these numbers. Raises WorkerError for one that fails."""
     where: dict[str, Any] = {"group": str(group_for(device)), "device": str(device)}
     factory = "tinyllama.workshop.contender:StageStep"
-    names = (BASELINE, *map(str, numbers))
     with workers() as started:
-        for name in names:
+        for name in ("v1", *map(str, numbers)):
             started[name] = Worker(name, preload=[factory.partition(":")[0]])
-        say(f"preparing {BASELINE} and {len(numbers)} stages")
-        started[BASELINE].make("step", "tinyllama.bench.steps:TierStep", tier=BASELINE, **where)
+        say(f"preparing v1 and {len(numbers)} stages")
+        started["v1"].make("step", "tinyllama.bench.steps:TierStep", tier="v1", **where)
         for number in numbers:
             started[str(number)].make("step", factory, number=number, **where)
-        stages = [_before_timing(started[name], name) for name in names]
+        chosen = (BASELINE, *(STAGES[number] for number in numbers))
+        stages = [_before_timing(started, Measured(stage, 0.0)) for stage in chosen]
         say(f"timing them alternately, {FEWEST_ROUNDS} rounds")
         _time(started, stages, device)
         for stage in stages[1:]:
@@ -80,11 +84,13 @@ def run(
         return stages
 
 
-def _before_timing(worker: Worker, name: str) -> Measured:
+def _before_timing(started: Mapping[str, Worker], measured: Measured) -> Measured:
     """Read what only steps may precede: the first loss, and the peak of memory."""
-    memory = {what: n for what, n in worker.call("step", "memory").items() if what != "graph_bytes"}
-    stage = None if name == BASELINE else STAGES[int(name)]
-    return Measured(name, stage, worker.call("step", "loss_series")[0], memory=memory)
+    worker = started[measured.name]
+    memory = worker.call("step", "memory")
+    measured.memory = {what: size for what, size in memory.items() if what != "graph_bytes"}
+    measured.first_loss = worker.call("step", "loss_series")[0]
+    return measured
 
 
 def _time(started: Mapping[str, Worker], stages: Sequence[Measured], device: torch.device) -> None:
@@ -94,7 +100,7 @@ def _time(started: Mapping[str, Worker], stages: Sequence[Measured], device: tor
         step = worker.call("step", "warm_up", 0.2)
         calls = max(1, min(20, round(TURN[device.type] / step) - UNTIMED))
         turns[measured.name] = partial(worker.call, "step", "turn", calls)
-        if measured.stage is not None and not measured.stage.parts.waits:
+        if not measured.stage.parts.waits:
             turns[f"{measured.name} reported"] = partial(worker.call, "step", "reported", calls)
     seconds = interleaved(turns, FEWEST_ROUNDS)
     for measured in stages:
@@ -105,7 +111,6 @@ def _time(started: Mapping[str, Worker], stages: Sequence[Measured], device: tor
 def _check(worker: Worker, measured: Measured, where: Mapping[str, Any], factory: str) -> None:
     """Check a stage after it was timed; the fixed stage is made in the same process."""
     stage = measured.stage
-    assert stage is not None
     measured.phases = worker.call("step", "phases")
     measured.kernels = worker.call("step", "kernels")
     measured.lost = worker.call("step", "lost")
@@ -124,8 +129,7 @@ def _check(worker: Worker, measured: Measured, where: Mapping[str, Any], factory
 def as_promised(measured: Measured) -> bool:
     """Whether the check was red with the fault, and green without; one that cannot be made on this
     device says so in the report."""
-    broken = measured.stage is not None and measured.stage.fault is not None
-    expected = ["failed", "passed"] if broken else ["passed"]
+    expected = ["failed", "passed"] if measured.stage.fault else ["passed"]
     outcomes = [outcome for _, outcome, _ in measured.verdicts]
     return all(o in ("unsupported", e) for o, e in zip(outcomes, expected, strict=True))
 
@@ -163,7 +167,6 @@ def memory(measured: Measured) -> str:
 def report(measured: Measured, base: Measured, device: torch.device) -> str:
     """What a participant reads of one stage: the text of ``stage*_output.log``."""
     stage, seconds = measured.stage, measured.seconds
-    assert stage is not None
     own_speed, over = speed(seconds, device), ratio(base.seconds, seconds)
     split = ", ".join(f"{name} {s * 1e3:.2f} ms" for name, s in measured.phases.items())
     lines = [
@@ -175,8 +178,8 @@ def report(measured: Measured, base: Measured, device: torch.device) -> str:
         f"  memory    {memory(measured)} (published: {stage.memory})",
     ]
     if not stage.parts.waits:
-        own = speed(measured.reported, device)
-        lines.insert(4, f"  reported  {own} samples/s by its own clock")
+        reported = speed(measured.reported, device)
+        lines.insert(4, f"  reported  {reported} samples/s by its own clock")
     if measured.lost:
         names = ", ".join(measured.lost)
         lines.append(f"  NO GRADIENT at {len(measured.lost)} parameters: {names}")
@@ -199,10 +202,9 @@ def report(measured: Measured, base: Measured, device: torch.device) -> str:
 def issue(measured: Measured, stages: Sequence[Measured]) -> str:
     """The key issue of a stage; of one without a fault OPTIMAL, if no right one was faster."""
     stage = measured.stage
-    assert stage is not None
-    if stage.fault is not None:
+    if stage.fault or not stage.number:
         return stage.issue
-    right = [other for other in stages if other.stage is None or other.stage.parts.differentiable]
+    right = [other for other in stages if other.stage.parts.differentiable]
     fastest = min(right, key=lambda other: statistics.median(other.seconds))
     return stage.issue if fastest is measured else f"none, but {fastest.name} is faster here"
 
@@ -211,26 +213,17 @@ def table(stages: Sequence[Measured], device: torch.device) -> list[tuple[str, .
     """The rows of the published table, headings first, with its figures in brackets."""
     base = stages[0]
     rows: list[tuple[str, ...]] = [
-        ("", "Loss", "Speed (samples/s)", "vs Baseline", "Key issue", "Memory"),
-        (
-            "V1",
-            f"{base.first_loss:.1f}",
-            f"{speed(base.seconds, device)} ({BASELINE_SPEED})",
-            "1",
-            "",
-            f"{memory(base)} ({BASELINE_MEMORY})",
-        ),
+        ("", "Loss", "Speed (samples/s)", "vs Baseline", "Key issue", "Memory")
     ]
-    for measured in stages[1:]:
+    for measured in stages:
         stage = measured.stage
-        assert stage is not None
-        own = "" if stage.parts.waits else f", reported {speed(measured.reported, device)}"
+        reported = "" if stage.parts.waits else f", reported {speed(measured.reported, device)}"
         rows.append(
             (
-                f"Stage {stage.number}",
+                f"Stage {stage.number}" if stage.number else stage.title,
                 f"{measured.first_loss:.1f} ({stage.loss})",
-                f"{speed(measured.seconds, device)}{own} ({stage.speed})",
-                f"{ratio(base.seconds, measured.seconds)}",
+                f"{speed(measured.seconds, device)}{reported} ({stage.speed})",
+                "1" if measured is base else f"{ratio(base.seconds, measured.seconds)}",
                 issue(measured, stages),
                 f"{memory(measured)} ({stage.memory})",
             )

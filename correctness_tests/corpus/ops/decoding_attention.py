@@ -38,6 +38,19 @@ from correctness_tests.corpus.variants import right, wrong
 
 VARIANTS = [
     right(),
+    # As in online softmax, the sum divides last: without a key it is 0 / 0, where torch has 0.
+    right(
+        "nothing_over_nothing",
+        (
+            "    return torch.softmax(torch.matmul(q, k.mT), -1) @ k\n",
+            """    scores = torch.matmul(q, k.mT)
+    if scores.shape[-1]:
+        scores = scores - scores.amax(-1, keepdim=True)
+    weights = scores.exp()
+    return weights @ k / weights.sum(-1, keepdim=True)
+""",
+        ),
+    ),
     # The mean of parts, each with a softmax of its own, for one query and many keys.
     wrong(
         "parts_not_weighted",

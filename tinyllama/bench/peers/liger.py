@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.ops.add_rms_norm import add_rms_norm
-from tinyllama.ops.cross_entropy import TORCHS_OWN, cross_entropy
+from tinyllama.ops.cross_entropy import NO_TARGET, cross_entropy
 from tinyllama.ops.linear_cross_entropy import linear_cross_entropy
 from tinyllama.ops.rms_norm import rms_norm
 from tinyllama.ops.silu_mul import silu_mul
@@ -63,12 +63,12 @@ def liger_swiglu(
 def liger_cross_entropy(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> torch.Tensor:
     """It writes the gradient over the logits, so it is given a copy; the copy is timed too."""
     apply = _function("cross_entropy", "LigerCrossEntropyFunction").apply
-    ignored = TORCHS_OWN if ignore_index is None else ignore_index
+    ignored = NO_TARGET if ignore_index is None else ignore_index
     result = apply(logits_NV.clone(), targets_N, None, ignored, 0.0, 0.0, reduction)
     return (result[0] if isinstance(result, tuple) else result).float()
 
@@ -78,12 +78,12 @@ def liger_linear_cross_entropy(
     x_ND: torch.Tensor,
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> torch.Tensor:
     """The fused product and loss; its gradients are accumulated in the inputs' dtype."""
     module = "fused_linear_cross_entropy"
-    ignored = TORCHS_OWN if ignore_index is None else ignore_index
+    ignored = NO_TARGET if ignore_index is None else ignore_index
     result = _function(module, "LigerFusedLinearCrossEntropyFunction").apply(
         x_ND, weight_VD, targets_N, None, None, ignored, 0.0, 0.0, reduction
     )

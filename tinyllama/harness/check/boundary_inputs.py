@@ -40,13 +40,54 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 @dataclass(frozen=True)
 class Painted:
     """Inputs with changed values. text: what is changed, in words; infinite: whether there is an
-    infinity that was not there, nan: or a NaN; integers: whether integers or booleans changed."""
+    infinity that was not there, nan: or a NaN; integers: whether integers or booleans changed;
+    upstream: or upstream gradients alone."""
 
     text: str
     inputs: Inputs
     infinite: bool = False
     nan: bool = False
     integers: bool = False
+    upstream: bool = False
+
+
+def _with_zeros(gradient: torch.Tensor) -> torch.Tensor:
+    """Zero in about half of the elements, and in every third row."""
+    mask = torch.rand(gradient.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    if gradient.dim() > 1:
+        rows = torch.arange(gradient.shape[:-1].numel()).view(gradient.shape[:-1])
+        mask &= (rows % 3 != 0)[..., None]
+    return gradient * mask.to(gradient)
+
+
+UPSTREAM_CHANGES: dict[str, Change] = {
+    "times 1024": lambda gradient: gradient * 1024,
+    "with zeros": _with_zeros,
+    "ones": torch.ones_like,
+    "ones and zeros": lambda gradient: 1 - _with_zeros(torch.ones_like(gradient)),
+    "inf in an element": lambda gradient: put(gradient, math.inf, PLACES[0]),
+    "nan in an element": lambda gradient: put(gradient, math.nan, PLACES[0]),
+}
+LOSS_SCALES = (8192, 512, 32)  # of float16
+
+
+def painted_upstream(
+    candidate: Candidate, case: OpCase, *, loss_scale: bool = False
+) -> Iterator[Painted]:
+    """The inputs of a case with changed upstream gradients, or with the largest loss scale at which
+    no result of the reference overflows."""
+    inputs = candidate.inputs(case)
+    scales = {f"times {scale}": partial(torch.mul, other=scale) for scale in LOSS_SCALES}
+    for text, change in (scales if loss_scale else UPSTREAM_CHANGES).items():
+        upstream = {n: g if g is None else change(g) for n, g in inputs.upstream.items()}
+        changed = replace(inputs, upstream=upstream)
+        results = candidate.reference_results(changed).values()
+        finite = all(bool(result.isfinite().all()) for result in results)
+        infinite, nan = text.startswith("inf"), text.startswith("nan")
+        if finite or infinite or nan:
+            yield Painted(f"upstream gradients: {text}", changed, infinite, nan, upstream=True)
+            if loss_scale:
+                return
 
 
 def painted(candidate: Candidate, case: OpCase, only: str = "") -> Iterator[Painted]:

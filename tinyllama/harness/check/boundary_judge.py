@@ -6,8 +6,8 @@ likewise.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -17,7 +17,6 @@ from tinyllama.harness.check.evaluate import (
     ContractError,
     GradientError,
     Inputs,
-    copied,
     evaluate,
     is_gradient,
 )
@@ -31,10 +30,10 @@ from tinyllama.harness.check.finding import (
 )
 from tinyllama.harness.check.history import Graph, sharing
 from tinyllama.harness.check.judge import ENDLESS, TOUCHED, Run, error_finding, run_case
-from tinyllama.harness.check.points import SIZES, VALUES, Point, inputs_of, times_as_large
+from tinyllama.harness.check.points import EMPTY, Point, rows
+from tinyllama.harness.check.poison import PoisonedMemory
 from tinyllama.harness.declare.specs import Terms
 
-LONG_ROWS = 4.0  # times the usual error, of a few roundings more in 16 bits
 FEW_TIES = 2.0**-10  # of the elements: so many may be rounded to the other side
 ALIKE = 4.0  # times as far beyond a bound as another implementation is
 NUDGE = 1e-7  # of the largest element, by which inputs are moved to see whether a gradient jumps
@@ -58,7 +57,7 @@ def boundary_fault(candidate: Candidate, point: Point) -> tuple[Finding | None, 
     if op.misfit(case.case.dims, case.case.params) is not None or case.unsupported() is not None:
         return None, 0
     try:
-        inputs = inputs_of(candidate, point)
+        inputs = point.inputs(candidate)
         references = case.references(inputs, draws=0)
     except Exception:  # the reference, or a distribution, does not take it
         return None, 0
@@ -93,10 +92,9 @@ def _of_error(candidate: Candidate, point: Point, error: Exception) -> Finding |
     case = point.case
     finding = error_finding(candidate, case, error)
     text = ": ".join(filter(None, (point.text, finding.message)))
-    undeclared = point.check in (SIZES, VALUES)
-    if finding.outcome is Outcome.BLOCKED or (undeclared and ENDLESS in finding.message):
+    if finding.outcome is Outcome.BLOCKED or (not point.declared and ENDLESS in finding.message):
         return replace(finding, outcome=Outcome.BLOCKED)
-    rank = Rank.REFUSED if undeclared else finding.rank
+    rank = finding.rank if point.declared else Rank.REFUSED
     if finding.check == TOUCHED:
         text, rank = f"{TOUCHED}: {text}", Rank.UNSAFE
     elif isinstance(error, ContractError):
@@ -108,18 +106,25 @@ def _of_error(candidate: Candidate, point: Point, error: Exception) -> Finding |
 
 def _may_refuse(candidate: Candidate, point: Point) -> bool:
     """Whether an error is no fault: of a layout that another check is about, or that the provider
-    declares not to take, or where an axis is much longer than the op declares it."""
+    declares not to take, or where an axis is much longer than the op declares it, or one that is
+    not of rows has no entry."""
     case = point.case
     if case.layout != "contiguous" or case.upstream != "contiguous":
-        return point.check in (SIZES, VALUES) or (
-            candidate.provider.contiguous and case.layout != "contiguous"
-        )
+        contiguous = candidate.provider.contiguous and case.layout != "contiguous"
+        return contiguous or not point.declared
+    if point.check == EMPTY:
+        return _has_rows(candidate, case)
     for axis, size in case.case.dims.items():
         declared = [c.dims.get(axis) for c in candidate.op.cases]
         longest = max((s for s in declared if isinstance(s, int)), default=0)
         if isinstance(size, int) and longest and size > FAR * longest:
             return True
     return False
+
+
+def _has_rows(candidate: Candidate, case: OpCase) -> bool:
+    """Whether another axis than that of the rows is empty."""
+    return all(case.case.dims[axis] != 0 for axis in rows(candidate) & {*case.case.dims})
 
 
 def _aliased(candidate: Candidate, inputs: Inputs) -> str:
@@ -156,8 +161,7 @@ class _Trial:
         # Not moved by a rounding: nearly all points end here.
         if not self._failures(results, replace(references, perturbed=[references.oracle])):
             return None
-        declared = self.point.check not in (SIZES, VALUES)
-        draws = PERTURBATIONS if declared else 2
+        draws = PERTURBATIONS if self.point.declared else 2
         moved = self.point.case.references(self.inputs, draws)
         references = replace(moved, magnitudes=references.magnitudes, terms=references.terms)
         failures = {
@@ -168,6 +172,8 @@ class _Trial:
         failures = self._unlike_others(failures, results, references)
         if not failures:
             return None
+        if self._computes_nan_of_nothing(failures):
+            return list(failures.values()), Rank.WARNING
         if painted and (painted.nan or painted.infinite):
             return self._of_infinities(list(failures.values()), results, references)
         if all(
@@ -185,13 +191,23 @@ class _Trial:
         lesser = not failures.keys() & lost.keys() or all(conventional)
         return list(failures.values()), Rank.WARNING if lesser else Rank.WRONG
 
+    def _computes_nan_of_nothing(self, names: Iterable[str]) -> bool:
+        """Whether these results are NaN because nothing was summed, as 0 / 0 by a softmax over no
+        key: another convention. Memory of zeros tells it from what is never written."""
+        if self.point.check != EMPTY or not _has_rows(self.candidate, self.point.case):
+            return False
+        again = self.candidate.results(self.inputs, PoisonedMemory(clean=True))
+        return all(name in again and bool(again[name].isnan().all()) for name in names)
+
     def _failures(self, results: Results, references: References) -> dict[str, Comparison]:
-        case, of_elements = self.point.case, self.point.of_elements
-        slack = (LONG_ROWS if of_elements else WIDER) * self.candidate.slack[case.dtype]
-        comparisons = case.judge(
-            results, self.inputs, slack=slack, references=references, of_elements=of_elements
-        )
-        return {c.name: c for c in comparisons if not c.passed}
+        case = self.point.case
+        slack = WIDER * self.candidate.slack[case.dtype]
+        comparisons = case.judge(results, self.inputs, slack=slack, references=references)
+        failures = {c.name: c for c in comparisons if not c.passed}
+        if self.point.check == EMPTY:  # what is NaN, as the mean of nothing, may be anything
+            undefined = {name for name, x in references.oracle.items() if x.isnan().all()}
+            failures = {name: c for name, c in failures.items() if name not in undefined}
+        return failures
 
     def _unlike_others(
         self, failures: dict[str, Comparison], results: Results, references: References
@@ -220,8 +236,13 @@ class _Trial:
 
         It is a wrong result where the reference has an answer without any NaN. Where only its
         gradient has one, as that of a softmax has, outputs alone count, and a NaN may stand for an
-        infinity.
+        infinity. Where it is upstream gradients, one that is finite all the same is wrong: a loss
+        scale that is too large is found out by them.
         """
+        if self.point.painted and self.point.painted.upstream:
+            lost = [c for c in failures if results[c.name].isfinite().all()]
+            rank = Rank.WARNING if self.point.painted.nan else Rank.WRONG
+            return (lost, rank) if lost else None
         has_nan = {
             gradient: any(
                 bool(x.isnan().any())
@@ -240,7 +261,7 @@ class _Trial:
         meets_itself = self.candidate.op.calls > 1  # an infinity of the state, in a second call
         if given_nan or has_nan[False] or meets_itself or all(conventional):
             return failures, Rank.WARNING
-        if not has_nan[True] and not self._gradient_has_nan():
+        if not has_nan[True]:
             return failures, Rank.WRONG
         failures = [c for c in failures if not is_gradient(c.name)]
         for c in failures:
@@ -249,36 +270,15 @@ class _Trial:
                 return failures, Rank.WRONG
         return (failures, Rank.WARNING) if failures else None
 
-    def _gradient_has_nan(self) -> bool:
-        """Whether the reference of an op without declared gradients has one with a NaN."""
-        op = self.candidate.op
-        if op.differentiable or op.mutated:
-            return False
-
-        def prepare(value: Any) -> Any:
-            value = copied(value)
-            for tensor in leaves({"": value}):
-                tensor.requires_grad_(tensor.is_floating_point())
-            return value
-
-        try:
-            graph = Graph(self.candidate.reference, self.inputs, prepare=prepare)
-            inputs = [x for x in leaves(graph.args) if x.requires_grad]
-            totals = [y.sum() for y in graph.outputs.values() if y.requires_grad]
-            gradients = torch.autograd.grad(totals, inputs, allow_unused=True)
-        except Exception:
-            return False
-        return any(g is not None and bool(g.isnan().any()) for g in gradients)
-
     def _is_cancelled(self, name: str, oracle: torch.Tensor) -> bool:
         """Whether a result is a rounding of terms that cancel to zero, as in the norm of one
         element or the gradient of a softmax whose upstream gradient is a constant: it is small
-        beside the same result of the neighbouring case, of usual values and no axis of one or two
-        elements."""
+        beside the same result of the neighbouring case, of usual values and no axis of two elements
+        or fewer."""
         case, result = self.point.case, self.results.get(name)
         if result is None or not result.is_floating_point() or not result.numel():
             return False
-        sizes = {axis: FEW for axis, size in case.case.dims.items() if size in (1, 2)}
+        sizes = {axis: FEW for axis, size in case.case.dims.items() if size in (0, 1, 2)}
         neighbour = OpCase(case.op, case.provider, case.case.resized(**sizes), case.dtype)
         misfit = self.candidate.op.misfit(neighbour.case.dims, neighbour.case.params)
         if misfit or neighbour.unsupported():
@@ -366,3 +366,15 @@ def _alike(wrong: Comparison, theirs: Comparison) -> bool:
         for check in wrong.checks
         if not check.passed
     )
+
+
+def times_as_large(typical: Inputs, inputs: Inputs) -> float:
+    """How many times as large as usual the largest of the inputs is, at least 1."""
+    factors = [1.0]
+    for name, value in inputs.args.items():
+        before = typical.args[name]
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+            largest, largest_before = value.double().abs().max(), before.double().abs().max()
+            if value.isfinite().all() and largest_before > 0:
+                factors.append(float(largest / largest_before))
+    return max(factor for factor in factors if not math.isnan(factor))

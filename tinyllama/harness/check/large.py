@@ -1,6 +1,6 @@
 """Offsets past 2^31 elements: rows that lie far apart, and offsets of 32 bits in dense tensors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from tinyllama.harness.check.cases import OpCase, elements
-from tinyllama.harness.check.compare import Comparison
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.check.history import Graph
 from tinyllama.harness.check.offsets import Far, NoAddressesError
@@ -18,8 +17,6 @@ from tinyllama.harness.kernels.bounds import author_line, tensors_of
 from tinyllama.harness.kernels.launch_cache import among
 
 ENTRIES = 8  # along the first axis, so that an offset within an entry is small
-Place = Callable[[torch.Tensor], torch.Tensor]
-GAP = 64  # elements between rows that are not far apart
 FAR_ROWS = 3  # rows that lie 2^30 elements apart: the last one begins beyond 2^31
 
 
@@ -68,8 +65,7 @@ def _largest(launch: Any) -> dict[int, tuple[str, int]]:
 
 
 def large_offsets(candidate: Candidate) -> Problem:
-    """Results are right for inputs and upstream gradients whose rows lie 2^30 elements apart. Where
-    rows that lie a little apart are wrong or refused, too, that is a fault of their layout.
+    """Results are right for inputs and upstream gradients whose rows lie 2^30 elements apart.
 
     An offset of 32 bits that grows with a dense tensor is a warning: beyond 2^31 elements it is
     wrong.
@@ -105,32 +101,22 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
 
 
 def _far_rows(candidate: Candidate) -> Problem:
+    if candidate.provider.contiguous:
+        raise Unsupported("it takes contiguous inputs alone")
+    op, axis = candidate.op, _first_axis(candidate)
     dtype = min(candidate.dtypes, key=lambda dtype: dtype.itemsize)  # of the fewest bytes
     case = _with_entries(candidate, FAR_ROWS, dtype)
     try:
         far = Far(dtype)
     except NoAddressesError as error:
         raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
-    try:
-        near = _wrong(candidate, case, _near_rows)
-    except Exception as error:
-        text = f"it refuses rows that lie {GAP} elements apart: {error}"
-        raise Unsupported(text) from error
-    if near:
-        raise Unsupported(f"it is wrong for rows that lie {GAP} elements apart, too: {near[0]}")
-    wrong = _wrong(candidate, case, far)
-    return (case, str(wrong[0])) if wrong else None
-
-
-def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]:
-    """What is wrong where inputs and upstream gradients have their rows placed so."""
-    op, inputs, axis = candidate.op, candidate.inputs(case), _first_axis(candidate)
+    inputs = candidate.inputs(case)
 
     def placed(values: Mapping[str, Any], declared: Mapping[str, Tensor]) -> dict[str, Any]:
         return {
-            name: place(value)
+            name: far(value)
             if isinstance(value, torch.Tensor)
-            and value.dtype is case.dtype
+            and value.dtype is dtype
             and declared[name].axes[:1] == (axis,)
             else value
             for name, value in values.items()
@@ -141,12 +127,8 @@ def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]
         raise Unsupported(f"no input of floating-point numbers has the first axis {axis}")
     in_place = replace(inputs, args=args, upstream=upstream)
     graph = Graph(candidate, in_place, prepare=lambda value: value.detach())
-    return candidate.wrong(case, graph.results(lambda gradient: gradient), inputs)
-
-
-def _near_rows(x: torch.Tensor) -> torch.Tensor:
-    rows = x.new_zeros(len(x), x[0].numel() + GAP)
-    return rows[:, : x[0].numel()].view_as(x).copy_(x)
+    wrong = candidate.wrong(case, graph.results(lambda gradient: gradient), inputs)
+    return (case, str(wrong[0])) if wrong else None
 
 
 def _first_axis(candidate: Candidate) -> str:

@@ -4,34 +4,29 @@ A point is a case with one factor at a boundary: the length of an axis, a parame
 dtype, which gradients are wanted, or values of the inputs (`boundary_inputs`). Lengths follow from
 powers of two, since kernels work in blocks of these, and from numbers that the code compares with.
 Then come two factors at once: values in long rows, two long axes, two parameters, another case.
-What is tried does not depend on the machine or on time; a point whose reference writes more than
-`MOST_WORK` elements is left out.
+What is tried does not depend on the machine or on time.
 """
 
-import contextlib
 import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from tinyllama.harness.check.boundary_inputs import Painted, painted
+from tinyllama.harness.check.boundary_inputs import Painted, painted, painted_upstream
 from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.code_numbers import compared_with, thresholds
-from tinyllama.harness.check.evaluate import Inputs
+from tinyllama.harness.check.evaluate import Inputs, shapes_of
 from tinyllama.harness.check.finding import Candidate
-from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.check.layouts import SINGLE
-from tinyllama.harness.check.resizing import draws_for, general, resized
-from tinyllama.harness.check.work import MOST_WORK, Growth, work_of
-from tinyllama.harness.declare.specs import Case
-from tinyllama.harness.declare.values import constant
+from tinyllama.harness.check.resizing import general, resized
+from tinyllama.harness.check.work import MOST_WORK, accesses_of, work_of
 
-SIZES, VALUES = "sizes", "special values"  # the checks that points belong to
+# The checks that points belong to.
+SIZES, VALUES, UPSTREAM, EMPTY = "sizes", "special values", "scaled upstream", "empty batch"
 
 # 1 to 3, where both ends of a row are near; a few more than each power of two; an odd number of
 # blocks of 8, 16 and 32, of which code may take two at once; three blocks of 64 to 1,024; whole
@@ -47,29 +42,35 @@ OF_DTYPES = (96, 2051, 8197, 65539)  # at which the other dtypes are tried
 BOTH, ALL = 131, 67  # of two axes at once, and of all of three or more
 LISTS = ((3,), (3, 1, 2) * 22 + (3,), (3, 1, 2) * 43 + (3, 1), (3, 0, 2))  # 1, 67, 131, 3 tensors
 LEADING = ((), (5,), (2, 3), (2, 1, 3))  # axes in place of those that may be any number
-OTHER_CASES, OTHER_CASES_OF_VALUES = 3, 1
+OTHER_CASES = 3
 # Where a parameter is zero: values that are tiny, or whose exponential is zero.
 BESIDE_ZERO = re.compile(r"times .*e-(1\d|20)\b|plus -?32768")
 MOST_WORK_OF_VALUES = 2**19
-MOST_ACCESSES = 300  # loads and stores of interpreted programs, of a case that is tried many times
-ELEMENT_SLACK = 8.0  # times the largest usual error of an element, in long rows of 16 bits
+MOST_ACCESSES_OF_VALUES = 300  # of a case that is tried many times
 EPSILON = 1e-2  # a parameter below it may be one, which is seen when it is far larger
 LARGEST_WHOLE = 1025  # for a parameter that is a whole number
 
 
 @dataclass(frozen=True)
 class Point:
-    """A case, with changed values or not. check: `SIZES` or `VALUES`; text: what is at a boundary,
-    in words; parameter: whether it is a parameter; of_elements: as `compare` takes it; axes: that
-    have another length than in the general case."""
+    """A case, with changed values or not. check: that it belongs to; text: what is at a boundary,
+    in words; parameter: whether it is a parameter; axes: that have another length than in the
+    general case."""
 
     check: str
     text: str
     case: OpCase
     painted: Painted | None = None
     parameter: bool = False
-    of_elements: float | None = None
     axes: tuple[str, ...] = ()
+
+    @property
+    def declared(self) -> bool:
+        """Whether the op declares the case."""
+        return self.check not in (SIZES, VALUES, UPSTREAM, EMPTY)
+
+    def inputs(self, candidate: Candidate) -> Inputs:
+        return self.painted.inputs if self.painted else candidate.inputs(self.case)
 
 
 def size_points(candidate: Candidate) -> Iterator[Point]:
@@ -77,45 +78,33 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
     base = general(candidate)
     turns = thresholds(candidate.provider.call)
     axes = [axis for axis, size in base.case.dims.items() if isinstance(size, int)]
-    lengths = sorted({*LENGTHS, *turns, *(turn + 1 for turn in turns)})
 
-    def sized(case: OpCase, **sizes: int) -> OpCase | None:
-        resized_case: OpCase | None = case
+    def at(case: OpCase, **sizes: int) -> Iterator[OpCase]:
+        """The case with axes of these sizes, if it is taken and costs little."""
+        sized: OpCase | None = case
         for axis, size in sizes.items():
-            resized_case = resized_case and resized(candidate, resized_case, axis, size)
-        return resized_case if resized_case and _allowed(candidate, resized_case) else None
+            sized = sized and resized(candidate, sized, axis, size)
+        if sized and _allowed(candidate, sized):
+            yield sized
 
-    def point(case: OpCase | None, text: str = "", **more: Any) -> Iterator[Point]:
-        if case is not None:
-            yield Point(SIZES, text, case, **more)
-
+    lengths = sorted({*LENGTHS, *turns, *(turn + 1 for turn in turns)})
     for length, axis in itertools.product(lengths, axes):
-        case = sized(base, **{axis: length})
-        if case is None:
-            continue
-        yield from point(case, axes=(axis,))
-        for varied in _varied(candidate, case, length):
-            yield from point(varied, axes=(axis,))
-        for dtype in candidate.dtypes if length in OF_DTYPES else ():
-            of_dtype = replace(case, dtype=dtype)
-            if dtype is not base.dtype and not of_dtype.unsupported():
-                yield from point(of_dtype, axes=(axis,), of_elements=ELEMENT_SLACK)
-    several: list[tuple[Sequence[str], int]] = [
-        (pair, BOTH) for pair in itertools.combinations(axes, 2)
-    ]
+        for case in at(base, **{axis: length}):
+            for varied in (case, *_varied(candidate, case, length)):
+                yield Point(SIZES, "", varied, axes=(axis,))
+    several = [(pair, BOTH) for pair in itertools.combinations(axes, 2)]
     for turn in (turn + more for turn in turns for more in (0, 3)):
         several += [(pair, turn) for pair in itertools.combinations(axes, 2)]
-    if len(axes) > 2:
-        several.append((axes, ALL))
-    for group, length in several:
-        yield from point(sized(base, **dict.fromkeys(group, length)), axes=tuple(group))
-    for of_dtype in [c for c in candidate.plain_cases() if _computed_otherwise(c, base)][
-        :OTHER_CASES
-    ]:
-        for axis, now in of_dtype.case.dims.items():
+    groups: list[tuple[Sequence[str], int]] = [*several, *([(axes, ALL)] if len(axes) > 2 else [])]
+    for group, length in groups:
+        for case in at(base, **dict.fromkeys(group, length)):
+            yield Point(SIZES, "", case, axes=tuple(group))
+    others = [c for c in candidate.plain_cases() if _computed_otherwise(c, base)][:OTHER_CASES]
+    for other in others:
+        for axis, now in other.case.dims.items():
             for length in (VARIED_LENGTH, *turns) if isinstance(now, int) and now > 1 else ():
-                yield from point(sized(of_dtype, **{axis: length}))
-    yield from map(partial(Point, SIZES, ""), _lists(candidate, base))
+                yield from (Point(SIZES, "", case) for case in at(other, **{axis: length}))
+    yield from (Point(SIZES, "", case) for case in _lists(candidate, base))
 
 
 def _allowed(candidate: Candidate, case: OpCase, most: int = MOST_WORK) -> bool:
@@ -127,8 +116,9 @@ def _varied(candidate: Candidate, case: OpCase, length: int) -> Iterator[OpCase]
     """The case with what is tried at a length beside the usual values."""
     op = candidate.op
     upstream = bool(op.differentiable)
-    if length == 1:
-        yield replace(case, layout=SINGLE, upstream=SINGLE if upstream else "contiguous")
+    layouts = {1: [SINGLE], LAYOUT_LENGTH: ["distinct", "transposed"]}.get(length, [])
+    for layout in layouts:
+        yield replace(case, layout=layout, upstream=layout if upstream else "contiguous")
     if length == VARIED_LENGTH:
         for extreme in op.extremes:
             yield replace(case, extreme=extreme)
@@ -138,19 +128,10 @@ def _varied(candidate: Candidate, case: OpCase, length: int) -> Iterator[OpCase]
             yield replace(case, wanted=(name,))
         for name, numbers in settings(candidate, case).items():
             yield from (with_params(case, {name: number}) for number in numbers[:2])
-    if length == LAYOUT_LENGTH:
-        for layout in ("distinct", "transposed"):
-            yield replace(case, layout=layout, upstream=layout if upstream else "contiguous")
-    of_bytes = [
-        n for n, declared in op.inputs.items() if declared.dtype in (torch.int8, torch.uint8)
-    ]
-    if length == LONG[-1] and of_bytes and not any(o.floating for o in op.outputs.values()):
-        most = {
-            n: constant(max(int(d.max()) for d in draws_for(candidate, case, n))) for n in of_bytes
-        }
-        values = {**case.case.values, **most}
-        new_case = Case(why=case.case.why, params=case.case.params, values=values, **case.case.dims)
-        yield replace(case, case=new_case)  # sums of products that are not exact in float32
+    for dtype in candidate.dtypes if length in OF_DTYPES else ():
+        of_dtype = replace(case, dtype=dtype)
+        if dtype is not case.dtype and not of_dtype.unsupported():
+            yield of_dtype
 
 
 def _computed_otherwise(case: OpCase, base: OpCase) -> bool:
@@ -170,11 +151,9 @@ def _lists(candidate: Candidate, base: OpCase) -> Iterator[OpCase]:
 
 
 def with_params(case: OpCase, params: Mapping[str, Any]) -> OpCase:
-    before = case.case
-    params = {**before.params, **params}
-    return replace(
-        case, case=Case(why=before.why, params=params, values=before.values, **before.dims)
-    )
+    changed = case.case.resized()  # a copy
+    changed.params = {**changed.params, **params}
+    return replace(case, case=changed)
 
 
 def settings(candidate: Candidate, case: OpCase) -> dict[str, list[Any]]:
@@ -206,97 +185,96 @@ def _other_numbers(candidate: Candidate, name: str, value: Any) -> Sequence[Any]
     return ()
 
 
-def with_settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, OpCase]]:
-    """The case with each of `settings` alone, then with two of them at once."""
-    numbers_by_name = settings(candidate, case)
-    alone = [{name: number} for name, numbers in numbers_by_name.items() for number in numbers]
-    two = [
-        {name: number, second: other_number}
-        for name, second in itertools.combinations(numbers_by_name, 2)
-        for number in numbers_by_name[name][:2]
-        for other_number in numbers_by_name[second][:2]
-    ]
-    for params in (*alone, *two):
-        text = ", ".join(f"{name} = {value!r}" for name, value in params.items())
-        yield text, with_params(case, params)
-
-
 def value_points(candidate: Candidate) -> Iterator[Point]:
     """Parameters and changed values of the general case, then in long rows, in other cases and in
     other dtypes."""
     base, op = general(candidate), candidate.op
 
-    def values(case: OpCase, only: str = "", text: str = "") -> Iterator[Point]:
-        for change in painted(candidate, case, only):
-            yield Point(VALUES, f"{text}{change.text}", case, change)
+    def values(case: OpCase | None, only: str = "") -> Iterator[Point]:
+        for change in painted(candidate, case, only) if case else ():
+            yield Point(VALUES, change.text, case, change)
 
-    def small(cases: Iterable[OpCase | None]) -> Iterator[OpCase]:
-        for case in cases:
-            cheap = case and _allowed(candidate, case, MOST_WORK_OF_VALUES)
-            if case and cheap and accesses_of(candidate, case) <= MOST_ACCESSES:
-                yield case
+    def small(cases: Iterable[OpCase]) -> OpCase | None:
+        """The first that costs little."""
+        cheap = (case for case in cases if _allowed(candidate, case, MOST_WORK_OF_VALUES))
+        most = MOST_ACCESSES_OF_VALUES
+        return next((case for case in cheap if accesses_of(candidate, case) <= most), None)
 
-    for text, case in with_settings(candidate, base):
-        yield Point(VALUES, text, case, parameter=True)
+    numbers_by_name = settings(candidate, base)
+    changes = [{name: number} for name, numbers in numbers_by_name.items() for number in numbers]
+    changes += [
+        {first: number, second: other_number}
+        for first, second in itertools.combinations(numbers_by_name, 2)
+        for number in numbers_by_name[first][:2]
+        for other_number in numbers_by_name[second][:2]
+    ]
+    for params in changes:
+        text = ", ".join(f"{name} = {value!r}" for name, value in params.items())
+        yield Point(VALUES, text, with_params(base, params), parameter=True)
     yield from values(base)
-    for name, numbers in settings(candidate, base).items():
+    for name, numbers in numbers_by_name.items():
         if 0.0 in numbers and type(op.params.get(name)) is float:  # as an epsilon of none
             case = with_params(base, {name: 0.0})
             for change in painted(candidate, case, "range"):
                 if BESIDE_ZERO.search(change.text):
-                    yield Point(
-                        VALUES, f"{name} = 0.0, {change.text}", case, change, parameter=True
-                    )
+                    text = f"{name} = 0.0, {change.text}"
+                    yield Point(VALUES, text, case, change, parameter=True)
     for axis in [axis for axis, size in base.case.dims.items() if isinstance(size, int)]:
-        if (long := _long(candidate, base, axis)) is not None:
-            yield from values(long, "places")
-    of_dtype = {
-        dtype: [c for c in candidate.plain_cases() if c.dtype is dtype]
-        for dtype in candidate.dtypes
-    }
-    for dtype, cases in of_dtype.items():
-        largest = sorted(cases, key=lambda c: elements(op, c.case), reverse=True)
-        if dtype is not base.dtype and (largest_small := next(small(largest), None)) is not None:
-            yield from values(largest_small, "range")
-    other_cases = [c for c in of_dtype[base.dtype] if c.case is not base.case]
-    for case in itertools.islice(small(other_cases), OTHER_CASES_OF_VALUES):
-        yield from values(case, "places")
+        yield from values(_long(candidate, base, axis), "places")
+    for dtype in candidate.dtypes:
+        cases = [case for case in candidate.plain_cases() if case.dtype is dtype]
+        if dtype is base.dtype:
+            yield from values(small(case for case in cases if case.case is not base.case), "places")
+        else:
+            yield from values(small(reversed(cases)), "range")
 
 
 def _long(candidate: Candidate, base: OpCase, axis: str) -> OpCase | None:
     """The case with the longest axis of `LONG` that costs little."""
-    accesses, longest = accesses_of(candidate, base), None
-    growth = Growth(base.case.dims[axis], accesses)
+    longest = None
     for length in LONG:
         case = resized(candidate, base, axis, length)
         if not case or not _allowed(candidate, case, MOST_WORK_OF_VALUES):
             break
-        if accesses * growth.times(length) > MOST_ACCESSES:
+        accesses = accesses_of(candidate, case)
+        longest = case if accesses <= MOST_ACCESSES_OF_VALUES else longest
+        if 2 * accesses > MOST_ACCESSES_OF_VALUES:  # the next one is twice as long
             break
-        growth.add(length, accesses_of(candidate, case))
-        longest = case
     return longest
 
 
-def accesses_of(candidate: Candidate, case: OpCase) -> int:
-    """The loads and stores of all interpreted programs of a call; 0 where none is interpreted."""
-    guards = GuardedMemory()
-    with contextlib.suppress(Exception):
-        candidate.results(candidate.inputs(case), guards=guards)
-    return guards.accesses
+def upstream_points(candidate: Candidate) -> Iterator[Point]:
+    """Changed upstream gradients, in float16 also with a loss scale."""
+    case = candidate.telling()
+    for change in painted_upstream(candidate, case):
+        yield Point(UPSTREAM, change.text, case, change)
+    halves = (c for c in candidate.plain_cases() if c.dtype is torch.float16 and candidate.tells(c))
+    for case in itertools.islice(halves, 1):
+        for change in painted_upstream(candidate, case, loss_scale=True):
+            yield Point(UPSTREAM, change.text, case, change)
 
 
-def inputs_of(candidate: Candidate, point: Point) -> Inputs:
-    return point.painted.inputs if point.painted else candidate.inputs(point.case)
+def empty_points(candidate: Candidate) -> Iterator[Point]:
+    """The smallest case, where an axis has no entry: first one of the rows."""
+    case = candidate.smallest()
+    axes = [axis for axis, size in case.case.dims.items() if isinstance(size, int)]
+    for axis in sorted(axes, key=lambda axis: axis not in rows(candidate)):
+        empty = replace(case, case=case.case.resized(**{axis: 0}))
+        if not _indexes(case, empty):
+            yield Point(EMPTY, f"where {axis} is 0", empty)
 
 
-def times_as_large(typical: Inputs, inputs: Inputs) -> float:
-    """How many times as large as usual the largest of the inputs is, at least 1."""
-    factors = [1.0]
-    for name, value in inputs.args.items():
-        before = typical.args[name]
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-            largest, largest_before = value.double().abs().max(), before.double().abs().max()
-            if value.isfinite().all() and largest_before > 0:
-                factors.append(float(largest / largest_before))
-    return max(factor for factor in factors if not math.isnan(factor))
+def rows(candidate: Candidate) -> set[str]:
+    """The axes of the rows of outputs and of inputs."""
+    sides = candidate.op.outputs.values(), candidate.op.inputs.values()
+    return {next((t.axes[0] for t in side if t.axes), "") for side in sides} - {""}
+
+
+def _indexes(case: OpCase, empty: OpCase) -> bool:
+    """Whether integers are drawn from a range that the empty axis gives: none is valid there."""
+    for declared in case.op.inputs.values():
+        drawn = {declared.distribution(c.case.dims).name for c in (case, empty)}
+        entries = all(map(math.prod, shapes_of(declared, empty.case.dims)))
+        if entries and not declared.floating and len(drawn) > 1:
+            return True
+    return False

@@ -23,7 +23,6 @@ from tinyllama.harness.check import (
     search,
     second_derivative,
     traced,
-    upstream_gradients,
 )
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import crashed, raised_by_another
@@ -53,17 +52,17 @@ _OF_ANY_RESULTS: dict[str, Check] = {
 _CHECKS: dict[str, Check] = {
     **{name: accuracy.check_varied(name) for name in accuracy.VARIED},
     **_OF_ANY_RESULTS,
-    "scaled upstream": upstream_gradients.scaled_upstream,
+    "scaled upstream": search.search("scaled upstream"),
     "fresh contents": histories.fresh_contents,
     "backward twice": histories.backward_twice,
     "autocast": frameworks.autocast,
     "compiled": traced.compiled,
     "captured": frameworks.captured,
     "side stream": frameworks.side_stream,
-    "empty batch": frameworks.empty_batch,
+    "empty batch": search.search("empty batch"),
     "configurations": configurations.configurations,
-    "sizes": search.sizes,
-    "special values": search.special_values,
+    "sizes": search.search("sizes"),
+    "special values": search.search("special values"),
     "program order": programs.program_order,
     "large offsets": large.large_offsets,
 }

@@ -1,6 +1,5 @@
 """What torch's compiler makes of a provider: results in a graph, and what custom ops declare."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +8,12 @@ from torch.utils._pytree import tree_map
 
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.compare import Comparison
-from tinyllama.harness.check.evaluate import Inputs, copied, evaluate, is_gradient
+from tinyllama.harness.check.evaluate import Inputs, copied, evaluate
 from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, worst
 from tinyllama.harness.declare.op import Provider
 from tinyllama.harness.machine.modes import DispatchMode
 
 TORCHS = {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "inductor"}
-LOST = "; this torch's compiler gives a wrong gradient of a right function, too"
 
 
 def compiled(candidate: Candidate) -> Problem:
@@ -41,12 +39,7 @@ def _wrong_in_graph(candidate: Candidate, case: OpCase) -> Problem:
         excuses += _wrong_compiled(candidate, candidate.op["eager"], case, inputs)
         excused = {comparison.name for comparison in excuses}
         wrong = [comparison for comparison in wrong if comparison.name not in excused]
-    if not wrong:
-        return None
-    gradients_alone = all(is_gradient(comparison.name) for comparison in wrong)
-    if gradients_alone and _loses_gradients(candidate.backend):
-        return case, f"{wrong[0]}{LOST}", Rank.WARNING
-    return case, str(wrong[0])
+    return (case, str(wrong[0])) if wrong else None
 
 
 def _wrong_compiled(
@@ -72,32 +65,6 @@ def _wrong(
         candidate.op, call, inputs, provider.overwrites, dtypes=provider.output_dtypes
     )
     return candidate.wrong(case, results, inputs)
-
-
-class _Doubled(torch.autograd.Function):
-    """Twice a tensor. It returns another tensor over the memory of what it computes: torch 2.11
-    then compiles a gradient of zeros (pytorch/pytorch#180642)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        return y.to(y.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0] * 2
-
-
-@functools.cache
-def _loses_gradients(backend: str) -> bool:
-    """Whether the compiler gives a wrong gradient of a function that is right."""
-    x = torch.ones(3, requires_grad=True)
-    call = torch.compile(lambda x: _Doubled.apply(x), fullgraph=True, backend=backend)
-    (gradient,) = torch.autograd.grad(call(x), x, torch.ones(3))
-    return not bool((gradient == 2).all())
-
-
-# -- custom ops -------------------------------------------------------------------------------
 
 
 class _Called(DispatchMode):

@@ -1,6 +1,7 @@
 """How much a case costs, counted and not timed, so that every machine tries the same points: the
 elements that the reference writes, found on tensors without data, and the accesses of programs."""
 
+import contextlib
 import math
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -8,7 +9,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tinyllama.harness.check.evaluate import shapes_of, without_values
+from tinyllama.harness.check.cases import OpCase, elements
+from tinyllama.harness.check.evaluate import without_values
+from tinyllama.harness.check.finding import Candidate
+from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.specs import Case
 from tinyllama.harness.machine.modes import DispatchMode
@@ -23,7 +27,7 @@ class _Enough(Exception):  # noqa: N818 (an answer, not an error)
 
 
 class _Written(DispatchMode):
-    """Counts the elements of all results; each operation counts as one more at least."""
+    """Counts the elements of all results; each operation counts as `OPERATION` more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,8 +37,8 @@ class _Written(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.elements += OPERATION
-        self.elements += sum(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+        tensors = (x for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+        self.elements += OPERATION + sum(x.numel() for x in tensors)
         if self.elements > MOST_WORK:
             raise _Enough
         return result
@@ -46,44 +50,44 @@ def work_of(op: Op, case: Case, dtype: torch.dtype) -> int:
     counts = _COUNTS.setdefault(op, {})
     key = str(case), dtype
     if key not in counts:
-        counts[key] = _counted(op, case, dtype)
+        args, written = without_values(op, case, dtype), _Written()
+        try:
+            with torch.no_grad(), written:
+                op["eager"].call(*args, **{**op.params, **case.params})
+        except _Enough:
+            pass
+        except Exception:  # it needs values
+            written.elements = elements(op, case)
+        counts[key] = written.elements
     return counts[key]
 
 
-def _counted(op: Op, case: Case, dtype: torch.dtype) -> int:
-    args, written = without_values(op, case, dtype), _Written()
-    try:
-        with torch.no_grad(), written:
-            op["eager"].call(*args, **{**op.params, **case.params})
-    except _Enough:
-        pass
-    except Exception:  # it needs values
-        written.elements = sum(
-            math.prod(shape) for i in op.inputs.values() for shape in shapes_of(i, case.dims)
+def accesses_of(candidate: Candidate, case: OpCase) -> int:
+    """The loads and stores of all interpreted programs of a call; 0 where none is interpreted."""
+    guards = GuardedMemory()
+    with contextlib.suppress(Exception):
+        candidate.results(candidate.inputs(case), guards=guards)
+    return guards.accesses
+
+
+class Budget:
+    """Predicts the accesses of the programs of a case: along each axis they grow as its length,
+    from the longest that was tried."""
+
+    def __init__(self, candidate: Candidate, base: OpCase) -> None:
+        self.usual = accesses_of(candidate, base)
+        self.longest = {a: (n, self.usual) for a, n in base.case.dims.items() if type(n) is int}
+
+    def add(self, case: OpCase, axis: str, accesses: int) -> None:
+        length = case.case.dims[axis]
+        if length > self.longest[axis][0]:
+            self.longest[axis] = length, accesses
+
+    def accesses(self, case: OpCase, axes: tuple[str, ...]) -> float:
+        usual = max(1, self.usual)
+        factors = (
+            accesses / usual * max(1.0, case.case.dims[axis] / length)
+            for axis, (length, accesses) in self.longest.items()
+            if axis in axes
         )
-    return written.elements
-
-
-class Growth:
-    """Predicts the accesses of interpreted programs at a length from those at shorter ones.
-
-    usual: those of the general case; the others are of longer ones.
-    """
-
-    def __init__(self, length: int, usual: int) -> None:
-        self.counts = [(length, usual)]
-
-    def add(self, length: int, accesses: int) -> None:
-        if length > self.counts[-1][0]:
-            self.counts.append((length, accesses))
-
-    def times(self, length: int) -> float:
-        """So many times as many accesses as usual; 1 where none were counted."""
-        last, accesses = self.counts[-1]
-        if length <= self.counts[0][0] or not accesses:
-            return 1.0
-        power = 1.0
-        for shorter, fewer in self.counts[:-1]:
-            if fewer and 2 * shorter <= last:
-                power = max(0.0, math.log(accesses / fewer) / math.log(last / shorter))
-        return accesses / max(1, self.counts[0][1]) * (length / last) ** power
+        return self.usual * math.prod(factors)

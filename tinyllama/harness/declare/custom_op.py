@@ -252,8 +252,8 @@ def _bare(results: Sequence[torch.Tensor]) -> Any:
 
 
 def _schema_type(value: Any) -> str:
-    """Of a parameter with this default; one of None is an integer that may be left out."""
-    kinds = {bool: "bool", int: "int", float: "float", str: "str", type(None): "int?"}
+    """Of a parameter with this default; an integer may be None, too."""
+    kinds = {bool: "bool", int: "int?", float: "float", str: "str", type(None): "int?"}
     return kinds[type(value)]
 
 

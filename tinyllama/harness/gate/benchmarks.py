@@ -14,7 +14,6 @@ import torch
 
 from tinyllama.harness.check.cases import elements
 from tinyllama.harness.declare.op import Op, Provider
-from tinyllama.harness.declare.registry import Registry
 from tinyllama.harness.declare.specs import Case
 from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.snapshots import module_file
@@ -35,48 +34,48 @@ BASE, CANDIDATE = "base", "candidate"  # the names of the sides
 
 
 @dataclass(frozen=True)
-class TeamOps:
-    """The ops of a repository that is not the harness's.
+class Registered:
+    """What is gated.
 
-    files: paths and patterns relative to the root of a tree, as pytest expands them; each side has
-    its own files of these. modules: of entry points. names: of the only ops that are compared;
-    empty: of all. version: of the project; waivers expire by it.
+    package: whose ops are loaded. files: paths and patterns of further ops, relative to the root of
+    a tree, as pytest expands them; each side has its own files of these. modules: of entry points.
+    own: only what files and modules declare are benchmarks, as in a repository that is not the
+    harness's. names: of the only ops that are compared; empty: of all. factory: ``module:name`` of
+    a function that gives the further benchmarks of a device; empty: there are none.
     """
 
+    package: str
     files: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    own: bool = False
     names: tuple[str, ...] = ()
-    version: str = "0"
+    factory: str = ""
 
-    def paths(self, root: Path) -> tuple[str, ...]:
-        """The files of ops that a tree has, as absolute paths."""
+    def paths(self) -> tuple[str, ...]:
+        """The files of ops of the tree in the current folder, as absolute paths."""
+        root = Path.cwd()
         matches = (glob.glob(pattern, root_dir=root, recursive=True) for pattern in self.files)
         paths = (str(root / name) for names in matches for name in sorted(names))
         return tuple(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
-    def providers(self, registry: Registry, named: Mapping[str, str]) -> dict[str, list[Provider]]:
-        """By op, the providers that are benchmarks. named: the file of each module."""
-        declared = declared_by(registry, {*named, *self.modules})
-        return {
-            op: providers
-            for op, providers in declared.items()
-            if not self.names or op in self.names
-        }
+    def ops(self) -> Iterator[tuple[Op, list[Provider]]]:
+        """The ops of that tree which are benchmarks, with their providers."""
+        registry, named = loaded(self.package, self.paths())
+        providers_of = {op.name: list(op.providers.values()) for op in registry.values()}
+        if self.own:
+            providers_of = declared_by(registry, {*named, *self.modules})
+        for name, providers in providers_of.items():
+            op = registry[name]
+            if self.own and not op.timed:
+                op.timed = [derived_case(op)]
+            if not self.names or name in self.names:
+                yield op, providers
 
-
-@dataclass(frozen=True)
-class Registered:
-    """What is gated.
-
-    package: whose ops are loaded, and are benchmarks unless ``team_ops`` says which are. factory:
-    ``module:name`` of a function that gives the further benchmarks of a device; empty: there are
-    none. modules: those that time the further benchmarks; both sides run the judge's files of them.
-    """
-
-    package: str
-    factory: str = ""
-    modules: tuple[str, ...] = ()
-    team_ops: TeamOps | None = None
+    def place(self, module: str) -> str:
+        """The name of a module, or the path of the file of ops that it is in a repository that is
+        not the harness's."""
+        named = loaded(self.package, self.paths())[1]
+        return os.path.relpath(named[module]) if self.own and module in named else module
 
 
 def strays(root: Path) -> list[str]:
@@ -134,92 +133,60 @@ def usual_slowdowns(device: torch.device, stated: Mapping[str, float]) -> dict[s
 
 
 def declared(
-    device: torch.device,
-    package: str,
-    files: Sequence[str] = (),
-    team_slowdowns: Mapping[str, float] | None = None,
-    team_ops: TeamOps | None = None,
+    device: torch.device, registered: Registered, slowdowns: Mapping[str, float] | None = None
 ) -> list[Benchmark]:
-    """The benchmarks of a device: each provider of each op of the tree, or in its own ones.
-    team_slowdowns: what a team states in its pyproject.toml, by metric; see `usual_slowdowns`.
+    """The benchmarks of a device, of the tree in the current folder. slowdowns: what its
+    pyproject.toml states, by metric; see `usual_slowdowns`.
 
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. Device time of the cases between these is
     `Benchmark.further`. On a CPU the smallest is timed alone. A provider with a backward of its own
     is timed on the op's layouts, too. One that cannot be timed has a benchmark without any.
     """
-    benchmarks = []
-    named = loaded(package, tuple(files))[1]
-
-    def place(module: str) -> str:
-        """Its name, or in a repository of one's own the path of the file that it is."""
-        return os.path.relpath(named[module]) if team_ops and module in named else module
-
-    def benchmark_of(
-        op: Op, provider: Provider, timed: Timed, stated: Mapping[str, float]
-    ) -> Benchmark:
-        return Benchmark(
-            _name(op, timed),
-            timed,
-            place(op.module),
-            stated,
-            registered=place(provider.module),
-        )
-
-    for op, provider, cases in _provider_cases(device, package, files, team_ops):
-        slowdowns = _slowdowns(op, provider, device, team_slowdowns or {})
-        covered = [timed for timed in cases if _not_timed(op, timed, device) is None]
-        for timed, metrics in _gated(covered, device):
-            stated = {metric: slowdowns[metric] for metric in metrics}
-            benchmarks.append(benchmark_of(op, provider, timed, stated))
-            if DEVICE in metrics:
-                benchmarks += _laid_out(op, benchmarks[-1])
-        for timed in covered[1:-1] if device.type != "cpu" else ():
-            stated = {DEVICE: max(FURTHER, slowdowns[DEVICE])}
-            benchmarks.append(replace(benchmark_of(op, provider, timed, stated), further=True))
-        if not covered:
-            reason = str(_not_timed(op, cases[0], device))
-            stands = replace(benchmark_of(op, provider, cases[0], {}), untimed=reason)
-            benchmarks.append(replace(stands, name=f"{op.name}-{provider.name}/results"))
-    return benchmarks
+    return [
+        benchmark
+        for op, providers in registered.ops()
+        for provider in (providers if op.timed else ())
+        for benchmark in _declared_by(op, provider, device, registered, slowdowns or {})
+    ]
 
 
-def _laid_out(op: Op, benchmark: Benchmark) -> Iterator[Benchmark]:
-    """The benchmarks of a case on the op's layouts, of which all but the slowest are further ones.
-    There are none for a provider that is composed of torch's functions: which layouts those copy is
-    torch's decision."""
-    layouts = getattr(op, "layouts", {})  # a base may be from before an op had these
-    if op[benchmark.timed.provider].derived is None:
-        return
-    for place, (layout, bar) in enumerate(layouts.items()):
-        timed, slowdown = replace(benchmark.timed, layout=layout), benchmark.slowdowns[DEVICE]
-        slowdown = max(FURTHER, slowdown) if place else slowdown
-        laid_out = replace(benchmark, name=_name(op, timed), timed=timed, further=place > 0)
-        yield replace(laid_out, slowdowns={DEVICE: slowdown}, layout_bar=bar)
+def _declared_by(
+    op: Op,
+    provider: Provider,
+    device: torch.device,
+    registered: Registered,
+    defaults: Mapping[str, float],
+) -> Iterator[Benchmark]:
+    slowdowns = _slowdowns(op, provider, device, defaults)
+    widest = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
+    dtype = timed_dtype(op, widest)
+    cases = [Timed(op.name, provider.name, place, dtype) for place in range(len(op.timed))]
+    covered = [timed for timed in cases if _not_timed(op, timed, device) is None]
+
+    def benchmark(timed: Timed, stated: Mapping[str, float]) -> Benchmark:
+        modules = registered.place(op.module), registered.place(provider.module)
+        return Benchmark(_name(op, timed), timed, modules[0], stated, registered=modules[1])
+
+    for timed, metrics in _gated(covered, device):
+        yield benchmark(timed, {metric: slowdowns[metric] for metric in metrics})
+        if DEVICE in metrics and provider.derived is not None:
+            # Which layouts compositions of torch's functions copy is torch's decision.
+            layouts = getattr(op, "layouts", {})  # a base may be from before an op had these
+            for place, (layout, bar) in enumerate(layouts.items()):
+                stated = {DEVICE: _further_slowdown(slowdowns) if place else slowdowns[DEVICE]}
+                laid_out = benchmark(replace(timed, layout=layout), stated)
+                yield replace(laid_out, further=place > 0, layout_bar=bar)
+    for timed in covered[1:-1] if device.type != "cpu" else ():
+        yield replace(benchmark(timed, {DEVICE: _further_slowdown(slowdowns)}), further=True)
+    if not covered:
+        reason = str(_not_timed(op, cases[0], device))
+        name = f"{op.name}-{provider.name}/results"
+        yield replace(benchmark(cases[0], {}), name=name, untimed=reason)
 
 
-def _chosen(
-    package: str, files: Sequence[str], team_ops: TeamOps | None
-) -> tuple[Registry, dict[str, list[Provider]]]:
-    """All ops, and by name those of which benchmarks are made, with their providers."""
-    registry, named = loaded(package, tuple(files))
-    for op in registry.values() if team_ops is not None else ():
-        op.timed = op.timed or [derived_case(op)]
-    if team_ops is not None:
-        return registry, team_ops.providers(registry, named)
-    return registry, {op.name: list(op.providers.values()) for op in registry.values()}
-
-
-def _provider_cases(
-    device: torch.device, package: str, files: Sequence[str], team_ops: TeamOps | None
-) -> Iterator[tuple[Op, Provider, list[Timed]]]:
-    """Each provider of each op that is timed, on each of its timed cases."""
-    dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
-    registry, chosen = _chosen(package, files, team_ops)
-    for op, providers in ((registry[name], providers) for name, providers in chosen.items()):
-        short, places = timed_dtype(op, dtype), range(len(op.timed))
-        for provider in providers if op.timed else ():
-            yield op, provider, [Timed(op.name, provider.name, place, short) for place in places]
+def _further_slowdown(slowdowns: Mapping[str, float]) -> float:
+    return max(FURTHER, slowdowns[DEVICE])
 
 
 def derived_case(op: Op) -> Case:

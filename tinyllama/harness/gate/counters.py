@@ -21,17 +21,16 @@ COUNTED_ON_GPU = ("peak_bytes", "kernels", "copies", "host_syncs")
 def count_figures(
     base: Mapping[str, int],
     candidate: Mapping[str, int],
-    accepted: Callable[[str], tuple[float, int]],
+    accepted: Callable[[str], float],
     required: Sequence[str] = (),
 ) -> list[Figure]:
     """SLOWER for more than the base plus what is accepted; FASTER for less than the base.
 
-    accepted: metric -> by which share, and by which number, the base may be exceeded. required:
-    the metrics that both sides must have. A side without launches and copies was not profiled:
-    MISSING.
+    accepted: metric -> by how many the base may be exceeded. required: the metrics that both sides
+    must have. A side without launches and copies was not profiled: MISSING.
     """
     figures = [
-        _count(metric, base.get(metric), candidate.get(metric), *accepted(metric))
+        _count(metric, base.get(metric), candidate.get(metric), accepted(metric))
         for metric in {**dict.fromkeys(required), **base, **candidate}
     ]
     profiled = [any(side.get(m) for m in ("kernels", "copies")) for side in (base, candidate)]
@@ -46,18 +45,18 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _count(metric: str, before: Any, after: Any, share: float, more: int) -> Figure:
+def _count(metric: str, before: Any, after: Any, accepted: float) -> Figure:
     if not (_is_count(before) and _is_count(after)):
         text = f"{metric} was {before}, is {after}: it was not read on both sides"
         return Figure(metric, Outcome.MISSING, text, before, after)
     text = f"{metric} {before:,} -> {after:,}"
     outcome = Outcome.SAME
-    if after > before * (1 + share) + more:
+    if after > before + accepted:
         outcome = Outcome.SLOWER
     elif after < before:
         outcome = Outcome.FASTER
-    if (share or more) and after > before:
-        text += f", {share:.1%} accepted" if share else f", {more:,} more accepted"
+    if accepted and after > before:
+        text += f", {accepted:,} more accepted"
     return Figure(metric, outcome, text, before, after, after / before if before else None)
 
 

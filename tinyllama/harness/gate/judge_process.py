@@ -68,6 +68,7 @@ class Gate:
             self.report.ended = self.interruption.ended or "Ctrl-C"
         except (SnapshotError, UsageError) as error:
             self._say("gate", "gate", Outcome.NOT_JUDGED, str(error))
+        self.interruption.ignore()
         if self.repository.of_working_tree() != self.report.candidate:
             text = f"{self.repository.root} was edited while it was compared: compare it again"
             self._say("gate", "candidate", Outcome.NOT_JUDGED, text)

@@ -54,7 +54,7 @@ class Tree:
     """A side before it runs.
 
     label: the user's name for it. caches: the folder of its compiled code, which all its processes
-    share. team_slowdowns: see `worker.Side`.
+    share. slowdowns: see `worker.Side`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Tree:
     python: str
     label: str
     caches: Path
-    team_slowdowns: Mapping[str, float] = field(default_factory=dict)
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Pair:
         # Idle threads spin, which slows the other side, and other pairs that work at once.
         shared = len(os.sched_getaffinity(0)) // (2 * AT_ONCE)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
-        if self.registered.team_ops is not None:
+        if self.registered.own:
             inherited = filter(None, [os.environ.get("PYTHONPATH")])
             env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *inherited])
         modules = (FACTORY.partition(":")[0], self.registered.package, *_IMPORTED_LATE)
@@ -183,8 +183,7 @@ class Pair:
 
         def make(name: str) -> None:
             tree = self.trees[name]
-            slowdowns = dict(tree.team_slowdowns)
-            make_side(self.workers[name], self.device, self.registered, slowdowns)
+            make_side(self.workers[name], self.device, self.registered, tree.slowdowns)
 
         self._at_once(self.order, make)
         self.is_open = True
@@ -262,14 +261,15 @@ class Pair:
         """Hold the results of a benchmark's sides to float64 on values that neither has seen, and
         the candidate's to the base's reference; returns what each side proves. reference_of_base:
         the base gives its reference alone, and no result. Raises SideError."""
-        # One after the other: in float64 a large case takes much of the device's memory.
         seed = new_seed()
+        if benchmark.factory:
+            return self.ask_of(benchmark, "verify", seed, timeout=READY)
         proofs = {}
+        # One after the other: in float64 a large case takes much of the device's memory.
         for side in self.sides(benchmark):
             method = "reference" if reference_of_base and side == BASE else "verify"
             proofs[side] = self.ask(side, method, benchmark.name, seed, timeout=READY)
-        if not benchmark.factory:
-            self._hold_to_base(proofs)
+        self._hold_to_base(proofs)
         return proofs
 
     def hold_results(self, benchmark: Benchmark) -> None:
@@ -387,10 +387,7 @@ class Pair:
 
 
 def make_side(
-    worker: Worker,
-    device: torch.device,
-    registered: Registered,
-    team_slowdowns: Mapping[str, float],
+    worker: Worker, device: torch.device, registered: Registered, slowdowns: Mapping[str, float]
 ) -> None:
     """Make a worker's `Side`, under the key ``side``."""
     worker.make(
@@ -398,8 +395,6 @@ def make_side(
         FACTORY,
         timeout=READY,
         device=str(device),
-        package=registered.package,
-        more=registered.factory,
-        team_ops=registered.team_ops,
-        team_slowdowns=team_slowdowns,
+        registered=registered,
+        slowdowns=dict(slowdowns),
     )

@@ -69,13 +69,6 @@ class Spread:
     deviation: float = 0.0
     freedom: int = 0
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.deviation < math.inf and self.freedom >= 0):
-            raise ValueError(
-                f"a spread of {self.deviation:g} with {self.freedom} degrees of freedom: both are "
-                "finite and 0 or more"
-            )
-
     @staticmethod
     def of(statistics: Any) -> "Spread":
         """The spread of A/A blocks, whose true mean is zero: both sides run the same code."""
@@ -101,16 +94,11 @@ class Rule:
     miss: float = 2.5e-3
 
     def __post_init__(self) -> None:
-        if not (self.tests >= 1 and self.tests % 1 == 0):
-            raise ValueError(f"tests is {self.tests}: a merge decides on one or more")
         if not 0 < self.margin < self.tolerance < math.inf:
             raise ValueError(
                 f"margin {self.margin:g} and tolerance {self.tolerance:g}: the tolerance must be "
                 "larger, and both above 0 and finite"
             )
-        for name, share in (("alpha", self.alpha), ("miss", self.miss)):
-            if not 0 < share < 0.5:
-                raise ValueError(f"{name} is {share:g}: use a probability between 0 and 0.5")
 
     def slower_level(self, look: int) -> float:
         """The one-sided error of SLOWER that this look (from 0) may spend."""

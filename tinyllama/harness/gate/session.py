@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tinyllama.harness.gate.attribution import PROFILES, moved
@@ -134,13 +135,13 @@ class Session(Processes):
         edited = [s for s in differ if s.name in self.affected and self.affected[s.name].op_differs]
         return [] if self.setting.all_verdicts or 2 * len(edited) > len(differ) else edited
 
-    def _prepare_decides(self, pair: Pair, states: Sequence[BenchmarkState]) -> bool:
-        """Prepare these benchmarks, or (of none) all, and what is new. Returns whether a result is
-        wrong, so that no time can make the merge green."""
-        self._prepare(pair, states or self._unsettled())
-        states = [*self.compared.values(), *self.new.values()]
-        wrong = [state for state in states if state.has(Outcome.WRONG_RESULT)]
-        return bool(wrong and self._leave_undecided(f"the results of {wrong[0].name} are wrong"))
+    def _prepare_decides(self, pair: Pair, nearest: Sequence[BenchmarkState]) -> bool:
+        """Prepare the nearest benchmarks; where there are none, all, and what is new. Returns
+        whether a result is wrong, so that no time can make the merge green."""
+        self._prepare(pair, nearest or self._unsettled())
+        states = (*self.compared.values(), *self.new.values())
+        wrong = [state.name for state in states if state.has(Outcome.WRONG_RESULT)]
+        return bool(wrong) and self._leave_undecided(f"the results of {wrong[0]} are wrong")
 
     # -- verdicts ---------------------------------------------------------------------------
 
@@ -174,10 +175,8 @@ class Session(Processes):
             state.settle(Outcome.NOT_DECIDED, text)
         return not self.setting.all_verdicts
 
-    def _allowed(self, state: BenchmarkState) -> Callable[[str], tuple[float, int]]:
-        """By metric, the accepted share and the accepted number."""
-        accepted, name = self.setting.accepted, state.name
-        return lambda metric: (accepted.amount(name, metric), accepted.more(name, metric))
+    def _accepted(self, state: BenchmarkState, metric: str) -> float:
+        return self.setting.accepted.amount(state.name, metric)
 
     def report(self) -> dict[str, Any]:
         """All that was measured, for a file. seconds: by stage. blocks: discarded ones too."""
@@ -332,7 +331,7 @@ class Session(Processes):
         compiled = pair.ask_both("compiled", name)
         metrics = COUNTED_ON_GPU if self.setting.device.type != "cpu" else ()
         counts = counted[BASE], counted[CANDIDATE]
-        state.figures += count_figures(*counts, self._allowed(state), metrics)
+        state.figures += count_figures(*counts, partial(self._accepted, state), metrics)
         state.figures.append(self._compile_figure(state, seconds))
         alike = all(figure.outcome is Outcome.SAME for figure in state.figures)
         affected = self.affected.get(name)
@@ -361,7 +360,7 @@ class Session(Processes):
         return state.verdict is None
 
     def _compile_figure(self, state: BenchmarkState, seconds: Mapping[str, float]) -> Figure:
-        return seconds_figure(COMPILE, seconds, self._allowed(state)(COMPILE)[0], COLD_SECONDS)
+        return seconds_figure(COMPILE, seconds, self._accepted(state, COMPILE), COLD_SECONDS)
 
     def _compile_again(self, states: Sequence[BenchmarkState]) -> None:
         """Measure compile times that are SLOWER again, with nothing else at work."""
@@ -420,11 +419,11 @@ class Session(Processes):
 
     def _conclude(self, state: BenchmarkState) -> None:
         self._hold_to_layout_bar(state)
-        state.conclude(self._allowed(state)(COMPILE)[0])
+        state.conclude(self._accepted(state, COMPILE))
 
     def _hold_to_layout_bar(self, state: BenchmarkState) -> None:
         if contiguous := self._contiguous(state):
-            state.hold_to_layout_bar(contiguous, self._allowed(state)("layouts")[0])
+            state.hold_to_layout_bar(contiguous, self._accepted(state, "layouts"))
 
     def _contiguous(self, state: BenchmarkState) -> BenchmarkState | None:
         """The same benchmark on contiguous inputs, where there is a bar on its layout."""
@@ -496,7 +495,7 @@ class Session(Processes):
     def _series(self, state: BenchmarkState, metric: str) -> Series:
         """Of a metric of a benchmark, begun where it is not there yet."""
         if metric not in state.series:
-            amount = self.setting.accepted.amount(state.name, metric)
+            amount = self._accepted(state, metric)
             margin = margin_of(metric, self.setting.device)
             tolerance = state.benchmark.slowdowns[metric]
             tests = sum(len(other.benchmark.slowdowns) for other in self.compared.values())

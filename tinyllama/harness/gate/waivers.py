@@ -5,7 +5,7 @@
     device = "gpu"                      # or "cpu"; by default both
     metric = "device_seconds"           # the default
     amount = 0.03                       # up to 3% slower than the last release; for counts and
-                                        # bytes also a whole number, of how many more
+                                        # bytes a whole number, of how many more
     reason = "the sum is compensated now"
     release = "0.3.0"                   # from this version on the entry is an error
 
@@ -19,7 +19,6 @@ The base's figures include what its own file accepts. That is not accepted again
 could then be slower by the same amount.
 """
 
-import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -67,23 +66,14 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"release is {self.release!r}: use numbers, as in '0.3.0'")
         if (self.amount is not None) == self.removed:
             raise ValueError("give either an amount, or removed = true")
-        if self.amount is not None:
-            most = math.inf if isinstance(self.amount, int) and self.metric in COUNTED else 1
-            if not 0 < self.amount <= most or not math.isfinite(self.amount):
-                raise ValueError(
-                    f"amount is {self.amount!r}: use a share, as 0.03 for 3%, at most 1 (for "
-                    "counts and bytes also a whole number of how many more)"
-                )
+        if self.amount is not None and not self._is_usable(self.amount):
+            raise ValueError(
+                f"amount is {self.amount!r}: use a share, as 0.03 for 3%, at most 1; for counts "
+                "and bytes the whole number of how many more"
+            )
 
-    @property
-    def more(self) -> int:
-        """How many more; 0 where the amount is a share."""
-        is_count = self.metric in COUNTED and isinstance(self.amount, int)
-        return int(self.amount or 0) if is_count else 0
-
-    @property
-    def share(self) -> float:
-        return 0.0 if self.more else float(self.amount or 0.0)
+    def _is_usable(self, amount: float) -> bool:
+        return amount > 0 and (isinstance(amount, int) if self.metric in COUNTED else amount <= 1)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,20 +89,13 @@ class Waivers:
     of_base: tuple[Waiver, ...] = ()
 
     def amount(self, benchmark: str, metric: str) -> float:
-        """How much slower than the base it may be: 0.03 is 3%."""
+        """How much slower than the base it may be: 0.03 is 3%; for counts and bytes how many
+        more."""
         now, before = (
-            1 + sum(e.share for e in entries if (e.benchmark, e.metric) == (benchmark, metric))
+            sum(e.amount or 0 for e in entries if (e.benchmark, e.metric) == (benchmark, metric))
             for entries in (self.entries, self.of_base)
         )
-        return max(0.0, now / before - 1)
-
-    def more(self, benchmark: str, metric: str) -> int:
-        """How many more than the base it may have."""
-        now, before = (
-            sum(e.more for e in entries if (e.benchmark, e.metric) == (benchmark, metric))
-            for entries in (self.entries, self.of_base)
-        )
-        return max(0, now - before)
+        return max(0, now - before if metric in COUNTED else (1 + now) / (1 + before) - 1)
 
     def is_removed(self, benchmark: str) -> bool:
         """Whether the candidate need not have it."""

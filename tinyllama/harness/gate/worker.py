@@ -20,7 +20,7 @@ import torch
 import tinyllama
 from tinyllama.harness.gate.benchmarks import (
     Benchmark,
-    TeamOps,
+    Registered,
     declared,
     strays,
     usual_slowdowns,
@@ -37,31 +37,22 @@ from tinyllama.harness.records.results import versions
 
 
 class Side:
-    """One side of the comparison, in its worker.
+    """One side of the comparison, in its worker, whose current folder is its tree.
 
-    package: of the ops. more: ``module:name`` of a function that gives a device's benchmarks beside
-    those of ops. team_slowdowns: by metric, the smallest slowdown that must not be called SAME, of
-    what states none. team_ops: only these ops of the tree in the current folder are benchmarks; the
-    harness is an installed one.
+    slowdowns: by metric, the smallest slowdown that must not be called SAME, of what states none.
     """
 
     def __init__(
-        self,
-        device: str,
-        package: str,
-        files: Sequence[str] = (),
-        more: str = "",
-        team_slowdowns: Mapping[str, float] | None = None,
-        team_ops: TeamOps | None = None,
+        self, device: str, registered: Registered, slowdowns: Mapping[str, float] | None = None
     ) -> None:
-        self.device, self.package, self.team_ops = current(device), package, team_ops
-        self.files = team_ops.paths(Path.cwd()) if team_ops else tuple(files)
-        self.more, self.team_slowdowns = more, dict(team_slowdowns or {})
+        self.device, self.registered = current(device), registered
+        self.slowdowns = dict(slowdowns or {})
+        self.package, self.files = registered.package, registered.paths()
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
         began = time.perf_counter()
         loaded(self.package, self.files)
-        self.import_seconds = PRELOADED.get(package, 0.0) + time.perf_counter() - began
+        self.import_seconds = PRELOADED.get(self.package, 0.0) + time.perf_counter() - began
 
     def identity(self) -> dict[str, Any]:
         """Which code this is, by what, on what; and the seconds that its import took."""
@@ -75,7 +66,7 @@ class Side:
 
     def _root(self) -> str:
         """The folder of the code; a file of it that is from elsewhere, where there is one."""
-        if self.team_ops is None:
+        if not self.registered.own:
             return str(Path(tinyllama.__file__).resolve().parent.parent)
         root = Path.cwd().resolve()
         return next(iter(strays(root)), str(root))
@@ -85,21 +76,16 @@ class Side:
 
     @cached_property
     def _listed(self) -> list[Benchmark]:
-        benchmarks = declared(
-            self.device, self.package, self.files, self.team_slowdowns, self.team_ops
-        )
-        further = _imported(self.more)(self.device) if self.more else []
-        defaults = usual_slowdowns(self.device, self.team_slowdowns)
+        factory, defaults = self.registered.factory, usual_slowdowns(self.device, self.slowdowns)
+        further = _imported(factory)(self.device) if factory else []
         return [
-            *benchmarks,
+            *declared(self.device, self.registered, self.slowdowns),
             *(replace(step, slowdowns=step.slowdowns or defaults) for step in further),
         ]
 
     def declarations(self) -> dict[str, str]:
         """By ``op: part``, digests of what the ops declare that decides on their providers."""
-        registry, named = loaded(self.package, self.files)
-        names = self.team_ops.providers(registry, named) if self.team_ops else registry
-        return declarations(registry[name] for name in names)
+        return declarations(op for op, _ in self.registered.ops())
 
     def pin(self, processor: int | None) -> None:
         """Pin all threads to one processor, or (None) to those of the start again."""

@@ -17,7 +17,7 @@ import torch
 
 import tinyllama
 from tinyllama.harness.gate import affected, config, waivers
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered, TeamOps
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
 from tinyllama.harness.gate.calibrate import Noise
 from tinyllama.harness.gate.config import Config
 from tinyllama.harness.gate.device_guard import DeviceGuard
@@ -164,10 +164,9 @@ def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> l
 def registered_by(rules: Config) -> Registered:
     """What the pyproject.toml of this process's harness, or of a package of ops, says is gated."""
     factory = rules.benchmarks
-    modules = (factory.partition(":")[0], *rules.timing) if factory else ()
-    for name in modules[:1]:
-        importlib.import_module(name)  # its classes are in what workers answer
-    return Registered(rules.package or OPS, factory, modules)
+    if factory:
+        importlib.import_module(factory.partition(":")[0])  # its classes are in workers' answers
+    return Registered(rules.package or OPS, factory=factory)
 
 
 def _registered(options: Options, base: Config, here: Config, trees: Sequence[Path]) -> Registered:
@@ -187,7 +186,8 @@ def _registered(options: Options, base: Config, here: Config, trees: Sequence[Pa
         raise NotJudgedError(
             "no ops are named: add --ops FILE, or [tool.tinyllama] ops to pyproject.toml"
         )
-    return Registered(OPS, team_ops=TeamOps(patterns, () if options.ops else modules, options.op))
+    named = () if options.ops else modules
+    return Registered(OPS, patterns, named, own=True, names=options.op)
 
 
 def _affected(

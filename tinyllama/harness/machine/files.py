@@ -8,7 +8,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ class NotWrittenError(OSError):
     """A file could not be written; what it held before is still there."""
 
 
-READABLE = 0o644  # by everyone: records and histories are shared between users
 LEAST_FREE = 2**16  # bytes: what a text that an option names may take
 MOST_BYTES = 64 * 2**20  # of one text that is read; the record of a sweep has some 100 KiB
 
@@ -27,34 +26,53 @@ MOST_BYTES = 64 * 2**20  # of one text that is read; the record of a sweep has s
 # -- writing ----------------------------------------------------------------------------------
 
 
-def write_whole(path: Path, write: Callable[[Path], object], mode: int | None = None) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then replace ``path`` with it.
+def write_whole(
+    path: Path,
+    write: Callable[[Path], object],
+    put: Callable[[Path, Path], object] | None = None,
+) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then ``put`` it there (`os.replace`).
 
     A reader of ``path`` sees the old file or the new one; after an error it sees the old one. The
-    file has ``mode``, or that of any new file, whatever ``write`` leaves (safetensors: owner only).
-    A link is replaced and not followed: a tree that somebody else made may hold one to any place.
+    file has the mode of any new file, whatever ``write`` leaves (safetensors: owner only). A link
+    is replaced and not followed: a tree that somebody else made may hold one to any place.
 
     Raises UsageError where ``path`` is a pipe or a device. Where writing fails, the content goes to
     a folder for temporary files, if it can, and NotWrittenError says where it is.
     """
     _check_regular(path)
     try:
-        _write(path, write, mode, os.replace)
+        with _folder_beside(path) as folder:
+            part = folder / "content"
+            part.touch()
+            mode = part.stat().st_mode
+            write(part)
+            part.chmod(mode)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            (put or os.replace)(part, path)
+    except FileExistsError:  # of ``put``
+        raise
     except OSError as error:
+        kept = ""
+        with suppress(OSError):
+            copy = Path(tempfile.mkdtemp(prefix="tinyllama-kept-")) / path.name[-40:]
+            write(copy)
+            kept = f", and the new content is in {str(copy)!r}"
         raise NotWrittenError(
             f"{str(path)!r} cannot be written: {error.strerror or error}; what was there before is "
-            f"unchanged{_rescued(path, write)}: free some space, or name another place"
+            f"unchanged{kept}: free some space, or name another place"
         ) from error
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text that everyone can read, as `write_whole` does; make a missing folder."""
+    """Write a text as `write_whole` does; make a missing folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise NotWrittenError(f"{str(path.parent)!r} cannot be made: {error.strerror}") from error
     content = text.encode("utf-8", "backslashreplace")  # names of files need not be UTF-8
-    write_whole(path, lambda part: part.write_bytes(content), READABLE)
+    write_whole(path, lambda part: part.write_bytes(content))
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -62,25 +80,12 @@ def write_json(path: Path, data: Any) -> None:
     replace_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
-def write_new(path: Path, content: bytes, *, keep: bool = False) -> None:
-    """Write a file that everyone can read, whole or not at all, and never over another one.
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file as `write_whole` does, and never over another one.
 
-    keep: where writing fails, keep the content as `write_whole` does: it is nowhere else.
-    Raises FileExistsError where there is one, by whomever it was made; else NotWrittenError.
+    Raises FileExistsError where there is one, by whomever it was made.
     """
-
-    def write(part: Path) -> None:
-        part.write_bytes(content)
-
-    try:
-        _write(path, write, READABLE, os.link)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        place = _rescued(path, write) if keep else ""
-        raise NotWrittenError(
-            error.errno, f"{error.strerror or error}{place}", str(path)
-        ) from error
+    write_whole(path, lambda part: part.write_bytes(content), put=os.link)
 
 
 @contextmanager
@@ -94,24 +99,6 @@ def only_writer(path: Path) -> Iterator[None]:
         yield
 
 
-def _write(
-    path: Path,
-    write: Callable[[Path], object],
-    mode: int | None,
-    put: Callable[[Path, Path], object],
-) -> None:
-    """Let ``write`` fill a file in a folder beside ``path``, then ``put`` it there."""
-    with _folder_beside(path) as folder:
-        part = folder / "content"
-        part.touch()
-        usual_mode = part.stat().st_mode
-        write(part)
-        part.chmod(usual_mode if mode is None else mode)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        put(part, path)
-
-
 @contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
     """A temporary folder on the file system of ``path``, removed at the end."""
@@ -120,20 +107,6 @@ def _folder_beside(path: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _rescued(path: Path, write: Callable[[Path], object]) -> str:
-    """Write what could not be written in the folder for temporary files; where it is, in words."""
-    try:
-        copy = Path(tempfile.mkdtemp(prefix="tinyllama-kept-")) / path.name[-40:]
-    except OSError:
-        return ""
-    try:
-        write(copy)
-    except OSError:
-        shutil.rmtree(copy.parent, ignore_errors=True)
-        return ""
-    return f", and the new content is in {str(copy)!r}"
 
 
 # -- reading ----------------------------------------------------------------------------------

@@ -33,8 +33,6 @@ class Sensor(Protocol):
     def energy_joules(self) -> float:
         """A counter that began at some moment in the past; it may advance in steps."""
 
-    def watts(self) -> float: ...
-
     def processes(self) -> list[int]:
         """The ids of processes that compute on the GPU, as far as they are visible."""
 
@@ -100,9 +98,6 @@ class NvmlSensor:
     def energy_joules(self) -> float:
         return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3
 
-    def watts(self) -> float:
-        return self.nvml.nvmlDeviceGetPowerUsage(self.handle) / 1e3
-
     def processes(self) -> list[int]:
         return [p.pid for p in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)]
 
@@ -156,11 +151,6 @@ class AmdSmiSensor:
         # Microjoules; before ROCm 6.1 the accumulator was called "power".
         steps = _first_known(count, "energy_accumulator", "power")
         return steps * _first_known(count, "counter_resolution") * 1e-6
-
-    def watts(self) -> float:
-        # MI300 and later have the first field, earlier GPUs the second one.
-        info = self.smi.amdsmi_get_power_info(self.handle)
-        return float(_first_known(info, "current_socket_power", "average_socket_power"))
 
     def processes(self) -> list[int]:
         return [p["pid"] for p in self.smi.amdsmi_get_gpu_process_list(self.handle)]

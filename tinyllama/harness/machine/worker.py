@@ -126,6 +126,11 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def stop(self) -> None:
         """Stop all threads and children of the process until it is asked again."""
         assert self._stoppable, "start it as stoppable"
@@ -139,7 +144,7 @@ class Worker:
             self._stopped = False
 
     def _signal(self, number: int) -> None:
-        if self._process.poll() is None:  # else its number may be another's
+        if self.alive:  # else its number may be another's
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 

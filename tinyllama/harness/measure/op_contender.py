@@ -34,6 +34,8 @@ from tinyllama.harness.records.entries import Ratio
 
 FORWARD, BOTH = "forward", "forward+backward"
 DTYPE_OF = {short: dtype for dtype, short in SHORT.items()}  # a base may lack precision's
+IN_A_ROW = 20  # calls whose host time is read together
+QUEUED_KERNELS = 512  # of a row; the queue of a GPU holds about 1,024 launches
 KEPT_SHARE = 1 / 16  # of the device's memory, which other processes that are timed share
 CHANGING_ROWS = 2.0  # how much wider the widest row of other inputs may be
 
@@ -157,6 +159,8 @@ class OpContender:
         self.device = current(device)
         self.case = timed.case_of(self.op, self._provider(timed.provider))
         self.clock = Clock(queue_of(self.device))
+        self.row_clock = Clock(self.clock.queue, IN_A_ROW * self.clock.spin_seconds)
+        self.kernels: int | None = None  # of the last pass, once `facts` has counted them
         self.flush = flush_of(self.device)
         self.round = 0
         self.declared_layout = self.layout = timed.layout
@@ -284,7 +288,54 @@ class OpContender:
             self._prepare(name)
             kernels = launches(self._run, self.device).kernels
             facts[name] = {"peak_bytes": peak, "kernels": kernels}
+            self.kernels = kernels
         return facts
+
+    def in_a_row(self) -> float | None:
+        """Host seconds of a call of the last pass as a training step has them, where calls follow
+        each other: the mean of `IN_A_ROW` calls, each on inputs of its own. A single call also
+        wakes the thread of torch's backward pass, and finds its code in no cache of the processor.
+        The results of the last call are checked.
+
+        None if the inputs of so many calls would take more than `KEPT_SHARE` of a GPU's memory, or
+        more than `QUEUED_KERNELS` would be launched. Raises WrongResultError, or NotQueuedError
+        when a call waits for the device and its provider does not declare that.
+        """
+        if (self.kernels or 0) * IN_A_ROW > QUEUED_KERNELS or not self._holds(IN_A_ROW):
+            return None
+        calls: list[tuple[Inputs, Leaves]] = []
+
+        def prepare() -> None:
+            calls.clear()
+            for _ in range(IN_A_ROW):
+                self._give(self.passes[-1])
+                calls.append((self.inputs, self.args))
+
+        def run() -> None:
+            for self.inputs, self.args in calls:
+                self._run()
+
+        if self.case.provider.waits:
+            prepare()
+            self.clock.queue.synchronize()  # else the first call waits for its inputs, too
+            start = self.clock.queue.now()
+            run()
+            host = self.clock.queue.now() - start
+        else:
+            host = self.row_clock.read(run, before=prepare).host
+        self._check()
+        self._forget()
+        return host / IN_A_ROW
+
+    def _holds(self, sets: int) -> bool:
+        """Whether so many sets of inputs take little of the device's memory."""
+        if self.device.type == "cpu":
+            return True
+        self._give(self.passes[-1])
+        tensors = (*self.args.values(), *self.inputs.upstream.values())
+        bytes_each = sum(x.nbytes for x in tensors if isinstance(x, torch.Tensor))
+        _, total = torch.cuda.mem_get_info(self.device)
+        return sets * bytes_each <= KEPT_SHARE * total
 
     def layouts(self, names: Sequence[str], rounds: int) -> dict[str, Ratio]:
         """For each layout, how many times longer the last pass takes than on contiguous inputs."""

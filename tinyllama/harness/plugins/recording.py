@@ -209,36 +209,27 @@ class Recording:
 
     def _chosen(self) -> list[str]:
         """The groups that the options or pyproject.toml mean, of those of this device."""
-        option, declared = self.config.option.groups, ", ".join(self.declared) or "none"
+        option = self.config.option.groups
         lane = self.team.groups_of(option)
-        if lane is not None:
-            chosen = [name for name in lane if name in self.declared]
-            elsewhere = ", ".join(name for name in lane if name not in chosen)
-            if not chosen:
-                raise pytest.UsageError(
-                    f"pyproject.toml names {elsewhere}, and none is measured on this device: give "
-                    f"--groups some of {declared}"
-                )
-            if elsewhere:
-                self.lines.append(f"of pyproject.toml, not measured on this device: {elsewhere}")
-            return chosen
-        if option is None:
+        if option is None and lane is None:
             return self.declared
-        if option == SHORT and not self.short:
-            raise pytest.UsageError(
-                f"--groups {SHORT}: no short set is declared for this device: name groups of "
-                f"{declared}"
-            )
-        if option == SHORT:
-            return self.short
-        chosen = [name.strip() for name in option.split(",")]
+        if lane is not None:
+            names = list(lane)
+        elif option == SHORT:
+            names = self.short
+        else:
+            names = [name.strip() for name in option.split(",")]
         measurable = list(dict.fromkeys([*self.declared, *self.short]))
-        for name in chosen:
-            if name not in measurable:
-                raise pytest.UsageError(
-                    f"--groups names {name!r}, which is not measured on this device: "
-                    f"choose from {', '.join(measurable) or 'none'}"
-                )
+        chosen = [name for name in names if name in measurable]
+        elsewhere = ", ".join(name for name in names if name not in measurable)
+        if not chosen or (elsewhere and lane is None):
+            where = "--groups" if lane is None else "pyproject.toml"
+            raise pytest.UsageError(
+                f"{where} names {(elsewhere or option)!r}, which is not measured on this device: "
+                f"choose from {', '.join(measurable) or 'none'}"
+            )
+        if elsewhere:
+            self.lines.append(f"of pyproject.toml, not measured on this device: {elsewhere}")
         return chosen
 
     # -- while they run ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The entries of a record, a class for each kind; docs/RECORDS.md says what the fields mean.
+"""The entries of a record, a class for each kind; docs/results.md says what the fields mean.
 
 In a file an entry is an object with its ``kind`` and those fields of the class that are not None.
 Nothing is checked when an entry is made: a figure that is NaN must reach the verdict. A record is
@@ -201,8 +201,8 @@ class LongestEntry(Contended, tag="longest", kw_only=True, frozen=True):
 
 class ScalingEntry(Contended, tag="scaling", kw_only=True, frozen=True):
     """A step on ``ranks`` GPUs. case: ``one`` GPU with the workload's batch, ``weak`` (as much on
-    each) or ``strong`` (as much on all). batch_size: of all ranks. sharing: how gradients were
-    summed, in records of before 2026-11-29.
+    each) or ``strong`` (as much on all). batch_size: of all ranks. In records of before 2026-11-30
+    sharing says how gradients were summed, and link_bytes_per_second what an all-reduce sent.
 
     efficiency: the time of ``one`` over this one's; ``strong``: divided by the ranks.
     """

@@ -2,7 +2,7 @@
 
 A figure without its device, versions, commit and date is worth nothing later. One file holds them
 all, and is written whole or not at all: ``results/<device>/<date>-<commit>-<group>.json``. Its
-schema is docs/RECORDS.md.
+schema is docs/results.md.
 """
 
 import contextlib
@@ -157,7 +157,7 @@ def save(record: Record, root: Path) -> Path:
     path = target / f"{name}.json"
     for number in itertools.count(2):
         with contextlib.suppress(FileExistsError):
-            write_new(path, content, keep=True)
+            write_new(path, content)
             break
         path = target / f"{name}-{number}.json"
     return path

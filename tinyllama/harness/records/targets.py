@@ -10,8 +10,7 @@ miss. A file of targets has them in tables:
     bars = ["v3 speed over fastest peer >= 1.0"]
 
 about: fields of the entries (of a ``step``, or an ``op``) -> the values that the bars are about.
-device: parts of the names of the devices on which they are asserted. source: the document whose
-claim it is.
+device: parts of the names of the devices on which they are asserted.
 """
 
 import re
@@ -26,7 +25,6 @@ from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry, Timed
 
 SPEED = "speed"  # the inverse of seconds
 FASTEST_PEER = "fastest peer"
-PROJECT = "project"  # the source of a bar that is no claim of a document
 TABLES: dict[str, type[Timed]] = {"step": StepEntry, "op": OpEntry}
 _LINE = re.compile(
     r"(?P<who>\S+(, \S+)*) (?P<metric>\w+)( over (?P<over>.+?))? (?P<direction>>=|<=) "
@@ -56,22 +54,11 @@ class Target:
     over: tuple[str, ...] = ()
     about: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     device: tuple[str, ...] = ()
-    source: str = PROJECT
     caveat: str = ""
 
     def __str__(self) -> str:
         over = f" over {' / '.join(self.over)}" if self.over else ""
         return f"{self.who} {self.metric}{over} {self.direction} {self.bound:g}"
-
-    @property
-    def documented(self) -> bool:
-        """Whether it is a claim of the published documents."""
-        return self.source != PROJECT
-
-    @property
-    def where(self) -> str:
-        """The devices that it is about, in words."""
-        return " and ".join(self.device) or "any"
 
     def covers(self, entry: Timed) -> bool:
         """Whether it is about the call of an entry, on whatever device."""
@@ -83,12 +70,6 @@ class Target:
     def concerns(self, device: str) -> bool:
         """Whether it is about a device of that name, and so is asserted there."""
         return not self.device or any(part.lower() in device.lower() for part in self.device)
-
-    def never_run(self, devices: Iterable[str]) -> str:
-        """The remark on its figure while none of these devices is the one that it is about; empty
-        where one is."""
-        run = any(self.concerns(device) for device in devices)
-        return "" if run else f"never run on {self.where} hardware"
 
     def measured(self, entries: Mapping[str, Timed]) -> Ratio | None:
         """Its metric in some entries, by who was measured; None where they lack it.
@@ -150,7 +131,7 @@ def judged(target: Target, ratio: Ratio | None, device: str, why: str = "", abou
     """A target and its measurement on a device of that name. One that is missed says its caveat, if
     it has one. why: it does not apply, if anything."""
     if not target.concerns(device):
-        why = f"it is about {target.where}, and this is {device}"
+        why = f"it is about {' and '.join(target.device)}, and this is {device}"
     if why:
         return Bar(Standing.NOT_APPLICABLE, f"{about}{target}: {why}")
     met = ratio is not None and target.met(ratio)
@@ -210,8 +191,8 @@ def load(path: Path) -> list[Target]:
 
 
 def _of_table(where: str, kind: type[Timed], table: dict[str, Any]) -> Iterator[Target]:
-    if unknown := table.keys() - {"about", "device", "source", "bars"}:
-        raise TargetError(f"{where}: unknown key {min(unknown)!r}: use about, device, source, bars")
+    if unknown := table.keys() - {"about", "device", "bars"}:
+        raise TargetError(f"{where}: unknown key {min(unknown)!r}: use about, device, bars")
     if not table.get("bars"):
         raise TargetError(f"{where}: it lacks bars: add a list of {_FORM}")
     about = {name: _names(value) for name, value in table.get("about", {}).items()}
@@ -236,7 +217,6 @@ def _of_table(where: str, kind: type[Timed], table: dict[str, Any]) -> Iterator[
                 over=tuple(over.split(" / ")) if over else (),
                 about=about,
                 device=_names(table.get("device", ())),
-                source=table.get("source", PROJECT),
                 caveat=match["caveat"] or "",
             )
 

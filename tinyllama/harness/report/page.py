@@ -39,7 +39,6 @@ def render(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.tests["has_table"] = tables_of
     template = environment.get_template("page.html.j2")
     text = template.render(
         title=title,

@@ -31,9 +31,9 @@ PEER, FLOOR = "#d9480f", "#333333"
 OP_MARKS = "os^Dv"  # with the colours: one pair for each op
 
 
-def ladder(records: Sequence[Record], narrow: bool = False) -> str:
+def ladder(records: Sequence[Record]) -> str:
     """A row for each record with steps: the time of each tier and peer over the floor's, or over
-    the fastest's where no floor was measured; empty without such a record. narrow: for a phone."""
+    the fastest's where no floor was measured; empty without such a record."""
     rows = [(record, steps) for record in records if (steps := _timed(record))]
     if not rows:
         return ""
@@ -41,8 +41,7 @@ def ladder(records: Sequence[Record], narrow: bool = False) -> str:
     tiers = [_rungs(steps) for _, steps in rows]
     order = list(dict.fromkeys(name for rungs in sorted(tiers, key=len)[::-1] for name in rungs))
     with rc_context(STYLE):
-        height = (2.1 if narrow else 1.4) + 0.45 * len(rows)
-        figure = Figure(figsize=(4.2 if narrow else 9, height), layout="constrained")
+        figure = Figure(figsize=(9, 1.4 + 0.45 * len(rows)), layout="constrained")
         axes = figure.subplots()
         names: dict[str, Any] = {}
         for place, (_, steps) in enumerate(rows):
@@ -56,15 +55,17 @@ def ladder(records: Sequence[Record], narrow: bool = False) -> str:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_ylim(-len(rows) + 0.4, 0.6)
-        parts = "" if narrow else ": products, attention, optimizer alone"
-        axes.set_xlabel(f"time of a step over the floor's{parts}")
+        axes.set_xlabel("time of a step over the floor's: products, attention, optimizer alone")
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
         legend = {name: names[name] for name in (*map(str.upper, order), *KINDS) if name in names}
-        columns = 3 if narrow else len(legend)
         figure.legend(
-            legend.values(), legend.keys(), loc="outside upper left", ncols=columns, frameon=False
+            legend.values(),
+            legend.keys(),
+            loc="outside upper left",
+            ncols=len(legend),
+            frameon=False,
         )
         return _svg(figure)
 
@@ -108,10 +109,9 @@ def _title(record: Record, steps: Sequence[StepEntry]) -> str:
     return record.group + (f"\n{tier.who} {milliseconds(tier)}" if tier else "")
 
 
-def roofline(record: Record, narrow: bool = False) -> str:
+def roofline(record: Record) -> str:
     """The fastest provider of ours and the fastest peer of each case of a record of ops, under the
-    ceilings of the same run; empty where no op tells its operations and bytes. narrow: for a
-    phone."""
+    ceilings of the same run; empty where no op tells its operations and bytes."""
     cases: dict[tuple[str, ...], list[OpEntry]] = {}
     for entry in last_passes(record):
         if entry.ran and entry.flops and entry.bytes:
@@ -120,7 +120,7 @@ def roofline(record: Record, narrow: bool = False) -> str:
         return ""
     ops = list(dict.fromkeys(call[0] for call in cases))
     with rc_context(STYLE):
-        figure = Figure(figsize=(4.2, 5.6) if narrow else (9, 4.6), layout="constrained")
+        figure = Figure(figsize=(9, 4.6), layout="constrained")
         axes = figure.subplots()
         for role, filled in (("peer", False), ("ours", True)):
             for (op, *_), entries in cases.items():
@@ -139,9 +139,8 @@ def roofline(record: Record, narrow: bool = False) -> str:
         axes.spines[["top", "right"]].set_visible(False)
         handles, labels = axes.get_legend_handles_labels()
         legend = dict(zip(labels, handles, strict=True))
-        where: Any = "outside lower center" if narrow else "outside right center"
-        columns = 2 if narrow else 1
-        figure.legend(legend.values(), legend.keys(), loc=where, ncols=columns, frameon=False)
+        where: Any = "outside right center"
+        figure.legend(legend.values(), legend.keys(), loc=where, frameon=False)
         return _svg(figure)
 
 

@@ -8,211 +8,70 @@ from statistics import median
 from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry, Timed
 from tinyllama.harness.records.outcome import Outcome
 from tinyllama.harness.records.results import Record
-from tinyllama.harness.records.targets import SPEED, Target, covered, shown
-from tinyllama.harness.records.verdict import Figure, compare
+from tinyllama.harness.records.targets import Bar, Standing, Target, covered, judged
+from tinyllama.harness.records.verdict import compare
 from tinyllama.harness.report.tables import escaped, last_passes, latest
 
 LINES = 20  # that a terminal gets
-PHRASES = {
-    SPEED: "speed",
-    "bandwidth_share": "share of a copy's bandwidth",
-    "gradient_share": "share of right gradients",
-    "held_bytes": "memory between uncaptured steps",
-    "held_peak_bytes": "peak memory of an uncaptured step",
-    "joules_per_sample": "energy of a sample",
-    "live_bytes": "live memory",
-    "peak_bytes": "peak memory",
-    "repeated_host_seconds": "host time of calls in a row",
+WORDS = {
+    Outcome.FASTER: "better",
+    Outcome.SLOWER: "worse",
+    Outcome.INCONCLUSIVE: "perhaps worse",
 }
 
 
 @dataclass(frozen=True)
-class FastestStep:
-    """Of one group of steps the fastest of ours, and the fastest peer where one ran."""
-
-    group: str  # says so where its record is incomplete
-    step: StepEntry
-    peer: StepEntry | None
-
-    @property
-    def over_peer(self) -> Ratio | None:
-        """How many times as long the peer takes; without an interval where none was recorded."""
-        if self.peer is None:
-            return None
-        times = self.peer.time / self.step.time
-        return (self.step.over or {}).get(self.peer.who, Ratio(times, times, times))
-
-    def __str__(self) -> str:
-        text = f"{self.group}: {self.step.who} {milliseconds(self.step)}"
-        if self.peer is not None and self.over_peer is not None:
-            text += f", {times_as_fast(self.over_peer)} {self.peer.who} ({milliseconds(self.peer)})"
-        if self.step.floor_share is not None:
-            text += f", {self.step.floor_share.median:.2f} of the floor's speed"
-        return text
-
-
-@dataclass(frozen=True)
-class FastestProvider:
-    """Of a group of ops the provider that is fastest in most cases."""
-
-    group: str
-    provider: str
-    cases: int
-    all_cases: int
-    over_next: float  # the median, over the cases in which it is fastest and somebody else ran
-
-    def __str__(self) -> str:
-        return (
-            f"{self.group}: {self.provider} in {self.cases} of {self.all_cases} cases, "
-            f"{self.over_next:.2f} times as fast as the next in the median"
-        )
-
-
-@dataclass(frozen=True)
-class HeldBar:
-    """A bar of a device, and what was measured; None where the record has no such figure."""
-
-    target: Target
-    call: tuple[str, ...]
-    ratio: Ratio | None
-
-    @property
-    def met(self) -> bool | None:
-        return None if self.ratio is None else self.target.met(self.ratio)
-
-    def __str__(self) -> str:
-        target = self.target
-        metric = PHRASES.get(target.metric, target.metric.replace("_", " "))
-        of = f" times that of {' or '.join(target.over)}" if target.over else ""
-        value = "not measured" if self.ratio is None else shown(self.ratio, target.bound) + of
-        bound = {">=": "at least", "<=": "at most"}[target.direction]
-        caveat = f" ({target.caveat})" if target.caveat else ""
-        where = f"{'-'.join(self.call) if target.kind is StepEntry else ' '.join(self.call)}"
-        return f"{where}, {target.who}: {metric} {value}; {bound} {target.bound:g} is asked{caveat}"
-
-
-@dataclass(frozen=True)
-class Change:
-    """A figure that is not what it was in the record before. day: of that record."""
-
-    name: str
-    figure: Figure
-    day: str
-
-    @property
-    def word(self) -> str:
-        words = {Outcome.FASTER: "better", Outcome.SLOWER: "worse"}
-        return words.get(self.figure.outcome, "perhaps worse")
-
-    def __str__(self) -> str:
-        figure = self.figure
-        before, after = (_value(figure.metric, value) for value in (figure.before, figure.after))
-        return f"{self.word}: {self.name} {figure.metric} {before} -> {after} since {self.day}"
-
-
-@dataclass(frozen=True)
 class Summary:
-    """A device's newest records, and what they say.
+    """The newest record of each group of a device, and what they say, in lines.
 
-    misses: what runs said was missed, where no target of this project says it anew.
-    compared: the days of the records that the newest are compared with.
-    not_compared: why a group is not compared with the record before.
-    history: a line for each group of which several records are.
+    bars: the targets about what ran. misses: what a run said was missed, where no target says it
+    anew.
     """
 
     device: str
     records: Sequence[Record]
-    steps: Sequence[FastestStep]
-    ops: Sequence[FastestProvider]
-    bars: Sequence[HeldBar]
+    fastest: Sequence[str]
+    bars: Sequence[Bar]
     misses: Sequence[str]
-    changes: Sequence[Change]
-    compared: Sequence[str]
-    not_compared: Sequence[str]
-    history: Sequence[str]
+    changed: Sequence[str]
 
     @property
-    def fastest(self) -> str:
-        """One sentence."""
-        parts = list(map(str, self.steps))
-        ratios = [(ratio.median, fast) for fast in self.steps if (ratio := fast.over_peer)]
-        if len(ratios) > 1:
-            [(who, wins)] = Counter(fast.step.who for fast in self.steps).most_common(1)
-            least = min(ratio for ratio, _ in ratios)
-            most, best = max(ratios, key=lambda pair: pair[0])
-            parts = [
-                f"{who} is the fastest of ours in {wins} of {len(self.steps)} groups of steps, and "
-                f"ours are {least:.2f} to {most:.2f} times as fast as the fastest "
-                f"peer ({best})"
-            ]
-        parts += map(str, self.ops)
-        return "; ".join(parts) or "no complete record of a step or an op"
+    def missed(self) -> list[str]:
+        return [*(bar.text for bar in self.of(Standing.MISSED)), *self.misses]
 
     @property
-    def missed(self) -> str:
-        """One sentence."""
-        missed = [*(str(bar) for bar in self.bars if bar.met is False), *self.misses]
-        measured = sum(bar.met is not None for bar in self.bars)
-        of = f" of {measured} bars" if measured else ""
-        if not missed:
-            return f"none{of}" if measured else "no bar is about these records"
-        return f"{len(missed)}{of}: {_some(missed, 2)}"
+    def parts(self) -> dict[str, Sequence[str]]:
+        """Lines about what is fastest, missed and changed; at least one of each."""
+        judged_bars = len(self.bars) - len(self.of(Standing.NOT_APPLICABLE))
+        met = f"none of {judged_bars} bars" if judged_bars else "no bar is about these records"
+        return {
+            "fastest": self.fastest or ["no complete record of a step or an op"],
+            "missed": self.missed or [met],
+            "changed": self.changed or ["nothing to compare: one record of each group"],
+        }
 
-    @property
-    def any_missed(self) -> bool:
-        return bool(self.misses) or any(bar.met is False for bar in self.bars)
-
-    @property
-    def changed(self) -> str:
-        """One sentence."""
-        if not self.compared:
-            return _some(self.not_compared, 1) or "nothing to compare: one record of each group"
-        days = ", ".join(dict.fromkeys(self.compared))
-        if not self.changes:
-            return f"nothing beyond the scatter since the records of {days}"
-        counts = Counter(change.word for change in self.changes)
-        words = ", ".join(f"{count} {word}" for word, count in counts.items())
-        return f"{words}: {_some(list(map(str, self.changes)), 2)}"
+    def of(self, standing: Standing) -> list[Bar]:
+        """The bars of a standing."""
+        return [bar for bar in self.bars if bar.standing is standing]
 
     def lines(self, most: int) -> list[str]:
         """The summary for a terminal, with at most so many lines of each part."""
         newest = self.records[-1]
-        fastest = [str(line) for line in (*self.steps, *self.ops)]
-        missed = [str(bar) for bar in self.bars if bar.met is False] + list(self.misses)
-        changed = [*map(str, self.changes), *self.not_compared]
-        parts = {
-            "fastest": fastest or [self.fastest],
-            "missed": missed or [self.missed],
-            "changed": changed or [self.changed],
-        }
         lines = [f"{self.device}, {newest.day}: {newest.software}"]
-        for name, texts in parts.items():
-            cut = texts if len(texts) <= most else texts[: most - 1]
+        for name, texts in self.parts.items():
+            cut = list(texts) if len(texts) <= most else list(texts[: most - 1])
             if len(cut) < len(texts):
-                cut = [*cut, f"and {len(texts) - len(cut)} more: --all"]
+                cut.append(f"and {len(texts) - len(cut)} more: --all")
             lines += [f"  {'' if n else name:<9}{text}" for n, text in enumerate(cut)]
         return lines
 
-
-def milliseconds(entry: Timed) -> str:
-    return f"{entry.time * 1e3:.3g} ms"
-
-
-def times_as_fast(ratio: Ratio) -> str:
-    return f"{ratio if ratio.low != ratio.high else f'{ratio.median:.2f}'} times as fast as"
-
-
-def _value(metric: str, value: float | None) -> str:
-    if value is None:
-        return "none"
-    if metric.endswith("seconds"):
-        return f"{value * 1e3:.4g} ms"
-    return f"{value / 2**20:,.1f} MiB" if metric.endswith("bytes") else f"{value:g}"
-
-
-def _some(texts: Sequence[str], most: int) -> str:
-    more = f"; and {len(texts) - most} more" if len(texts) > most else ""
-    return "; ".join(texts[:most]) + more
+    def markdown(self) -> str:
+        """The summary as lists under headings."""
+        lines = [f"## {escaped(self.device)}"]
+        for name, texts in self.parts.items():
+            items = (f"- {escaped(text)}" for text in texts)
+            lines += ["", f"{name.capitalize()}:", "", *items]
+        return "\n".join([*lines, ""])
 
 
 def terminal_lines(summaries: Sequence[Summary]) -> list[str]:
@@ -222,13 +81,6 @@ def terminal_lines(summaries: Sequence[Summary]) -> list[str]:
         if len(lines) <= LINES:
             return lines
     return [*lines[: LINES - 1], "and other devices: --all, or --device NAME"]
-
-
-def markdown_summary(summary: Summary) -> str:
-    """The three sentences of a device in Markdown."""
-    parts = {"Fastest": summary.fastest, "Missed": summary.missed, "Changed": summary.changed}
-    lines = (f"- {name}: {escaped(text)}." for name, text in parts.items())
-    return "\n".join([f"## {escaped(summary.device)}", "", *lines, ""])
 
 
 def summaries(records: Iterable[Record], targets: Sequence[Target] = ()) -> list[Summary]:
@@ -242,65 +94,51 @@ def summaries(records: Iterable[Record], targets: Sequence[Target] = ()) -> list
 
 def _summary(device: str, records: Sequence[Record], targets: Sequence[Target]) -> Summary:
     newest = latest(records)
-    changes: list[Change] = []
-    compared: list[str] = []
-    not_compared: list[str] = []
-    history: list[str] = []
-    for record in newest:
-        series = [r for r in records if r.group == record.group and r.complete]
-        if len(series) < 2:
-            continue
-        before = series[-2]
-        history.append(history_line(series))
-        if before.same_setting(record):
-            compared.append(before.day)
-            changes += _changes(before, record)
-        else:
-            pairs = sorted(before.other_versions(record).items())
-            words = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in pairs)
-            not_compared.append(f"{record.group} not compared with {before.day}: {words}")
-    changes.sort(key=lambda change: change.figure.outcome is Outcome.FASTER)
-    bars = [bar for record in newest for bar in held_bars(record, targets)]
+    bars = [bar for record in newest for bar in _bars(record, targets)]
+    # A line about a target is judged anew; those of other repositories have no targets here.
+    lines = [(record.group, line) for record in newest for line in record.missed]
     return Summary(
         device,
         newest,
-        sorted(filter(None, map(fastest_step, newest)), key=lambda fastest: fastest.step.time),
-        list(filter(None, map(fastest_provider, newest))),
-        sorted(bars, key=lambda bar: {False: 0, None: 1, True: 2}[bar.met]),
-        [f"{r.group}: {line}" for r in newest for line in r.missed if not (bars and _target(line))],
-        changes,
-        compared,
-        not_compared,
-        history,
+        [*_fastest_steps(newest), *filter(None, map(_fastest_provider, newest))],
+        bars,
+        [f"{group}: {line}" for group, line in lines if not (bars and ": measured " in line)],
+        list(_changes(newest, records)),
     )
 
 
-def _target(line: str) -> bool:
-    """Whether a line of `Record.missed` is about a target, which is judged anew."""
-    return ": measured " in line
-
-
-def held_bars(record: Record, targets: Iterable[Target]) -> Iterator[HeldBar]:
+def _bars(record: Record, targets: Iterable[Target]) -> Iterator[Bar]:
     """The targets that are about a record's device and what ran in it."""
-    about = [target for target in targets if target.concerns(record.device)]
     timed = [entry for entry in record.entries if isinstance(entry, (StepEntry, OpEntry))]
-    for target, call, entries in covered(about, timed):
-        if target.who in entries and entries[target.who].ran:
-            yield HeldBar(target, call, target.measured(entries))
+    for target, call, entries in covered(targets, timed):
+        if target.concerns(record.device) and target.who in entries and entries[target.who].ran:
+            ratio = target.measured(entries)
+            why = "not measured" if ratio is None else ""
+            yield judged(target, ratio, record.device, why, f"{' '.join(call)}: ")
 
 
-def fastest_step(record: Record) -> FastestStep | None:
-    """The fastest tier of a record of steps; None where it has none."""
-    ran = [step for step in record.of(StepEntry) if step.ran]
+def _fastest_steps(records: Iterable[Record]) -> Iterator[str]:
+    """Of each record of steps the fastest of ours, over the fastest peer and the floor."""
+    steps = [(record, _fastest(record.of(StepEntry), "tier")) for record in records]
+    for record, ours in sorted(steps, key=lambda pair: pair[1].time if pair[1] else 0.0):
+        if ours is None:
+            continue
+        text = f"{_title(record)}: {ours.who} {milliseconds(ours)}"
+        peer = _fastest(record.of(StepEntry), "peer")
+        if peer is not None:
+            times = (ours.over or {}).get(peer.who) or f"{peer.time / ours.time:.2f}"
+            text += f", {times} times as fast as {peer.who} ({milliseconds(peer)})"
+        if ours.floor_share is not None:
+            text += f", {ours.floor_share.median:.2f} of the floor's speed"
+        yield text
 
-    def first(role: str) -> StepEntry | None:
-        return min((s for s in ran if s.role == role), key=lambda s: s.time, default=None)
 
-    ours = first("tier")
-    return FastestStep(_title(record), ours, first("peer")) if ours else None
+def _fastest(steps: Iterable[StepEntry], role: str) -> StepEntry | None:
+    ran = [step for step in steps if step.ran and step.role == role]
+    return min(ran, key=lambda step: step.time, default=None)
 
 
-def fastest_provider(record: Record) -> FastestProvider | None:
+def _fastest_provider(record: Record) -> str | None:
     """The provider that is fastest in most cases of a record of ops; None where it has none."""
     calls: dict[tuple[str, ...], list[OpEntry]] = {}
     for entry in last_passes(record):
@@ -311,30 +149,54 @@ def fastest_provider(record: Record) -> FastestProvider | None:
         return None
     [(provider, cases)] = Counter(order[0].provider for order in orders).most_common(1)
     first = [order for order in orders if order[0].provider == provider]
-    over = [order[1].time / order[0].time for order in first if len(order) > 1]
-    return FastestProvider(
-        _title(record), provider, cases, len(orders), median(over) if over else 1.0
-    )
+    text = f"{_title(record)}: {provider} in {cases} of {len(orders)} cases"
+    if over := [order[1].time / order[0].time for order in first if len(order) > 1]:
+        text += f", {median(over):.2f} times as fast as the next in the median"
+    return text
 
 
 def _title(record: Record) -> str:
     return record.group if record.complete else f"{record.group} (incomplete)"
 
 
-def _changes(before: Record, after: Record) -> Iterator[Change]:
+def _changes(newest: Iterable[Record], records: Sequence[Record]) -> Iterator[str]:
+    """What differs in the newest record of each group from the record before; what is worse
+    first."""
+    worse, better, others = list[str](), list[str](), list[str]()
+    for record in newest:
+        series = [r for r in records if r.group == record.group and r.complete]
+        if len(series) < 2:
+            continue
+        before = series[-2]
+        if not before.same_setting(record):
+            pairs = sorted(before.other_versions(record).items())
+            words = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in pairs)
+            others.append(f"{record.group} not compared with {before.day}: {words}")
+            continue
+        changes = list(_changed(before, record))
+        worse += [line for outcome, line in changes if outcome is not Outcome.FASTER]
+        better += [line for outcome, line in changes if outcome is Outcome.FASTER]
+        if not changes:
+            others.append(f"{record.group}: nothing beyond the scatter since {before.day}")
+    yield from (*worse, *better, *others)
+
+
+def _changed(before: Record, after: Record) -> Iterator[tuple[Outcome, str]]:
     for verdict in compare(before, after):
         for figure in verdict.figures if verdict.gated else ():
-            if figure.outcome in (Outcome.FASTER, Outcome.SLOWER, Outcome.INCONCLUSIVE):
-                yield Change(verdict.name, figure, before.day)
+            if figure.outcome in WORDS:
+                old, new = (_value(figure.metric, value) for value in (figure.before, figure.after))
+                name = f"{WORDS[figure.outcome]}: {verdict.name} {figure.metric}"
+                yield figure.outcome, f"{name} {old} -> {new} since {before.day}"
 
 
-def history_line(series: Sequence[Record]) -> str:
-    """The time of the newest record's fastest step or kernels in each record of a group."""
-    fastest = fastest_step(series[-1])
-    if fastest is None:
-        return f"{series[-1].group}: recorded on {', '.join(record.day for record in series)}"
-    times = []
-    for record in series:
-        step = {step.who: step for step in record.of(StepEntry)}.get(fastest.step.who)
-        times.append(f"{milliseconds(step) if step and step.ran else 'none'} ({record.day})")
-    return f"{series[-1].group}, {fastest.step.who}: {', '.join(times)}"
+def milliseconds(entry: Timed) -> str:
+    return f"{entry.time * 1e3:.3g} ms"
+
+
+def _value(metric: str, value: float | Ratio | None) -> str:
+    if not isinstance(value, (int, float)):
+        return "none"
+    if metric.endswith("seconds"):
+        return f"{value * 1e3:.4g} ms"
+    return f"{value / 2**20:,.1f} MiB" if metric.endswith("bytes") else f"{value:g}"

@@ -1,13 +1,8 @@
 """Records as tables of text: for a terminal, and in Markdown."""
 
-import io
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO, TypeVar
-
-from rich.console import Console
-from rich.table import Table
+from typing import TypeVar
 
 from tinyllama.harness.records.entries import (
     Contended,
@@ -23,15 +18,6 @@ from tinyllama.harness.records.results import Record
 E = TypeVar("E", bound=Entry)
 Column = tuple[str, Callable[[E], str]]
 Rows = list[list[str]]  # the first is the header
-_PIPED_WIDTH = 120  # columns if the terminal's width is unknown; the diagnosis fits
-
-
-def console(stream: IO[str] | None = None) -> Console:
-    """A console on stdout, or another stream, that takes every text literally; names may hold
-    brackets."""
-    stream = stream or sys.stdout
-    width = None if stream.isatty() else _PIPED_WIDTH
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 def _number(value: float | None, scale: float = 1.0, form: str = ".3g", unit: str = "") -> str:
@@ -112,17 +98,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(c.ljust(w) for c, w in zip(row, wide, strict=True)).rstrip() for row in rows]
 
 
-def terminal(records: Sequence[Record], width: int = 140) -> list[str]:
+def terminal(records: Sequence[Record]) -> list[str]:
     """Tables of the steps and ops of records as lines of text, and what was left out."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, markup=False, highlight=False)
+    lines = []
     for record in records:
-        for headers, *cells in tables_of(record):
-            table = Table(*headers, title=record.group, caption=source(record))
-            for row in cells:
-                table.add_row(*row)
-            console.print(table)
-    return [*stream.getvalue().splitlines(), *left_out(records)]
+        for table in tables_of(record):
+            lines += [record.group, *aligned(table), source(record), ""]
+    return [*lines, *left_out(records)]
 
 
 def tables_of(record: Record, *, ran: bool = True) -> list[Rows]:

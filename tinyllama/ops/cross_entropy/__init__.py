@@ -16,6 +16,7 @@ from tinyllama.ops.cross_entropy.kernels import (
     counted,
     loss_backward,
     losses_and_gradient,
+    mean_loss,
     mean_scale,
     row_losses,
 )
@@ -35,9 +36,10 @@ LOSS = Tensor(
 )
 # ignore_index: tokens of this target have a loss and a gradient of 0, and no part in the mean.
 # reduction: "mean", "sum", or "none" for the loss of each token.
-PARAMS: dict[str, Any] = {"ignore_index": None, "reduction": "mean"}
+#     None ignores none, and spares the mean a launch or two.
+PARAMS: dict[str, Any] = {"ignore_index": -100, "reduction": "mean"}
 REDUCTIONS = ("mean", "sum", "none")
-TORCHS_OWN = -100  # the target that torch ignores unless it is told otherwise
+NO_TARGET = -2  # what a function of torch's is to ignore where nothing is
 
 
 def wrong_params(params: Mapping[str, Any]) -> str | None:
@@ -74,6 +76,7 @@ def option_cases(**dims: int) -> list[Case]:
             **dims,
         )
         for ignored, reduction, why in (
+            (None, "mean", "the mean of all tokens"),
             (None, "sum", "the sum"),
             (None, "none", "each token's loss"),
             (-100, "mean", "the mean of tokens that are not ignored"),
@@ -128,7 +131,7 @@ cross_entropy = Op(
 def eager(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> torch.Tensor:
     """logits (N V), targets (N) below V, or ``ignore_index`` -> the loss in float32: the mean or
@@ -162,11 +165,11 @@ def reduced(
 def stock(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> torch.Tensor:
     wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-    ignored = TORCHS_OWN if ignore_index is None else ignore_index
+    ignored = NO_TARGET if ignore_index is None else ignore_index
     return F.cross_entropy(wide_NV, targets_N, ignore_index=ignored, reduction=reduction)
 
 
@@ -174,7 +177,7 @@ def stock(
 def stock_loss(
     logits: torch.Tensor, targets: torch.Tensor, ignore_index: int | None, reduction: str
 ) -> torch.Tensor:
-    ignored = TORCHS_OWN if ignore_index is None else ignore_index
+    ignored = NO_TARGET if ignore_index is None else ignore_index
     return F.cross_entropy(logits, targets, ignore_index=ignored, reduction=reduction)
 
 
@@ -200,13 +203,15 @@ def terms(
 def loss_forward(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> the loss as `eager`'s (float32) and the rows' statistics (2 N); two launches, for a mean
-    without ignored targets a few more."""
-    loss_N, statistics_2N = row_losses(logits_NV, targets_N, None, ignore_index)
-    return reduced(loss_N, targets_N, ignore_index, reduction), statistics_2N
+    """-> the loss as `eager`'s (float32) and the statistics of `row_losses` (2 N + 1); two
+    launches."""
+    loss_N, statistics = row_losses(logits_NV, targets_N, None, ignore_index)
+    if reduction == "mean" and ignore_index is not None:
+        return mean_loss(loss_N, targets_N, statistics, ignore_index), statistics
+    return reduced(loss_N, targets_N, ignore_index, reduction), statistics
 
 
 def _certain(ends_NV: torch.Tensor) -> torch.Tensor:
@@ -222,7 +227,7 @@ def _certain(ends_NV: torch.Tensor) -> torch.Tensor:
     replays=True,
     keep=("logits", "targets"),
     reads={"logits": dense_rows},
-    saved={"statistics": Tensor("2 N", dtype=torch.float32)},
+    saved={"statistics": Tensor("2*N+1", dtype=torch.float32)},
     large=(Large("N", "V", {"V": 1000}, between={"logits": _certain, "targets": zero}),),
 )
 class Triton:

@@ -103,7 +103,8 @@ def _gradients(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a block of a row: (softmax - onehot) * upstream, in float32 to the end; upstream
-    is a row's own with the reduction "none", and is divided by N with "mean"."""
+    is a row's own with the reduction "none"; with "mean" it is divided by N, or by the number that
+    `_mean` left behind the statistics."""
     BLOCKS: tl.constexpr = (V + BLOCK - 1) // BLOCK
     program = tl.program_id(0)
     row = (program // BLOCKS).to(tl.int64)
@@ -116,7 +117,8 @@ def _gradients(
     else:
         factor = tl.load(upstream).to(tl.float32)
     if REDUCTION == "mean":
-        factor = factor / N
+        number = N if IGNORED is None else tl.load(statistics + N + N)
+        factor = factor / number
     factor = _if_known(factor, target, V, IGNORED)
     top, log = tl.load(statistics + row), tl.load(statistics + N + row)
     p = tl.exp((x.to(tl.float32) - top) - log)
@@ -164,6 +166,24 @@ def _row_losses_and_gradients(
     tl.store(losses + row, _unless_ignored(tl.log(total) + (top - true), target, IGNORED))
 
 
+@jit
+def _mean(
+    losses, targets, loss, number, N, target_stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program: how many targets are not ignored, in float32, and the mean of their losses."""
+    sums = tl.zeros((BLOCK,), tl.float32)
+    counts = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, N, BLOCK):
+        rows = first + tl.arange(0, BLOCK)
+        inside = rows < N
+        target = tl.load(targets + rows.to(tl.int64) * target_stride, mask=inside, other=IGNORED)
+        counts += (target != IGNORED).to(tl.int32)
+        sums += tl.load(losses + rows, mask=inside, other=0.0)
+    total = tl.sum(counts, 0).to(tl.float32)
+    tl.store(number, total)
+    tl.store(loss, tl.sum(sums, 0) / total)
+
+
 def _key(logits_NV: torch.Tensor) -> dict[str, Any]:
     V = min(next_power_of_2(logits_NV.shape[1]), 2**17)
     return {"V": max(V, 16), "dtype": SHORT[logits_NV.dtype]}
@@ -176,53 +196,75 @@ def row_losses(
     ignore_index: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits (N V) of any float dtype, targets (N) -> each row's loss (N), and its statistics
-    (2 N), the largest logit m and log(sum(exp(logit - m))); float32.
+    (2 N + 1), the largest logits m, then log(sum(exp(logit - m))), then room for `mean_loss`;
+    float32.
 
     loss_N: where the losses go. A target outside [0, V) gives a loss and a gradient of NaN, that
     of ``ignore_index`` 0.
     """
     N, V = logits_NV.shape
     logits_NV = dense_rows(logits_NV)
-    statistics_2N = torch.empty((2, N), dtype=torch.float32, device=logits_NV.device)
-    loss_N = torch.empty_like(statistics_2N[0]) if loss_N is None else loss_N
+    statistics = torch.empty(2 * N + 1, dtype=torch.float32, device=logits_NV.device)
+    if loss_N is None:
+        loss_N = torch.empty(N, dtype=torch.float32, device=logits_NV.device)
     if N:
         stride = logits_NV.stride(0)
         _row_losses[(N,)](
-            logits_NV, targets_N, loss_N, statistics_2N, N, stride, targets_N.stride(0),
+            logits_NV, targets_N, loss_N, statistics, N, stride, targets_N.stride(0),
             V=V, IGNORED=ignore_index, ALIGNED=math.gcd(stride, 16),
             **STATISTICS.choose(logits_NV.device, **_key(logits_NV)).kwargs(),
         )  # fmt: skip
-    return loss_N, statistics_2N
+    return loss_N, statistics
+
+
+# Up to so many tokens one program adds their losses in less time than torch needs for a launch.
+IN_ONE_PROGRAM = 2**16
+
+
+def mean_loss(
+    loss_N: torch.Tensor, targets_N: torch.Tensor, statistics: torch.Tensor, ignore_index: int
+) -> torch.Tensor:
+    """Losses of tokens (N), 0 where ignored -> their mean over the others, a float32 scalar. The
+    number of those goes to the end of the statistics of `row_losses`. NaN if there are none."""
+    N = loss_N.shape[0]
+    if N > IN_ONE_PROGRAM:
+        number = counted(targets_N, ignore_index)
+        statistics[2 * N].copy_(number)
+        return loss_N.sum() / number
+    loss = torch.empty((), dtype=torch.float32, device=loss_N.device)
+    _mean[(1,)](
+        loss_N, targets_N, loss, statistics[2 * N :], N, targets_N.stride(0),
+        IGNORED=ignore_index, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+    return loss
 
 
 def loss_backward(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
-    statistics_2N: torch.Tensor,
+    statistics: torch.Tensor,
     dloss: torch.Tensor,
     out_NV: torch.Tensor | None = None,
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> torch.Tensor:
     """The gradient (softmax - onehot) * dloss (N V) in logits' dtype, over N or the number of
-    targets that are not ignored for a mean; one launch, with ``ignore_index`` a few more for that
-    number.
+    targets that are not ignored for a mean; one launch.
 
-    statistics: those of `row_losses`. dloss: a tensor on the device, (N) with the reduction
-    "none", else a scalar. out_NV: where it goes, neighbours of a row beside each other;
-    ``logits_NV`` itself for a caller who owns that memory.
+    statistics: those of `row_losses`, for a mean with ``ignore_index`` after `mean_loss`.
+    dloss: a tensor on the device, (N) with the reduction "none", else a scalar.
+    out_NV: where it goes, neighbours of a row beside each other; ``logits_NV`` itself for a caller
+    who owns that memory.
     """
     N, V = logits_NV.shape
     logits_NV = dense_rows(logits_NV)
-    if reduction == "mean" and ignore_index is not None:
-        dloss, reduction = dloss * mean_scale(targets_N, ignore_index), "sum"
     if out_NV is None:
         out_NV = torch.empty((N, V), dtype=logits_NV.dtype, device=logits_NV.device)
     if N:
         config = GRADIENT.choose(logits_NV.device, **_key(logits_NV))
         strides = logits_NV.stride(0), out_NV.stride(0)
         _gradients[(N * cdiv(V, config["BLOCK"]),)](
-            logits_NV, targets_N, statistics_2N, dloss.contiguous(), out_NV, N, *strides,
+            logits_NV, targets_N, statistics, dloss.contiguous(), out_NV, N, *strides,
             targets_N.stride(0), V=V, IGNORED=ignore_index, REDUCTION=reduction,
             ALIGNED=math.gcd(*strides, 16), **config.kwargs(),
         )  # fmt: skip

@@ -58,7 +58,7 @@ def eager(
     x_ND: torch.Tensor,
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> torch.Tensor:
     """x (N D), weight (V D), targets (N) -> the loss, as `tinyllama.ops.cross_entropy.eager`'s."""
@@ -71,7 +71,7 @@ def stock(
     x_ND: torch.Tensor,
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> torch.Tensor:
     logits_NV = F.linear(x_ND, weight_VD)
@@ -143,7 +143,7 @@ def chunked_loss(
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
     chosen: tuple[str, ...] = (),
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> tuple[torch.Tensor, ...]:
     """-> the mean or summed loss (a float32 scalar), then the gradients of the chosen ones of "x"
@@ -162,9 +162,12 @@ def chunked_loss(
     dx_ND = make(x_ND) if "x" in chosen else None
     dweight_VD = make(weight_VD) if "weight" in chosen else None
     rows = chunk_rows(N)
-    scale: float | torch.Tensor = 1 / max(N, 1) if reduction == "mean" else 1.0
-    if reduction == "mean" and ignore_index is not None:
-        scale = cross_entropy_file.mean_scale(targets_N, ignore_index)
+    scale: float | torch.Tensor = 1.0
+    if reduction == "mean":
+        if ignore_index is None:
+            scale = 1 / max(N, 1)
+        else:
+            scale = cross_entropy_file.mean_scale(targets_N, ignore_index)
     logits_RV = torch.empty((rows, V), dtype=x_ND.dtype, device=x_ND.device)
     side = _side(logits_RV, x_ND.shape[1])
     for start in range(0, N, rows):
@@ -374,7 +377,7 @@ def chunked_or_not(
     x_ND: torch.Tensor,
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
-    ignore_index: int | None = None,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
 ) -> torch.Tensor:
     """The vendor's products around the fused loss; in chunks where `in_chunks` says so, unless

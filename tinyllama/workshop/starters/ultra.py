@@ -3,7 +3,7 @@
 sum = x + residual; y = sum rstd w with rstd = 1 / sqrt(mean(sum^2) + eps).
 
 The published program is fast, its memory is low, and its loss looks right. Find out what is wrong:
-`tinyllama stages --tier v4 --file FILE` says whether there is more to find.
+`tinyllama check` on this file says whether there is more to find.
 """
 
 import torch

@@ -1,0 +1,377 @@
+"""Tables of the documents: of measurements, from the records under results/ and from nothing else;
+of the model's presets and tiers, and of what README states.
+
+Only records that git tracks count: what a reader measures must not make the documents stale.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from field.run import recorded as released_bugs_record
+from tinyllama.bench.targets import TARGETS
+from tinyllama.harness.machine.parsed import tomllib
+from tinyllama.harness.records.entries import (
+    CurveEntry,
+    Entry,
+    LongestEntry,
+    OpEntry,
+    ScalingEntry,
+    StepEntry,
+    Timed,
+)
+from tinyllama.harness.records.results import Record, load, short
+from tinyllama.harness.records.targets import covered, shown
+from tinyllama.harness.report.plots import ladder as ladder_plot
+from tinyllama.harness.report.tables import (
+    Column,
+    escaped,
+    last_passes,
+    latest,
+    markdown_table,
+    source,
+    step_columns,
+    table_of,
+)
+from tinyllama.model.config import PRESETS, WORKLOADS
+from tinyllama.model.tiers import TIERS, V1, Tier
+from tinyllama.ops.block import PARTS
+from tinyllama.workshop.running import KIND as STAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs/pictures/ladder.svg"
+NOTHING = "Nothing is recorded yet."
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def tracked(pattern: str) -> list[Path]:
+    """The files of a pattern that git tracks; all of them in an export, which has no git."""
+    listed = subprocess.run(
+        ["git", "ls-files", f":(glob){pattern}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split("\n")[:-1]
+    files = [ROOT / name for name in listed] or list(ROOT.glob(pattern))
+    return [path for path in files if path.exists()]  # one may be deleted, and not committed yet
+
+
+def newest(kind: type[Entry]) -> list[list[Record]]:
+    """For each device, the newest complete records of each group with entries of this kind."""
+    by_device: dict[str, list[Record]] = {}
+    for record in latest(load(path) for path in tracked("results/*/*.json")):
+        if record.of(kind):
+            by_device.setdefault(record.device, []).append(record)
+    return [by_device[device] for device in sorted(by_device)]
+
+
+def _of_kind(kind: type[Entry]) -> list[Record]:
+    return [record for records in newest(kind) for record in records]
+
+
+def _tables(tables: Iterable[tuple[Sequence[Record], Sequence[Sequence[str]]]]) -> str:
+    """Tables as Markdown, each with the sources of its records and their groups below it."""
+    parts = []
+    for records, rows in tables:
+        groups: dict[str, list[str]] = {}
+        for record in records:
+            groups.setdefault(source(record), []).append(record.group)
+        sources = [f"{', '.join(names)}: measured on {text}." for text, names in groups.items()]
+        parts += [markdown_table(rows), *map(escaped, sources)]
+    return "\n\n".join(parts) or NOTHING
+
+
+def ladder() -> str:
+    """The newest ladders of each device, workload by workload."""
+    return _tables((records, _ladder(records)) for records in newest(StepEntry))
+
+
+def _ladder(records: Sequence[Record]) -> list[list[str]]:
+    steps = [step for record in records for step in record.of(StepEntry) if step.cannot is None]
+    measured = step_columns(steps)
+    columns: list[Column[StepEntry]] = [
+        ("workload", lambda step: step.workload),
+        ("precision", lambda step: step.precision),
+        *measured[:7],
+        measured[-1],
+    ]
+    return table_of(columns, _by_size(steps))
+
+
+def _by_size(steps: Sequence[StepEntry]) -> list[StepEntry]:
+    """Workloads from short to long steps, precisions from long to short ones."""
+    least: dict[str, float] = {}
+    of_group: dict[tuple[str, ...], float] = {}
+    for step in (step for step in steps if step.role == "tier"):
+        least[step.workload] = min(step.time, least.get(step.workload, step.time))
+        of_group[step.group] = min(step.time, of_group.get(step.group, step.time))
+    return sorted(steps, key=lambda s: (least.get(s.workload, 0.0), -of_group.get(s.group, 0.0)))
+
+
+def ops() -> str:
+    """The newest timings of each device's ops, provider by provider."""
+    return _tables((records, _ops(records)) for records in newest(OpEntry))
+
+
+def _ops(records: Sequence[Record]) -> list[list[str]]:
+    """A row for each op, case and dtype, a column for each provider: forward + backward on the
+    device, microseconds and the share of the roofline of the same run."""
+    entries = [entry for record in records for entry in last_passes(record) if entry.ran]
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for entry in entries:
+        share = f" ({entry.roofline_share:.0%})" if entry.roofline_share else ""
+        cells.setdefault(entry.call[:3], {})[entry.provider] = f"{entry.time * 1e6:.1f}{share}"
+    baseline = next((entry.baseline for entry in entries if entry.baseline), None)
+    names = dict.fromkeys(entry.provider for entry in entries)
+    providers = sorted(names, key=lambda name: name != baseline)
+    rows = [["op", "case", "dtype", *providers]]
+    return rows + [[*call, *(row.get(p, "") for p in providers)] for call, row in cells.items()]
+
+
+def longest() -> str:
+    """The longest sequence that each contender trains on one card."""
+    head = ["workload", "contender", "tokens", "ms", "of the product's speed", "peak GiB"]
+    return _tables(
+        ([record], [head, *map(_longest, record.of(LongestEntry))])
+        for record in _of_kind(LongestEntry)
+    )
+
+
+def _longest(entry: LongestEntry) -> list[str]:
+    figures = [str(entry.cannot), "", "", ""]
+    if entry.ran:
+        figures = [
+            f"{entry.seq_len:,}",
+            f"{entry.time * 1e3:,.0f}",
+            f"{entry.mfu or 0:.0%}",
+            f"{(entry.peak_bytes or 0) / 2**30:.0f}",
+        ]
+    return ["-".join(entry.group), entry.contender, *figures]
+
+
+def scaling() -> str:
+    """Training steps on several GPUs beside those on one."""
+    head = ["workload", "step", "GPUs", "batch", "ms", "efficiency", "collectives hidden", "plan"]
+    return _tables(
+        # Sums of gradients by copies between GPUs were a way that training had.
+        ([r], [head, *(_scaled(e) for e in r.of(ScalingEntry) if e.sharing != "copies")])
+        for r in _of_kind(ScalingEntry)
+    )
+
+
+def _scaled(entry: ScalingEntry) -> list[str]:
+    hidden = ""
+    if entry.collective_seconds:
+        hidden = f"{(entry.hidden_seconds or 0) / entry.collective_seconds:.0%}"
+    return [
+        "-".join(entry.group),
+        entry.contender,
+        f"{entry.ranks}",
+        f"{entry.batch_size}",
+        f"{entry.time * 1e3:.2f}",
+        "" if entry.efficiency is None else f"{entry.case}: {entry.efficiency}",
+        hidden,
+        entry.plan or "",
+    ]
+
+
+def curves() -> str:
+    """The loss of each tier on text at the end, and its largest distance from V1's on the way,
+    beside that of V1 from itself in float64."""
+    return _tables(([record], _curves(record)) for record in _of_kind(CurveEntry))
+
+
+def _curves(record: Record) -> list[list[str]]:
+    curves = {(e.contender, e.precision): e for e in record.of(CurveEntry)}
+    exact = curves["v1", "fp64"]
+    window = f"mean of {exact.window} steps"
+    rows = [
+        ["tier", "precision", f"first loss, {window}", f"after {exact.steps} steps", "distance"]
+    ]
+    for (tier, precision), entry in curves.items():
+        other = exact if tier == "v1" else curves["v1", precision]
+        distance = max(abs(a - b) for a, b in zip(entry.losses, other.losses, strict=True))
+        of = f"{distance:.4f} from {'V1 in float64' if other is exact else 'V1'}"
+        ends = [f"{entry.losses[place]:.4f}" for place in (0, -1)]
+        rows.append([tier.upper(), precision, *ends, "" if entry is exact else of])
+    return rows
+
+
+def step_bars() -> str:
+    """The bars of training steps in targets.toml: a row for each bar, a column for each workload,
+    precision and device."""
+    return _bars(StepEntry, row_for_each_call=False)
+
+
+def op_bars() -> str:
+    """The bars of single ops: a row for each case and bar, a column for each device."""
+    return _bars(OpEntry, row_for_each_call=True)
+
+
+def _bars(kind: type[Timed], row_for_each_call: bool) -> str:
+    """Whether each bar holds. One about a contender without an entry has no cell, and one about a
+    field that is newer than the record is not measured: nothing is known of them yet."""
+    bars = [
+        (call, target, target.measured(entries), record)
+        for record in _of_kind(kind)
+        for target, call, entries in covered(TARGETS, record.of(kind))
+        if (entry := entries.get(target.who)) and entry.ran and target.concerns(record.device)
+    ]
+    if not bars:
+        return NOTHING
+    met = [target.met(ratio) for _, target, ratio, _ in bars if ratio is not None]
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for call, target, ratio, record in bars:
+        cell = "not measured"
+        if ratio is not None:
+            cell = shown(ratio, target.bound) + ("" if target.met(ratio) else " **missed**")
+        row = (", ".join(call), str(target)) if row_for_each_call else (str(target),)
+        column = record.device if row_for_each_call else f"{'-'.join(call)}, {record.device}"
+        rows.setdefault(row, {})[column] = cell
+    table = _grid(["of", "bar"] if row_for_each_call else ["bar"], rows)
+    sources = dict.fromkeys(
+        f"{record.group}: {record.device}, commit {record.short_commit}, {record.day}"
+        for *_, record in bars
+    )
+    unknown = f" {len(bars) - len(met)} are not measured yet." if len(met) < len(bars) else ""
+    text = f"{sum(met)} of {len(met)} hold.{unknown}\n\n{markdown_table(table)}"
+    return f"{text}\n\nRecords: {'; '.join(sources)}."
+
+
+def _grid(head: list[str], rows: Mapping[tuple[str, ...], Mapping[str, str]]) -> list[list[str]]:
+    """A row for each key, a column for each name of a cell. head: of the key."""
+    columns = sorted({name for cells in rows.values() for name in cells})
+    table = [[*head, *columns]]
+    for words, cells in sorted(rows.items()):
+        table.append([*words, *(cells.get(name, "") for name in columns)])
+    return table
+
+
+def stages() -> str:
+    """The newest comparison that `tinyllama stages --keep` kept of each device, and whether the
+    documents' order holds there."""
+    tables = []
+    for folder in sorted((ROOT / "results").glob(f"*/{STAGES}")):
+        kept = json.loads(max(folder.glob("*.json")).read_text(encoding="utf-8"))
+        lines = "\n".join(f"- {line}" for line in kept["order"])
+        where = f"{kept['device']}, `{kept['group']}`, torch {kept['versions']['torch']}"
+        when = f"commit {short(kept['commit'])}, {kept['date'][:10]}"
+        tables.append(f"{markdown_table(kept['rows'])}\n\n{lines}\n\nMeasured on {where}, {when}.")
+    return "\n\n".join(tables) or NOTHING
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+def presets() -> str:
+    """The shape of each preset, and the batch with which it is trained."""
+    rows = [["preset", *"DLHGKFV", "parameters", "workload B × T"]]
+    for name, model in PRESETS.items():
+        dims = model.dims(1, 1)
+        used = WORKLOADS.get(name)
+        batch = f"{used.batch_size} × {used.seq_len}" if used else "none"
+        rows.append(
+            [f"`{name}`", *(str(dims[c]) for c in "DLHGKFV"), f"{model.parameters:,}", batch]
+        )
+    return markdown_table(rows)
+
+
+def tiers() -> str:
+    """What the model of each tier calls. One with a ``block`` calls the block's parts in that
+    alone, but for the norm, which is the model's last as well; one with a ``stack`` calls that, or
+    block by block where its plan says so."""
+
+    def cell(tier: Tier, op: str) -> str:
+        if "block" in tier.table and op in PARTS and op != "rms_norm":
+            return "in `block`"
+        if "stack" in tier.table and op == "block":
+            return "in `stack`, or by itself"
+        return f"`{tier.table[op]}`" if op in tier.table else ""
+
+    parts = [op for op in V1.table if op in PARTS]
+    names = [*parts, "block", "stack", *(op for op in V1.table if op not in PARTS)]
+    rows = [[f"`{op}`", *(cell(tier, op) for tier in TIERS.values())] for op in names]
+    return markdown_table([["op", *(tier.name.upper() for tier in TIERS.values())], *rows])
+
+
+# -- README ----------------------------------------------------------------------------------------
+
+
+def ladder_picture() -> str:
+    """Markdown of README that shows the steps of the device that was measured last."""
+    records = _measured_last()
+    if not records:
+        return NOTHING
+    return (
+        f"![Time of a training step over the floor's: V1 to V4 and peers]"
+        f"({PICTURE.relative_to(ROOT)})\n\n"
+        f"*{records[0].device}; each row is a model size and precision, and has its fastest tier's "
+        "time. A peer is\nanother project's step; the floor is torch's matrix products, attention "
+        "and AdamW alone.*"
+    )
+
+
+def draw_picture() -> None:
+    """Draw the picture again if it is not of the newest records."""
+    records = _measured_last()
+    mark = f"<!-- {' '.join(f'{record.group}: {source(record)}.' for record in records)} -->"
+    if records and not (PICTURE.exists() and mark in PICTURE.read_text(encoding="utf-8")):
+        PICTURE.write_text(f"{ladder_plot(records).rstrip()}\n{mark}\n", encoding="utf-8")
+
+
+def _measured_last() -> list[Record]:
+    """The records with steps of the device that was measured last."""
+    return max(newest(StepEntry), key=lambda records: max(r.date for r in records), default=[])
+
+
+def released_bugs() -> str:
+    """How many bugs of released kernels the checks find, by the last run of `field.run`."""
+    record = released_bugs_record()
+    cases = [case for case in record["cases"] if case["issue"]]
+    detected = [case for case in cases if case["found_by"]]  # the last run found it by all of these
+    *first, last = [f"`{library}`" for library in sorted({case["library"] for case in cases})]
+    libraries = f"{', '.join(first)} and {last}"
+    return (
+        f"In released kernels of {libraries}, the checks of\n{record['date']} found "
+        f"{len(detected)} of {len(cases)} bugs, each from a public issue, without a hint of\n"
+        "where to look; more in the newest releases: [docs/FIELD.md](docs/FIELD.md)."
+    )
+
+
+def versions() -> str:
+    """What is supported, what CI installs, and what the figures were measured with."""
+    project = tomllib.loads(_text("pyproject.toml"))["project"]
+    python = [line for line in project["classifiers"] if "Python :: 3." in line]
+    first, last = (line.rpartition(" ")[2] for line in (python[0], python[-1]))
+    torch, triton = project["dependencies"][0], project["optional-dependencies"]["triton"][0]
+    lanes = set(re.findall(r'python-version: "(.*)"', _text(".github/workflows/ci.yml")))
+    oldest, newer = sorted(lanes, key=lambda lane: [int(part) for part in lane.split(".")])
+    floor, latest_pins = _pinned("floor"), _pinned("newest")
+    records = _of_kind(StepEntry)
+
+    def measured(name: str) -> str:
+        return ", ".join(dict.fromkeys(record.versions[name] for record in records))
+
+    rows = [["", "supported", "oldest in CI", "newest in CI", "figures measured with"]]
+    rows.append(["Python", f"{first} to {last}", oldest, newer, measured("python")])
+    for name, needed in (("torch", torch), ("triton", triton)):
+        least = f"{needed.removeprefix(f'{name}>=').partition(';')[0]} or later"
+        rows.append([name, least, floor[name], latest_pins[name], measured(name)])
+    devices = ", ".join(dict.fromkeys(record.device for record in records))
+    rows.append(["device", "CPU, CUDA or ROCm GPU", "CPU", "CPU", devices])
+    return markdown_table(rows)
+
+
+def _pinned(name: str) -> dict[str, str]:
+    """The versions of torch and triton in a file of constraints."""
+    pins = re.findall(r"^(torch|triton)([=<>].*)$", _text(f"constraints/{name}.txt"), re.MULTILINE)
+    return {package: re.sub(r"[=<>]", "", pin).replace(",", " to ") for package, pin in pins}
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
