@@ -124,6 +124,11 @@ class Manual:
 """
 
 COLUMN = "        return 3 * x[:, 0]\n"
+COPIED = """        if not x.is_contiguous():
+            for _ in range(30):
+                x = x.clone()
+        return 3 * x[:, 0]
+"""
 GIT_ROLES = ("AUTHOR", "COMMITTER")
 
 
@@ -203,3 +208,15 @@ def test_a_copy_of_strided_inputs_alone_is_slower_on_these_alone(repository: Rep
     assert verdicts[contiguous]["outcome"] in ("SAME", "NOT DECIDED"), text
     assert status == 10
     assert "aten::copy_" in verdicts[strided]["text"]
+
+
+def test_a_new_provider_that_copies_strided_inputs_is_slower(repository: Repository) -> None:
+    """No base can be compared: the op's bar on layouts decides."""
+    second = FIRST.replace(COLUMN, COPIED).replace("first", "second")
+    (repository.root / "tinyllama/ops/second.py").write_text(second)
+    status, verdicts, text = repository.gate("--op=second")
+    strided = "second-manual-N512D512-fp32-strided/forward+backward"
+    outcomes = {name: verdict["outcome"] for name, verdict in verdicts.items()}
+    assert outcomes.pop(strided) == "SLOWER", text
+    assert set(outcomes.values()) == {"NEW"}, text
+    assert status == 10

@@ -108,6 +108,7 @@ class Script:
         self.states: dict[tuple[str, str], dict[str, float]] = {}  # of one benchmark
         self.factories: set[str] = set()  # benchmarks of something else than an op
         self.further: set[str] = set()  # benchmarks of cases between the smallest and the largest
+        self.bars: dict[tuple[str, str], float] = {}  # on a layout, of one benchmark
         self.accepted: list[Waiver] = []
         self.accepted_by_base: list[Waiver] = []
         self.watch = Watching()
@@ -273,7 +274,10 @@ class Script:
             stated = self.states.get(
                 (side, name), {**self.slowdowns[side], **worker.tree.slowdowns}
             )
-            benchmark = Benchmark(name, Timed(name, "eager", 0, "bf16"), f"ops.{name}", stated)
+            timed = Timed(name, "eager", 0, "bf16")
+            if bar := self.bars.get((side, name), 0.0):
+                timed = replace(timed, op=name.removesuffix("-strided"), layout="strided")
+            benchmark = Benchmark(name, timed, f"ops.{name}", stated, layout_bar=bar)
             factory = "a:step" if name in self.factories else ""
             if why := self.untimed.get(name, ""):
                 benchmark = replace(benchmark, slowdowns={}, untimed=why)

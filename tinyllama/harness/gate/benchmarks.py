@@ -108,7 +108,8 @@ class Benchmark:
     that must not be called SAME; empty: the usual ones. factory: ``module:name`` of the subject,
     where it is not an op's. further: a timed case between the smallest and the largest, or a second
     layout, which is compared only where the op's own files differ. untimed: why its time would not
-    count here; its results are verified.
+    count here; its results are verified. layout_bar: how many times as long as on contiguous inputs
+    it may take (`Op.layouts`); 0: there is no bar. new: the base lacks it.
     """
 
     name: str
@@ -119,6 +120,8 @@ class Benchmark:
     registered: str = ""
     further: bool = False
     untimed: str = ""
+    layout_bar: float = 0.0
+    new: bool = False
 
 
 def usual_slowdowns(device: torch.device, stated: Mapping[str, float]) -> dict[str, float]:
@@ -169,10 +172,11 @@ def _declared_by(
         yield benchmark(timed, {metric: slowdowns[metric] for metric in metrics})
         if DEVICE in metrics and provider.derived is not None:
             # Which layouts compositions of torch's functions copy is torch's decision.
-            for layout in getattr(op, "layouts", {}):  # a base may be from before an op had these
-                slowest = layout == next(iter(op.layouts))
-                stated = {DEVICE: slowdowns[DEVICE] if slowest else _further_slowdown(slowdowns)}
-                yield replace(benchmark(replace(timed, layout=layout), stated), further=not slowest)
+            layouts = getattr(op, "layouts", {})  # a base may be from before an op had these
+            for place, (layout, bar) in enumerate(layouts.items()):
+                stated = {DEVICE: _further_slowdown(slowdowns) if place else slowdowns[DEVICE]}
+                laid_out = benchmark(replace(timed, layout=layout), stated)
+                yield replace(laid_out, further=place > 0, layout_bar=bar)
     for timed in covered[1:-1] if device.type != "cpu" else ():
         yield replace(benchmark(timed, {DEVICE: _further_slowdown(slowdowns)}), further=True)
     if not covered:
@@ -334,17 +338,18 @@ def matched(
             text = "the base's interpreter does not have it"
             listed.verdicts.append(Verdict(name, Outcome.NO_BASELINE, text))
         else:
-            listed.new[name] = candidate[name]
+            listed.new[name] = replace(candidate[name], new=True)
     return listed
 
 
 def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
-    """The candidate's benchmark with the stricter tolerances of both sides: a change can neither
-    widen its own tolerance nor drop a metric."""
+    """The candidate's benchmark with the stricter tolerances and bar of both sides: a change can
+    neither widen its own tolerance nor drop a metric."""
     slowdowns = dict(candidate.slowdowns)
     for metric, slowdown in base.slowdowns.items():
         slowdowns[metric] = min(slowdown, slowdowns.get(metric, slowdown))
-    return replace(candidate, slowdowns=slowdowns)
+    bar = min(base.layout_bar, candidate.layout_bar)
+    return replace(candidate, slowdowns=slowdowns, layout_bar=bar)
 
 
 def _is_of(op: str) -> Callable[[Benchmark], bool]:

@@ -87,20 +87,27 @@ def check_turn(turn: Turn, side: str, metrics: Collection[str], pace: float) -> 
 @dataclass(frozen=True)
 class Block:
     """What the turns of one launch of both sides give: by metric, logarithms of candidate over
-    base, of the figure (`sequential_test.of_block`) and of all work."""
+    base, of the figure (`sequential_test.of_block`) and of all work; and the median of the
+    candidate's seconds."""
 
     statistics: Mapping[str, float]
     all_work: Mapping[str, float]
+    seconds: Mapping[str, float]
 
     @staticmethod
     def of(base: Sequence[Turn], candidate: Sequence[Turn], metrics: Collection[str]) -> "Block":
-        """The block of these turns of both sides, in order."""
+        """The block of these turns of both sides, in order; of the candidate's alone if the base
+        has none."""
+        seconds = {metric: median(turn[metric] for turn in candidate) for metric in metrics}
+        if not base:
+            return Block({}, {}, seconds)
         logs = {
             metric: [math.log(c[metric] / b[metric]) for c, b in zip(candidate, base, strict=True)]
             for metric in metrics
         }
+        statistics = {metric: float(of_block(ratios)) for metric, ratios in logs.items()}
         works = {m: math.log(_work(candidate, m) / _work(base, m)) for m in metrics}
-        return Block({metric: float(of_block(ratios)) for metric, ratios in logs.items()}, works)
+        return Block(statistics, works, seconds)
 
 
 def _work(turns: Sequence[Turn], metric: str) -> float:

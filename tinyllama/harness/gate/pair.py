@@ -185,7 +185,7 @@ class Pair:
             tree = self.trees[name]
             make_side(self.workers[name], self.device, self.registered, tree.slowdowns)
 
-        self._on_both(make)
+        self._at_once(self.order, make)
         self.is_open = True
 
     def pids(self) -> list[int]:
@@ -219,11 +219,26 @@ class Pair:
 
     def ask_both(self, method: str, *args: Any, timeout: float = TURN) -> dict[str, Any]:
         """Ask both sides at the same time; nothing is timed then."""
-        return self._on_both(lambda name: self.ask(name, method, *args, timeout=timeout))
+        return self._at_once(
+            self.order, lambda name: self.ask(name, method, *args, timeout=timeout)
+        )
 
-    def _on_both(self, do: Callable[[str], Any]) -> dict[str, Any]:
+    def ask_of(
+        self, benchmark: Benchmark, method: str, *args: Any, timeout: float = TURN
+    ) -> dict[str, Any]:
+        """The same of a benchmark, on the sides that have it."""
+        return self._at_once(
+            self.sides(benchmark),
+            lambda name: self.ask(name, method, benchmark.name, *args, timeout=timeout),
+        )
+
+    def sides(self, benchmark: Benchmark) -> list[str]:
+        """The sides that have a benchmark, the leading one first."""
+        return [CANDIDATE] if benchmark.new else self.order
+
+    def _at_once(self, sides: Sequence[str], do: Callable[[str], Any]) -> dict[str, Any]:
         with ThreadPoolExecutor(2) as pool:
-            answers_by_side = {name: pool.submit(do, name) for name in self.order}
+            answers_by_side = {name: pool.submit(do, name) for name in sides}
         answers = {}
         for name, answer in answers_by_side.items():
             try:
@@ -236,23 +251,22 @@ class Pair:
     # -- a benchmark ------------------------------------------------------------------------
 
     def begin(self, benchmark: Benchmark) -> dict[str, float]:
-        """Prepare a benchmark on both sides; returns the seconds of their first calls."""
-        metrics = tuple(benchmark.slowdowns)
-        return self.ask_both("begin", benchmark.name, metrics, timeout=READY)
+        """Prepare a benchmark on its sides; returns the seconds of their first calls."""
+        return self.ask_of(benchmark, "begin", tuple(benchmark.slowdowns), timeout=READY)
 
     def end(self, benchmark: Benchmark) -> None:
-        self.ask_both("end", benchmark.name)
+        self.ask_of(benchmark, "end")
 
     def verify(self, benchmark: Benchmark, *, reference_of_base: bool = False) -> dict[str, Any]:
-        """Hold the results of both sides to float64 on values that neither has seen, and the
-        candidate's to the base's reference; returns what each side proves. reference_of_base: the
-        base gives its reference alone, and no result. Raises SideError."""
+        """Hold the results of a benchmark's sides to float64 on values that neither has seen, and
+        the candidate's to the base's reference; returns what each side proves. reference_of_base:
+        the base gives its reference alone, and no result. Raises SideError."""
         seed = new_seed()
         if benchmark.factory:
-            return self.ask_both("verify", benchmark.name, seed, timeout=READY)
+            return self.ask_of(benchmark, "verify", seed, timeout=READY)
         proofs = {}
         # One after the other: in float64 a large case takes much of the device's memory.
-        for side in self.order:
+        for side in self.sides(benchmark):
             method = "reference" if reference_of_base and side == BASE else "verify"
             proofs[side] = self.ask(side, method, benchmark.name, seed, timeout=READY)
         self._hold_to_base(proofs)
@@ -261,10 +275,12 @@ class Pair:
     def hold_results(self, benchmark: Benchmark) -> None:
         """The same, of the call that the last turn kept. Other pairs may work meanwhile."""
         if not benchmark.factory:
-            self._hold_to_base(self.ask_both("proofs", benchmark.name, timeout=READY))
+            self._hold_to_base(self.ask_of(benchmark, "proofs", timeout=READY))
 
     @staticmethod
     def _hold_to_base(proofs: Mapping[str, Any]) -> None:
+        if BASE not in proofs:
+            return
         try:
             hold_to_base(proofs[BASE], proofs[CANDIDATE])
         except WrongResultError as error:
@@ -274,7 +290,7 @@ class Pair:
     def make_ready(
         self, benchmark: Benchmark, proofs: Mapping[str, Any], warm_up: float
     ) -> dict[str, float]:
-        """Prepare a benchmark on both sides for its turns, and warm up; returns the seconds of
+        """Prepare a benchmark on its sides for its turns, and warm up; returns the seconds of
         their first calls. Raises SideError."""
         seconds = self.begin(benchmark)
 
@@ -282,7 +298,7 @@ class Pair:
             standard = proofs[side] if benchmark.factory else None
             self.ask(side, "make_ready", benchmark.name, standard, warm_up, timeout=READY)
 
-        self._on_both(ready)
+        self._at_once(self.sides(benchmark), ready)
         return seconds
 
     def pace(self, name: str, benchmark: Benchmark) -> float:
@@ -309,15 +325,10 @@ class Pair:
             raise ClockError(name, text)
         return fastest
 
-    def verify_new(self, benchmark: Benchmark) -> None:
-        """Verify the results of a benchmark that only the candidate has. Raises SideError."""
-        self.ask(CANDIDATE, "begin", benchmark.name, tuple(benchmark.slowdowns), timeout=READY)
-        self.ask(CANDIDATE, "verify", benchmark.name, new_seed(), timeout=READY)
-
     # -- a block ----------------------------------------------------------------------------
 
     def take(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Block:
-        """The turns of a benchmark on both sides, which must be ready.
+        """The turns of a benchmark on its sides, which must be ready.
 
         pairs: an even number. paces: by side, what `pace` said. Raises SideError, ValueError where
         a side does not give a time of every metric, and ClockError.
@@ -346,13 +357,14 @@ class Pair:
     def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Block:
         turns: dict[str, list[Turn]] = {BASE: [], CANDIDATE: []}
         first, call_number = new_seed(), secrets.randbelow(2**20)
-        for name in reversed(self.order):  # a process's first turn is colder and does not count
+        sides = self.sides(benchmark)
+        for name in reversed(sides):  # a process's first turn is colder and does not count
             self._turn(name, benchmark, first)
         began = time.monotonic()
         for index in range(pairs):
             enough = index % 2 == 1 and index + 1 >= FEWEST and time.monotonic() - began > LONGEST
             last, seed = enough or index == pairs - 1, new_seed()
-            for name in self.order[:: 1 if index % 2 == 0 else -1]:
+            for name in sides[:: 1 if index % 2 == 0 else -1]:
                 pace = paces.get(name, 0.0)
                 turn = self._turn(name, benchmark, seed, call_number if last else None, pace)
                 turns[name].append(turn)

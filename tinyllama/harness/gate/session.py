@@ -5,6 +5,7 @@
     prepared    compiled from cold, inputs, counts         -> IDENTICAL kernels; exact figures; NEW
     verified    results held to float64 and to the base's  -> WRONG RESULT
     blocks      fresh pairs, a look after every fourth     -> SAME, FASTER, SLOWER, INCONCLUSIVE
+    bars        time on a layout, of NEW ones alone, too   -> SLOWER
     confirmed   SLOWER is measured again in fresh pairs    -> SLOWER, or INCONCLUSIVE
     decided     once one is SLOWER                         -> the others are NOT DECIDED
     audited     some IDENTICAL ones are timed all the same -> IDENTICAL, or SLOWER
@@ -17,6 +18,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +38,7 @@ from tinyllama.harness.gate.sequential_test import CONFIRM_BLOCKS, LOOKS, Rule
 from tinyllama.harness.gate.setting import Affected, BenchmarkState, Setting
 from tinyllama.harness.gate.wave import Processes, Wave, sizes
 from tinyllama.harness.machine.worker import all_ended
-from tinyllama.harness.records.verdict import Figure, Outcome, Verdict
+from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
 MAX_DISCARDED = 2  # waves on a disturbed device; one more, and the verdict is BUSY
 AUDIT_LOOKS = LOOKS[:2]
@@ -119,8 +121,11 @@ class Session(Processes):
             with self.timed("prepare"), self.pairs() as (pair,):
                 if self._prepare_decides(pair, []):
                     return
-        if not self._look_at([], LOOKS) and self.setting.audit:
-            self._audit()
+        if not self._look_at([], LOOKS):
+            with self.timed("time"):
+                self._hold_new_to_layout_bars()
+            if self.setting.audit:
+                self._audit()
 
     def _nearest(self) -> list[BenchmarkState]:
         """The benchmarks that differ in a file of their own op, if they are at most half of those
@@ -306,11 +311,11 @@ class Session(Processes):
 
     def _prepare_benchmark(self, pair: Pair, state: BenchmarkState, audit: bool) -> None:
         benchmark, name = state.benchmark, state.name
-        if name in self.new:
-            pair.verify_new(benchmark)
+        seconds = pair.begin(benchmark)
+        if benchmark.new:
+            pair.verify(benchmark)
             untimed = f", and not timed: {benchmark.untimed}" if benchmark.untimed else ""
             return state.settle(Outcome.NEW, f"its results are verified{untimed}")
-        seconds = pair.begin(benchmark)
         inputs = pair.ask_both("inputs", name)
         if inputs[BASE] != inputs[CANDIDATE]:
             text = (
@@ -413,7 +418,38 @@ class Session(Processes):
                     self._conclude(state)
 
     def _conclude(self, state: BenchmarkState) -> None:
+        self._hold_to_layout_bar(state)
         state.conclude(self._accepted(state, COMPILE))
+
+    def _hold_to_layout_bar(self, state: BenchmarkState) -> None:
+        if contiguous := self._contiguous(state):
+            state.hold_to_layout_bar(contiguous, self._accepted(state, "layouts"))
+
+    def _contiguous(self, state: BenchmarkState) -> BenchmarkState | None:
+        """The same benchmark on contiguous inputs, where there is a bar on its layout."""
+        if not state.benchmark.layout_bar:
+            return None
+        timed = replace(state.benchmark.timed, layout="contiguous")
+        states = (*self.compared.values(), *self.new.values())
+        return next((other for other in states if other.benchmark.timed == timed), None)
+
+    def _hold_new_to_layout_bars(self) -> None:
+        """Time what is NEW, has a bar on its layout and was verified, and the same on contiguous
+        inputs, by the candidate alone. Their times have no verdict."""
+        pairs = [(s, other) for s in self.new.values() if (other := self._contiguous(s))]
+        behind = [s for both in pairs for s in both if s.benchmark.new and s.has(Outcome.NEW)]
+        if behind:
+            self._ask_device(self.setting.guard.wait_until_idle)
+            self.setting.say(f"{len(behind)} new: {LOOKS[0]} blocks for their bars on layouts")
+        while behind:
+            self._wave(behind, sizes(LOOKS[0] - len(behind[0].seconds), self.setting.at_once)[0])
+            behind = [s for s in behind if s.has(Outcome.NEW) and len(s.seconds) < LOOKS[0]]
+        for state, _ in pairs:
+            if state.verdict is not None and state.has(Outcome.NEW):
+                self._hold_to_layout_bar(state)
+                outcome = worst([Outcome.NEW, *(figure.outcome for figure in state.figures)])
+                texts = [state.verdict.text, *(figure.text for figure in state.figures)]
+                state.settle(outcome, "; ".join(texts))
 
     def _wave(self, states: Sequence[BenchmarkState], count: int, *, again: bool = False) -> int:
         """Take so many blocks of some benchmarks; returns how many, 0 where they are discarded.
@@ -436,6 +472,8 @@ class Session(Processes):
         for launch in wave.launches[state.name]:
             assert launch.block is not None
             state.first_calls.append(launch.first_calls)
+            if not again:
+                state.seconds.append(launch.block.seconds)
             for metric, value in launch.block.statistics.items():
                 series, work = self._series(state, metric), launch.block.all_work[metric]
                 (series.again if again else series.statistics).append(value)

@@ -93,8 +93,8 @@ class BenchmarkState:
     """What was measured of one benchmark, and in the end its verdict.
 
     proofs: of each side, once it was verified. paces: by side, seconds of a call by the judge's
-    clock. first_calls: of each block, by side, seconds from warm caches. moved: which kernels of a
-    slower one.
+    clock. seconds: of each block, by metric, of a call of the candidate. first_calls: of each
+    block, by side, seconds from warm caches. moved: which kernels of a slower one.
     """
 
     benchmark: Benchmark
@@ -102,6 +102,7 @@ class BenchmarkState:
     figures: list[Figure] = field(default_factory=list)
     proofs: dict[str, Any] = field(default_factory=dict)
     paces: dict[str, float] = field(default_factory=dict)
+    seconds: list[Mapping[str, float]] = field(default_factory=list)
     first_calls: list[Mapping[str, float]] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -152,6 +153,35 @@ class BenchmarkState:
             for metric, series in self.series.items()
             if self.settled(metric) is None
         )
+
+    def hold_to_layout_bar(self, contiguous: "BenchmarkState", accepted: float) -> None:
+        """Add the figure of the op's bar on a layout, from the blocks of this benchmark and of the
+        same on contiguous inputs, if both have some.
+
+        SLOWER where the ratio of both times is above the bar in every block, and in every block
+        above the base's ratio by more than the tolerance, if the base was timed. Of four blocks,
+        that none is below says more than Student's t. accepted: by which share the bar may be
+        exceeded.
+        """
+        both = zip(self.seconds, contiguous.seconds, strict=False)  # one may need more blocks
+        ratios = [strided[DEVICE] / dense[DEVICE] for strided, dense in both]
+        metric = f"layouts {self.benchmark.timed.layout}"
+        if not ratios or self.settled(metric) is not None:
+            return
+        limit = self.benchmark.layout_bar * (1 + accepted)
+        text = (
+            f"{metric} {median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] times as long "
+            f"as contiguous in {len(ratios)} blocks, allowed {limit:g}"
+        )
+        slower = min(ratios) > limit
+        if DEVICE in self.series and DEVICE in contiguous.series:
+            series, dense_series = self.series[DEVICE], contiguous.series[DEVICE]
+            changes = zip(series.statistics, dense_series.statistics, strict=False)
+            growth = min(change - dense_change for change, dense_change in changes)
+            slower = slower and growth > math.log1p(series.rule.tolerance)
+            text += f"; at least {math.expm1(growth):+.2%} beyond the base's"
+        outcome = Outcome.SLOWER if slower else Outcome.SAME
+        self.figures.append(Figure(metric, outcome, text, after=median(ratios)))
 
     def conclude(self, accepted: float) -> None:
         """Settle it by its figures, with that of its first calls in the fresh processes of blocks.
@@ -217,6 +247,7 @@ class BenchmarkState:
             "blocks": {metric: series.statistics for metric, series in self.series.items()},
             "all_work": {metric: series.all_work for metric, series in self.series.items()},
             "confirmation": {metric: series.again for metric, series in self.series.items()},
+            "seconds": [dict(seconds) for seconds in self.seconds],
             "first_calls": [dict(seconds) for seconds in self.first_calls],
             "moved": self.moved,
         }

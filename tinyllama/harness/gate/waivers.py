@@ -40,6 +40,7 @@ Metric = Literal[
     "kernels",
     "copies",
     "host_syncs",
+    "layouts",
 ]
 COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
 _NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*")

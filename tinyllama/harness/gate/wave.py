@@ -185,7 +185,7 @@ class Wave:
         processes, benchmark = self.processes, state.benchmark
         if not (state.paces or benchmark.factory):
             with processes.part("judge's clock"):
-                state.paces = {side: pair.pace(side, benchmark) for side in (BASE, CANDIDATE)}
+                state.paces = {side: pair.pace(side, benchmark) for side in pair.sides(benchmark)}
         with processes.part("turns"):
             return pair.take(benchmark, processes.effort.of(benchmark), state.paces)
 
