@@ -124,6 +124,7 @@ cross_entropy = Op(
         "backward": lambda size, N, V: 2 * N * V * size,
     },
     flops={"forward": lambda N, V: 4 * N * V, "backward": lambda N, V: 3 * N * V},
+    small_kernels={"_mean": "it adds at most IN_ONE_PROGRAM losses"},
 )
 
 
