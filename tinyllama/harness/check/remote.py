@@ -36,6 +36,7 @@ from tinyllama.harness.machine.worker import Worker, WorkerError, end_all
 
 PACKAGE = "tinyllama.ops"  # the ops of the tree, on which a file may register providers
 GROUP = 24 * 3600.0  # seconds for all cases of a group of checks, each of which has its own limit
+RESERVE = 2**30  # bytes of memory that are left to other processes
 
 
 # -- what is asked for -----------------------------------------------------------------------------
@@ -164,6 +165,8 @@ class Checks:
 
     def __init__(self, log: str, **request: Any) -> None:
         self.request, self.log = Request(**request), Path(log)
+        if self.request.device == "cpu":
+            limit_memory()
         self.candidates = {
             str(candidate.provider): replace(candidate, announce=self.announce)
             for candidate in self.request.candidates()
@@ -204,6 +207,21 @@ class Checks:
             independent_judge.answer(self.candidates[provider], number, seed, Path(file))
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+
+def limit_memory() -> None:
+    """Let an allocation fail that the machine has no memory for, before the system ends this
+    process, or another one; on Linux."""
+    facts = Path("/proc/meminfo")
+    if not facts.is_file():
+        return
+    import resource
+
+    (available,) = re.findall(r"^MemAvailable: +(\d+) kB", facts.read_text(), re.MULTILINE)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = max(int(available) * 1024 - RESERVE, RESERVE)
+    if most == resource.RLIM_INFINITY or limit < most:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 # -- in the process that judges -------------------------------------------------------------------
