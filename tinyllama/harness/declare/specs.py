@@ -19,7 +19,7 @@ import torch
 from tinyllama.harness.declare.values import Values, normal
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-TIMED_LAYOUTS = ("strided", "transposed")  # of `tinyllama.harness.check.evaluate.LAYOUTS`
+TIMED_LAYOUTS = ("strided", "transposed")  # of `tinyllama.harness.check.layouts.LAYOUTS`
 STANDARD = normal()
 
 
