@@ -182,9 +182,10 @@ class OpCase:
         *,
         slack: float = SLACK,
         references: References | None = None,
+        of_elements: float | None = None,
     ) -> list[Comparison]:
         """Results against the reference in the same dtype and in float64, those that are missing
-        too; empty ones have no error.
+        too; empty ones have no error. of_elements: as `compare` takes it.
 
         Raises GradientError for one that is not zero where the reference has none.
         """
@@ -198,7 +199,14 @@ class OpCase:
         by_name = {name: references.of(name) for name, value in oracle.items() if value.numel()}
         least = median(reference.gain for reference in by_name.values()) if by_name else 1.0
         return [
-            compare(name, results[name], reference, gain=max(least, reference.gain), slack=slack)
+            compare(
+                name,
+                results[name],
+                reference,
+                gain=max(least, reference.gain),
+                slack=slack,
+                of_elements=of_elements,
+            )
             if name in results
             else Comparison.missing(name)
             for name, reference in by_name.items()

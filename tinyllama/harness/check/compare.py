@@ -16,7 +16,8 @@ tensor their number, or that which d shows where an op declares shared terms. un
 is the root mean square of a rounding, m the declared magnitude of terms that may cancel. Added are
 one subnormal number and, along o, what matrix units truncate in float32.
 
-Where o or e is not finite, a result is what one of them is, or finite where one of them is.
+Single elements are held to a multiple of the largest error that rounding gives, if that is asked
+for. Where o or e is not finite, a result is what one of them is, or finite where one of them is.
 Integers and booleans are what o, e, or o for moved inputs is; some may be off by ``off_by``.
 docs/design.md says what other rules gave.
 """
@@ -211,6 +212,15 @@ class Reference:
         return min(count, draws * ratio / (draws - ratio)) if ratio < draws else count
 
     @cached_property
+    def largest(self) -> torch.Tensor:
+        """The largest error of an element that rounding gives, by one unit of the dtype or more."""
+        errors = [self.of_finite(self.eager) - self.exact, *self.changes()]
+        terms = [self.exact, *([] if self.magnitude is None else [self.of_finite(self.magnitude)])]
+        unit = torch.finfo(self.eager.dtype).eps
+        tensors = [*errors, *(unit * tensor for tensor in terms)]
+        return torch.stack([tensor.abs().max() for tensor in tensors]).max()
+
+    @cached_property
     def sizes(self) -> list[_Norms]:
         """Of the oracle and of the terms, with what independent roundings of them are along it."""
         tensors = [self.exact] if self.magnitude is None else [self.exact, self.magnitude]
@@ -251,10 +261,12 @@ def compare(
     *,
     gain: float | None = None,
     slack: float = SLACK,
+    of_elements: float | None = None,
 ) -> Comparison:
     """Compare the error of a result with eager's; see the module for the rule.
 
     gain: by default that of the reference; larger where other results of the same call ask for it.
+    of_elements: the multiple that an element's error is held to; None: it is not.
     """
     eager, oracle = reference.eager, reference.oracle
     assert result.shape == oracle.shape == eager.shape, (result.shape, eager.shape, oracle.shape)
@@ -296,6 +308,10 @@ def compare(
     worst = (error.rows / bounds).nan_to_num(nan=math.inf).argmax()
     row = Check("row", error.rows[worst].item(), bounds[worst].item())
     widest = bounds.max().item()
+    more: tuple[Check, ...] = ()
+    if of_elements is not None:
+        largest = of_elements * reference.largest.item() + subnormal
+        more = (Check("element", difference.abs().max().item(), largest),)
 
     def element(*checks: Check) -> str:
         """The worst one, where a check failed."""
@@ -306,13 +322,14 @@ def compare(
         return _at(int(worst * width + place), result, oracle)
 
     if size.total <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
-        return Comparison(name, (tensor, row), True, True, widest, element(tensor, row))
+        checks = tensor, row, *more
+        return Comparison(name, checks, True, True, widest, element(*checks))
 
     # Independent roundings of the elements average out along the oracle; equal ones are one.
     averaged = math.sqrt(reference.alike) * rounded.along
     typical = torch.maximum(gain * moved.along, averaged)
     tilt = allowed(of_eager.along, typical, 1, 1) + ACCUMULATION
-    checks = tensor, row, Check("scale", error.along.item(), tilt.item())
+    checks = tensor, row, Check("scale", error.along.item(), tilt.item()), *more
     return Comparison(
         name,
         checks,

@@ -90,20 +90,24 @@ def _narrow_first_input(candidate: Candidate, case: OpCase, inputs: Inputs) -> P
 
 def _backward_inside(candidate: Candidate, case: OpCase) -> Problem:
     """What is wrong where the backward pass runs under autocast, too, as `loss.backward()` within
-    the context does: an error, where the reference raises none."""
+    the context does: an error, or what is not finite, where the reference has none. How precise it
+    is there is not asked: gradients may cancel."""
     if not candidate.op.differentiable:
         return None
     inputs = candidate.inputs(case)
     with torch.autocast(candidate.device.type, NARROW[0]):
         try:
-            Graph(candidate.reference, inputs).gradients()
+            expected = Graph(candidate.reference, inputs).gradients()
         except RuntimeError:
             return None
         try:
-            Graph(candidate, inputs).gradients()
+            gradients = Graph(candidate, inputs).gradients()
         except RuntimeError as error:
             text = str(error).partition("\n")[0]
             return case, f"a backward pass under autocast: {place(error)}{text}"
+    for name, right in expected.items():
+        if right.isfinite().all() and not gradients[name].isfinite().all():
+            return case, f"a backward pass under autocast: grad {name} is not finite"
     return None
 
 

@@ -52,6 +52,7 @@ OTHER_CASES = 3
 BESIDE_ZERO = re.compile(r"times .*e-(1\d|20)\b|plus -?32768")
 MOST_WORK_OF_VALUES = 2**19
 MOST_ACCESSES_OF_VALUES = 300  # of a case that is tried many times
+ELEMENT_SLACK = 8.0  # times the largest usual error of an element, in long rows of 16 bits
 EPSILON = 1e-2  # a parameter below it may be one, which is seen when it is far larger
 LARGEST_WHOLE = 1025  # for a parameter that is a whole number
 MOST_WORK = 2**25  # elements that the reference of a case may write
@@ -62,14 +63,15 @@ _COUNTS: WeakKeyDictionary[Op, dict[tuple[str, torch.dtype], int]] = WeakKeyDict
 @dataclass(frozen=True)
 class Point:
     """A case, with changed values or not. check: that it belongs to; text: what is at a boundary,
-    in words; parameter: whether it is a parameter; axes: that have another length than in the
-    general case."""
+    in words; parameter: whether it is a parameter; of_elements: as `compare` takes it; axes: that
+    have another length than in the general case."""
 
     check: str
     text: str
     case: OpCase
     painted: Painted | None = None
     parameter: bool = False
+    of_elements: float | None = None
     axes: tuple[str, ...] = ()
 
     @property
@@ -99,7 +101,9 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
     for length, axis in itertools.product(lengths, axes):
         for case in at(base, **{axis: length}):
             for varied in (case, *_varied(candidate, case, length)):
-                yield Point(SIZES, "", varied, axes=(axis,))
+                narrow = varied.dtype is not base.dtype
+                bound = ELEMENT_SLACK if narrow else None
+                yield Point(SIZES, "", varied, axes=(axis,), of_elements=bound)
     several = [(pair, BOTH) for pair in itertools.combinations(axes, 2)]
     for turn in (turn + more for turn in turns for more in (0, 3)):
         several += [(pair, turn) for pair in itertools.combinations(axes, 2)]
@@ -338,8 +342,8 @@ def accesses_of(candidate: Candidate, case: OpCase) -> int:
 
 
 class Budget:
-    """Predicts the accesses of the programs of a case: along each axis they grow as its length,
-    from the longest that was tried."""
+    """Predicts the accesses of the programs of a case: along each axis they are in proportion to
+    its length, by the longest that was tried, and no fewer than usual."""
 
     def __init__(self, candidate: Candidate, base: OpCase) -> None:
         self.usual = accesses_of(candidate, base)
@@ -353,7 +357,7 @@ class Budget:
     def accesses(self, case: OpCase, axes: tuple[str, ...]) -> float:
         usual = max(1, self.usual)
         factors = (
-            accesses / usual * max(1.0, case.case.dims[axis] / length)
+            max(1.0, accesses / usual * case.case.dims[axis] / length)
             for axis, (length, accesses) in self.longest.items()
             if axis in axes
         )

@@ -23,7 +23,14 @@ from functools import partial
 from typing import Any
 
 from tinyllama.harness.gate.attribution import PROFILES, moved
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Stopped, check_identities, matched
+from tinyllama.harness.gate.benchmarks import (
+    BASE,
+    CANDIDATE,
+    Benchmark,
+    Stopped,
+    check_identities,
+    matched,
+)
 from tinyllama.harness.gate.counters import (
     COLD_SECONDS,
     COUNTED_ON_GPU,
@@ -346,18 +353,31 @@ class Session(Processes):
     def _verify(self, pair: Pair, state: BenchmarkState) -> bool:
         """Whether the results of both sides are right, so that their times can be compared.
 
-        A base whose own result is wrong has none that counts. Then the candidate is judged alone,
-        by the base's reference, and is NEW where it is right: a fix can be merged.
+        A base whose own result is wrong on two draws of values has none that counts. Then the
+        candidate is judged alone, by the base's reference, and is NEW where it is right: a fix can
+        be merged, unless a count has already shown it to be SLOWER.
         """
         try:
             state.proofs = pair.verify(state.benchmark)
         except SideError as error:
-            if not error.wrong or error.side != BASE or state.benchmark.factory:
+            slower = any(figure.outcome is Outcome.SLOWER for figure in state.figures)
+            if slower or not self._base_is_wrong(pair, state.benchmark, error):
                 raise
             pair.verify(state.benchmark, reference_of_base=True)
             text = f"the base's result is wrong; the candidate's is right ({error.words})"
             state.settle(Outcome.NEW, text)
         return state.verdict is None
+
+    def _base_is_wrong(self, pair: Pair, benchmark: Benchmark, error: SideError) -> bool:
+        """Whether an error says that the base's result is wrong, and so does another draw: one that
+        is near what rounding allows may be wrong on a draw by chance."""
+        if not error.wrong or error.side != BASE or benchmark.factory:
+            return False
+        try:
+            pair.verify(benchmark)
+        except SideError as again:
+            return again.wrong and again.side == BASE
+        return False
 
     def _compile_figure(self, state: BenchmarkState, seconds: Mapping[str, float]) -> Figure:
         return seconds_figure(COMPILE, seconds, self._accepted(state, COMPILE), COLD_SECONDS)
