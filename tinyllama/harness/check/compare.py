@@ -91,6 +91,10 @@ class Comparison:
     widest_row: float
     worst: str = ""
 
+    def without(self, norm: str) -> "Comparison":
+        """The comparison without the check in one norm."""
+        return replace(self, checks=tuple(check for check in self.checks if check.norm != norm))
+
     @property
     def passed(self) -> bool:
         return all(check.passed for check in self.checks)
