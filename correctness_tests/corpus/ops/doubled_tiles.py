@@ -75,5 +75,6 @@ VARIANTS = [
         ("cases=[Case(N=7, F=50)", "cases=[Case(N=2000, F=1000)"),
         ("        return doubled(dy)", "        return doubled(dy.clamp(-100, 100))"),
         fault="constant",
+        slow="thousands of loads and stores are interpreted",
     ),
 ]
