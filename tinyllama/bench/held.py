@@ -5,7 +5,6 @@ because the pool of its graph holds the activations too.
 """
 
 import gc
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +16,6 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan, Tier
 from tinyllama.training.step import TrainStep, products
 
-Training = Callable[[TrainStep, torch.Tensor], None]
-
 
 @dataclass(frozen=True)
 class Held:
@@ -29,17 +26,11 @@ class Held:
     peak: int
 
 
-def everything(step: TrainStep, tokens: torch.Tensor) -> None:
-    """One step that updates every parameter. tokens: (B, T + 1)."""
-    step(tokens)
-
-
 def held(
     model: ModelConfig,
     tier: str | Tier,
     settings: TrainConfig,
     device: torch.device,
-    train: Training = everything,
 ) -> Held:
     """Train one uncaptured step of a new model in float32. On a GPU bytes are the allocator's, on a
     CPU those of the tensors that operators returned."""
@@ -54,7 +45,7 @@ def held(
         forget_peak(device)
         with products("fp32", device), Allocations() as allocated:
             step = TrainStep(TinyLlama(model, tier).to(device), settings, StepPlan())
-            train(step, tokens)
+            step(tokens)
         synchronize(device)
         peak = peak_bytes(device) - before if on_gpu else allocated.peak
         gc.collect()
