@@ -24,7 +24,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "presets": tables.presets,
     "tiers": tables.tiers,
     "stages": tables.stages,
-    "longest": tables.longest,
     "scaling": tables.scaling,
     "ladder": tables.ladder,
     "ladder-picture": tables.ladder_picture,
