@@ -46,7 +46,6 @@ def assert_same_files(first: Path, second: Path) -> None:
     [
         {},
         {"precision": "bf16"},
-        {"precision": "fp16"},
         {"max_grad_norm": 0.5, "accumulate": 3},
         {"plan": StepPlan(memory="small")},
     ],

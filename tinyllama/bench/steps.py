@@ -29,13 +29,13 @@ from tinyllama.harness.measure.memory import (
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import Tier, resolve
+from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.step import TrainStep
 
 BATCHES = 8  # different ones, one after the other
 GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
 UNTIMED = 2  # steps ahead of each turn
 SCORES = 2**32  # bytes of one layer's scores in float64 that the reference may hold at once
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Repeated:
