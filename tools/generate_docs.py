@@ -25,6 +25,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "tiers": tables.tiers,
     "stages": tables.stages,
     "scaling": tables.scaling,
+    "expected-scaling": tables.expected_scaling,
     "ladder": tables.ladder,
     "ladder-picture": tables.ladder_picture,
     "released-bugs": tables.released_bugs,
