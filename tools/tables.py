@@ -197,7 +197,8 @@ def expected_scaling() -> str:
         row(64, ", an adapter for each", min(link, 8 * ADAPTER)),
         row(64, ", an adapter for each host of 8", ADAPTER),
     ]
-    return f"{markdown_table([head, *rows])}\n\nSteps of one and two GPUs: {escaped(source(record))}."
+    text = f"Steps of one and two GPUs: {escaped(source(record))}."
+    return f"{markdown_table([head, *rows])}\n\n{text}"
 
 
 def curves() -> str:
