@@ -37,7 +37,6 @@ from tinyllama.harness.measure.rounds import summary
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import Tier, resolve
-from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.step import TrainStep
 
 BATCHES = 8  # different ones, one after the other
@@ -45,6 +44,7 @@ GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would 
 UNTIMED = 2  # steps ahead of each turn
 NOT_APART = "the step waits for the device, or fills its queue: its time cannot be isolated"
 SCORES = 2**32  # bytes of one layer's scores in float64 that the reference may hold at once
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Repeated:
