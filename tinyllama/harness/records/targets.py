@@ -192,7 +192,10 @@ def load(path: Path) -> list[Target]:
         content = msgspec.convert(toml_of(path.read_text(encoding="utf-8")), _File)
     except (OSError, ValueError) as error:
         raise TargetError(f"{path}: {error}") from error
-    tables = [(StepEntry, "step", content.step), (OpEntry, "op", content.op)]
+    tables: list[tuple[type[StepEntry] | type[OpEntry], str, list[_Table]]] = [
+        (StepEntry, "step", content.step),
+        (OpEntry, "op", content.op),
+    ]
     return [
         target
         for kind, name, of_kind in tables
@@ -201,7 +204,7 @@ def load(path: Path) -> list[Target]:
     ]
 
 
-def _of_table(where: str, kind: type[Timed], table: _Table) -> Iterator[Target]:
+def _of_table(where: str, kind: type[StepEntry] | type[OpEntry], table: _Table) -> Iterator[Target]:
     about = {name: _names(value) for name, value in table.about.items()}
     if wrong := about.keys() - set(kind.__struct_fields__):
         raise TargetError(f"{where}: {min(wrong)!r} is no field of {kind.__name__}")
