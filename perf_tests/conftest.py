@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tinyllama.bench import curves, measure_ops, scaling, sweeps
+from tinyllama.bench import curves, longest, measure_ops, scaling, sweeps
 from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.peers import SEARCHED
 from tinyllama.bench.table import readings_clock, table
@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
     device = worker_device(config)
     steps = [str(group) for group in ALL if not_here(group, device) is None]
-    modules = (measure_ops, sweeps, curves, scaling)
+    modules = (measure_ops, sweeps, curves, longest, scaling)
     return [*steps, *(name for module in modules for name in module.groups(device))]
 
 

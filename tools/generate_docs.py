@@ -24,6 +24,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "presets": tables.presets,
     "tiers": tables.tiers,
     "stages": tables.stages,
+    "longest": tables.longest,
     "scaling": tables.scaling,
     "expected-scaling": tables.expected_scaling,
     "ladder": tables.ladder,

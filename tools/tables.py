@@ -17,6 +17,7 @@ from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.harness.records.entries import (
     CurveEntry,
     Entry,
+    LongestEntry,
     OpEntry,
     ScalingEntry,
     StepEntry,
@@ -131,6 +132,27 @@ def _ops(records: Sequence[Record]) -> list[list[str]]:
     providers = sorted(names, key=lambda name: name != baseline)
     rows = [["op", "case", "dtype", *providers]]
     return rows + [[*call, *(row.get(p, "") for p in providers)] for call, row in cells.items()]
+
+
+def longest() -> str:
+    """The longest sequence that each contender trains on one card."""
+    head = ["workload", "contender", "tokens", "ms", "of the product's speed", "peak GiB"]
+    return _tables(
+        ([record], [head, *map(_longest, record.of(LongestEntry))])
+        for record in _of_kind(LongestEntry)
+    )
+
+
+def _longest(entry: LongestEntry) -> list[str]:
+    figures = [str(entry.cannot), "", "", ""]
+    if entry.ran:
+        figures = [
+            f"{entry.seq_len:,}",
+            f"{entry.time * 1e3:,.0f}",
+            f"{entry.mfu or 0:.0%}",
+            f"{(entry.peak_bytes or 0) / 2**30:.0f}",
+        ]
+    return ["-".join(entry.group), entry.contender, *figures]
 
 
 def scaling() -> str:

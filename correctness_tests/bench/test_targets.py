@@ -103,7 +103,7 @@ def test_a_target_that_cannot_be_used_is_refused(tmp_path: Path, lines: str, mes
 def test_a_line_may_be_about_several_and_a_table_about_all(tmp_path: Path) -> None:
     path = tmp_path / "targets.toml"
     path.write_text(
-        '[[step]]\nbars = ["v1, v3 peak_bytes <= 522.5 MiB (why)"]\n'
+        '[[step]]\nbars = ["v1, v3 held_bytes <= 522.5 MiB (why)"]\n'
         '[[op]]\nabout = { op = "rope" }\nbars = ["triton speed over torch / liger >= 1.0"]\n'
     )
     first, second, of_op = load(path)

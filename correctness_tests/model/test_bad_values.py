@@ -38,7 +38,7 @@ from tinyllama.ops import OPS
         ("--device cuda:99", "device 'cuda:99' is not there: torch sees"),
         ("--memory small --accumulate 2", "accumulate 2 needs them: use memory fast, or accum"),
         ("--memory small --max-grad-norm 1", "max_grad_norm 1.0 needs them: use memory fast, or"),
-        ("--precision fp16", "invalid choice: 'fp16'"),
+        ("--memory small --precision fp16", "precision fp16 needs them: use memory fast, or prec"),
         ("--epochs 3", "unrecognized arguments: --epochs 3 (see tinyllama --help)"),
         ("--batch-size 2147483647", "GiB or more, and "),
         ("--num-layers 2147483647", "use a smaller model or batch"),

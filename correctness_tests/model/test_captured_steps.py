@@ -109,7 +109,11 @@ def test_replay_follows_weights_and_state_that_are_loaded(
         assert losses(step, 6) == pytest.approx(expected[:1], rel=rel)
 
 
-def test_step_whose_optimizer_counts_on_the_host_is_not_captured(device: torch.device) -> None:
+def test_step_with_values_that_a_graph_freezes_is_not_captured(device: torch.device) -> None:
+    """The loss scale of fp16, and an optimizer that counts its steps on the host."""
+    step = TrainStep(TinyLlama(SHAPE, "v2").to(device), TrainConfig(precision="fp16"))
+    assert not step.plan.capture
+    assert "gradient scaler" in step.left_out["capture"]
     step = TrainStep(TinyLlama(SHAPE, TIERS["v2"].without("adamw")).to(device), TrainConfig())
     assert not step.plan.capture
     assert "counts its steps on the host" in step.left_out["capture"]

@@ -46,6 +46,7 @@ def assert_same_files(first: Path, second: Path) -> None:
     [
         {},
         {"precision": "bf16"},
+        {"precision": "fp16"},
         {"max_grad_norm": 0.5, "accumulate": 3},
         {"plan": StepPlan(memory="small")},
     ],

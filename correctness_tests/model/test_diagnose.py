@@ -13,7 +13,7 @@ from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, StepPlan, Tier
 from tinyllama.training.data import RandomTokens
-from tinyllama.training.diagnose import diagnose
+from tinyllama.training.diagnose import Statistics, diagnose
 from tinyllama.training.step import TrainStep
 
 BATCH = RandomTokens(MODEL.vocab_size, CONFIG).batch(0)
@@ -62,11 +62,19 @@ def test_diagnosis_has_every_op_of_every_layer_in_order(tier: str) -> None:
     assert [op.name for op in ops if op.gradient is None] == ["logits"]
 
 
+def test_diagnosis_shows_fp16_gradients_unscaled() -> None:
+    step = make_step(precision="fp16")
+    assert step.scaler.get_scale() > 1
+    assert by_name(step)["loss"].gradient == Statistics(1.0, 1.0, 0.0, 0.0)
+    plain = by_name(make_step())["layers.1"].gradient
+    assert by_name(step)["layers.1"].gradient.std == pytest.approx(plain.std, rel=0.05)
+
+
 # -- it changes nothing -----------------------------------------------------------------------
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_diagnosed_run_has_same_curve(precision: str) -> None:
     plain = run(precision=precision).losses
     diagnosed = run(precision=precision, diagnosed=True)

@@ -94,6 +94,7 @@ def test_overlapped_step_gives_same_bits(device: torch.device, precision: str) -
     [
         ({"max_grad_norm": 1.0}, "clipped gradients wait for the norm of all"),
         ({"accumulate": 2}, "accumulated gradients wait for the last micro-batch"),
+        ({"precision": "fp16"}, "fp16 waits for gradients that are not finite"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

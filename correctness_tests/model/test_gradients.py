@@ -14,7 +14,7 @@ from tinyllama.harness.check.compare import SLACK, Reference, compare
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.tiers import TIERS, StepPlan
 
-PRECISIONS = ["fp32", "tf32", "bf16"]
+PRECISIONS = ["fp32", "tf32", "bf16", "fp16"]
 COUNT = 2 + 9 * SHAPE.num_layers
 
 

@@ -306,12 +306,16 @@ def test_ranks_refuse_batch_or_memory_mode(settings: dict[str, Any], error: str)
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("tier", "count", "error"),
+    ("tier", "precision", "count", "error"),
     [
-        ("v4", 2, "tier v4 reads the weights .* use tier v3, or no shards"),
-        ("v1", 1, "one rank has nothing to shard: start several with torchrun"),
+        ("v4", "fp32", 2, "tier v4 reads the weights .* use tier v3, or no shards"),
+        ("v1", "fp16", 2, "precision fp16 looks for gradients that overflow.* use precision bf16"),
+        ("v1", "fp32", 1, "one rank has nothing to shard: start several with torchrun"),
     ],
 )
-def test_shards_refuse_tier_or_single_rank(tier: str, count: int, error: str) -> None:
+def test_shards_refuse_tier_precision_or_single_rank(
+    tier: str, precision: str, count: int, error: str
+) -> None:
+    config = replace(CONFIG, precision=precision)
     with pytest.raises(ConfigError, match=error):
-        shard(TinyLlama(SHAPE, tier), CONFIG, CPU, Ranks(0, count))
+        shard(TinyLlama(SHAPE, tier), config, CPU, Ranks(0, count))

@@ -4,6 +4,7 @@ Adam divides by the gradient's size, so parameters hardly show a gradient that i
 a factor: the gradients themselves are compared.
 """
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -124,6 +125,48 @@ def test_norm_that_is_not_finite_ends_run_and_names_op(device: torch.device) -> 
         r"the last op whose output's gradient is not finite is layers\.1\.swiglu",
         result.reason,
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_fp16_gradients_are_unscaled_before_they_are_clipped(
+    accumulate: int, device: torch.device
+) -> None:
+    options: dict[str, Any] = {"steps": 3, "accumulate": accumulate, "max_grad_norm": LIMIT}
+    options["plan"] = StepPlan()
+    expected = run("v1", device, **options)
+    got = run("v1", device, precision="fp16", **options)
+    assert got.norms == pytest.approx(expected.norms, rel=0.01)
+    for name, gradient in expected.grads.items():
+        assert (got.grads[name] - gradient).norm() <= 0.05 * gradient.norm(), name
+
+
+@pytest.mark.long
+def test_fp16_goes_on_when_its_scale_overflows(device: torch.device) -> None:
+    """The scaler skips such a step and lowers the scale; that is no failure."""
+    step = TrainStep(
+        TinyLlama(SHAPE).to(device), TrainConfig(**BATCH, precision="fp16", max_grad_norm=LIMIT)
+    )
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
+    batch = tokens(0).to(device)
+    norms = []
+    for _ in range(40):
+        step(batch[:, :-1], batch[:, 1:])
+        assert step.norm is not None
+        norms.append(step.norm.item())
+    skipped = sum(not math.isfinite(norm) for norm in norms)
+    assert 0 < skipped < len(norms)
+    assert step.optimizer.steps.item() == len(norms) - skipped
+    assert all(parameter.isfinite().all() for parameter in step.model.parameters())
+
+
+@pytest.mark.long
+def test_norm_that_fp16_overflows_does_not_end_run(device: torch.device) -> None:
+    with infinite_gradient_tier() as tier:
+        result = runs.run(tier, device=device, precision="fp16", max_grad_norm=1.0)
+    assert result.status == "completed"
+    assert result.gradient_norms == [None] * 4
+    json.dumps(result.as_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize("sick", [0, 1])

@@ -121,9 +121,12 @@ def test_preparation_and_diagnosis_leave_no_trace(
         step = TrainStep(model, CONFIG, plan)
         tensors = [*model.parameters(), *step.optimizer.tensors().values()]
         before = [tensor.detach().clone() for tensor in tensors]
+        phases = step.split()
         step.prepare()
         gradients(step, batch[:, :-1], batch[:, 1:])
         diagnose(step, batch[:, :-1], batch[:, 1:], 1)
+    assert set(phases) == {"forward", "backward", "optimizer"}
+    assert all(seconds > 0 for seconds in phases.values())
     assert all(torch.equal(t, b) for t, b in zip(tensors, before, strict=True))
 
 

@@ -16,6 +16,8 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
 from tinyllama.ops import OPS
 from tinyllama.training import checkpoint
+from tinyllama.training.data import RandomTokens
+from tinyllama.training.diagnose import gradients
 from tinyllama.training.step import TrainStep
 from tinyllama.training.train import StepRecord
 
@@ -39,6 +41,8 @@ def test_result_describes_run(tier: str, device: torch.device) -> None:
     assert [record.number for record in records] == [*range(1, steps + 1)]
     assert [record.loss for record in records] == result.losses
     assert all(seconds > 0 for seconds in result.step_seconds)
+    assert result.phase_seconds.keys() == {"forward", "backward", "optimizer"}
+    assert all(seconds > 0 for seconds in result.phase_seconds.values())
     assert result.gradients == dict.fromkeys(PARAMETERS, True)
     assert result.parameters == MODEL.parameters
     assert result.samples_per_second is not None
@@ -71,6 +75,15 @@ def test_parameters_that_no_gradient_reaches_are_named(device: torch.device) -> 
         f"no gradient arrives at {len(PARAMETERS) - 1} of {len(PARAMETERS)} parameters, "
         "and the optimizer updates all of them or none"
     )
+
+
+@pytest.mark.long
+def test_fp16_scale_that_starts_too_high_loses_no_gradient() -> None:
+    step = make_step("fp16")
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
+    verdicts = gradients(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(0))
+    assert set(verdicts.values()) == {"received"}
+    assert step.scaler.get_scale() == 2.0**40
 
 
 # -- runs that end early ----------------------------------------------------------------------
@@ -112,6 +125,7 @@ def test_op_that_made_loss_not_finite_is_found() -> None:
 
 
 @pytest.mark.long
-def test_autocast_follows_the_fp32_curve(device: torch.device) -> None:
-    losses = run(device=device, precision="bf16").losses
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_autocast_follows_the_fp32_curve(precision: str, device: torch.device) -> None:
+    losses = run(device=device, precision=precision).losses
     assert losses == pytest.approx(run(device=device).losses, rel=0.01)

@@ -13,10 +13,17 @@ from typing import Any
 
 import torch
 
+from tinyllama.bench.held import held
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import current, synchronize
 from tinyllama.harness.machine.sensors import NotToldError, sensor
-from tinyllama.harness.measure.clock import Queue, queue_of, wall_seconds
+from tinyllama.harness.measure.clock import (
+    Clock,
+    NotQueuedError,
+    Queue,
+    queue_of,
+    wall_seconds,
+)
 from tinyllama.harness.measure.energy import energy
 from tinyllama.harness.measure.launches import launches
 from tinyllama.harness.measure.memory import (
@@ -26,16 +33,18 @@ from tinyllama.harness.measure.memory import (
     pool_bytes,
     resident_peak_bytes,
 )
+from tinyllama.harness.measure.rounds import summary
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import Tier, resolve
-from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.step import TrainStep
 
 BATCHES = 8  # different ones, one after the other
 GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
 UNTIMED = 2  # steps ahead of each turn
+NOT_APART = "the step waits for the device, or fills its queue: its time cannot be isolated"
 SCORES = 2**32  # bytes of one layer's scores in float64 that the reference may hold at once
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Repeated:
@@ -53,10 +62,10 @@ class Repeated:
         """Wall seconds of the next call."""
         return wall_seconds(self.next, self.queue)
 
-    def warm_up(self, seconds: float) -> float:
-        """Repeat for this time, and at least three times; return the seconds of one call."""
+    def warm_up(self, seconds: float, least: int = 3) -> float:
+        """Repeat for this time, and at least this often; return the seconds of one call."""
         start, calls = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds or calls < 3:
+        while time.perf_counter() - start < seconds or calls < least:
             self.next()
             synchronize(self.device)
             calls += 1
@@ -88,7 +97,6 @@ class StepContender(Repeated):
     parameters: by our names; gradient_of(name) gives the gradient in our layout.
     """
 
-    warm_ups = 3  # steps ahead of the captured one
     software = "tinyllama"
     plan = "eager"
     step: Callable[[torch.Tensor], torch.Tensor]
@@ -100,9 +108,14 @@ class StepContender(Repeated):
         device: str,
         batch_size: int | None = None,
         seq_len: int | None = None,
+        warm_ups: int = 3,
     ) -> None:
+        """warm_ups: steps ahead of the captured one."""
         self.group = Group.parse(group)
         self.device = current(device)
+        self.warm_ups = warm_ups
+        torch.zeros(1, device=self.device)  # the device's context is not part of compiling
+        self._began = time.perf_counter()
         shape = self.group.shape
         self.shape = shape.model
         self.config = TrainConfig(
@@ -122,9 +135,10 @@ class StepContender(Repeated):
         self.queue = queue_of(self.device)
 
     def started(self) -> None:
-        """To be called when the step is ready: it compiles what is left in the first one."""
+        """To be called when the step is ready: the first one ends the time to compile."""
         self.next()
         synchronize(self.device)
+        self.compile_seconds = time.perf_counter() - self._began
         self._give_back()
 
     def next(self) -> None:
@@ -229,14 +243,27 @@ class StepContender(Repeated):
         assert losses.isfinite().all(), "a loss is not finite"
         return losses.tolist()
 
-    # -- what else a record says of it --------------------------------------------------------
+    # -- timing -----------------------------------------------------------------------------
 
-    def launched(self) -> dict[str, int]:
-        """Kernels, copies and waits of a step; on a CPU its copies."""
+    def clocks(self, readings: int) -> dict[str, Any]:
+        """The step's device and host time, or why they cannot be isolated."""
+        clock = Clock(self.queue, spin_seconds=1e-3)
+        try:
+            read = [clock.read(self.next) for _ in range(readings)]
+        except NotQueuedError:
+            return {"unavailable": dict.fromkeys(("device_seconds", "host_seconds"), NOT_APART)}
+        return {
+            **summary("device_seconds", [reading.device for reading in read]),
+            **summary("host_seconds", [reading.host for reading in read]),
+        }
+
+    def launched(self) -> dict[str, Any]:
+        """Kernels, copies and waits of a step, and where its time goes."""
         launched = launches(self.next, self.device)
+        counts = launched.counts
         if self.device.type == "cpu":
-            return {"copies": launched.by_name.get("aten::copy_", (0, 0.0))[0]}
-        return launched.counts
+            counts["copies"] = launched.by_name.get("aten::copy_", (0, 0.0))[0]
+        return {**counts, "busy_seconds": launched.busy_seconds, "time_by": launched.time_by}
 
     def memory(self) -> dict[str, int]:
         """Bytes after a step and at most during one; see `tinyllama.harness.measure.memory`."""
@@ -258,7 +285,12 @@ class StepContender(Repeated):
             "software": self.software,
             "plan": self.plan,
             "left_out": self.left_out,
+            "compile_seconds": self.compile_seconds,
         }
+
+    def held(self) -> dict[str, int]:
+        """Bytes of an uncaptured step of a second model; nothing where it is not measured."""
+        return {}
 
 
 class OurStep(StepContender):
@@ -309,6 +341,13 @@ class TierStep(OurStep):
         self.training.probe(batch[:, :-1], batch[:, 1:])
         for hook in hooks:
             hook.remove()
+
+    def held(self) -> dict[str, int]:
+        """As every tier reports them."""
+        if self.training.plan.memory != "fast":
+            return {}
+        uncaptured = held(self.shape, self.model.tier, self.config, self.device)
+        return {"held_bytes": uncaptured.live, "held_peak_bytes": uncaptured.peak}
 
     def _see(self, name: str, gradient: torch.Tensor) -> None:
         self._gradients[name] = gradient.clone()

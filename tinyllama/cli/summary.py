@@ -120,7 +120,7 @@ def _rows(result: Result) -> Iterable[tuple[str, str]]:
             f"{result.samples_per_second:,.1f} samples/s, {result.tokens_per_second:,.0f} tokens/s",
         )
         yield "step", f"{statistics.median(result.step_seconds) * 1e3:.2f} ms, median"
-    norms = result.gradient_norms
+    norms = [norm for norm in result.gradient_norms if norm is not None]
     if norms and train.max_grad_norm is not None:
         clipped = sum(norm > train.max_grad_norm for norm in norms)
         yield (
@@ -128,6 +128,9 @@ def _rows(result: Result) -> Iterable[tuple[str, str]]:
             f"{clipped} of {done} steps, to norm {train.max_grad_norm:g} "
             f"(it was {min(norms):.3g} to {max(norms):.3g})",
         )
+    if result.phase_seconds:
+        phases = ", ".join(f"{name} {s * 1e3:.2f} ms" for name, s in result.phase_seconds.items())
+        yield "phases", f"{phases} (each run by itself)"
     memory = result.memory
     yield "live memory", f"{_size(memory.live_bytes)} ({memory.live_means})"
     yield "peak memory", f"{_size(memory.peak_bytes)} ({memory.peak_means})"

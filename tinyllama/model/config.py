@@ -6,7 +6,7 @@ from typing import Any
 
 from tinyllama.harness.machine.errors import UsageError
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 TIER_NAMES = ("v1", "v2", "v3", "v4")  # of `tinyllama.model.tiers.TIERS`
 MEMORY = ("fast", "selective", "small")  # what a `StepPlan` may do with memory
 PLANS = ("fused", "single")  # of the blocks of a tier that has them as one op
@@ -151,7 +151,7 @@ class TrainConfig:
     """How to train; the defaults are the published course's.
 
     learning_rate, betas, eps, weight_decay are AdamW's; ``precision`` is one of
-    `PRECISIONS`: fp32 (IEEE products), tf32, or bf16 autocast with fp32 weights.
+    `PRECISIONS`: fp32 (IEEE products), tf32, or bf16 and fp16 autocast with fp32 weights.
     accumulate: micro-batches of ``batch_size`` samples in a step, whose loss is their mean.
     max_grad_norm: gradients whose norm over all parameters is larger are scaled down to it.
     reduce_in: the format in which gradients are summed over ranks, fp32 or bf16; bf16 halves what

@@ -26,7 +26,7 @@ class StepPlan:
         of a block and the output of its attention, and recomputes the rest; "small" saves only the
         inputs of blocks, and frees each gradient as soon as it is used.
     overlap: a block is updated while the backward pass computes the blocks below it; not with
-        gradients that are clipped or accumulated, where an update must wait for all.
+        gradients that are clipped or accumulated, or in fp16, where an update must wait for all.
     """
 
     compile: bool = False

@@ -33,7 +33,8 @@ _VERSION = 2
 class Checkpoint:
     """A file that was read: the settings of the run that wrote it, and its tensors (CPU).
 
-    steps: done so far. batches: `Batches.describe` of its data. interrupted: Ctrl-C ended the run.
+    steps: done so far. batches: `Batches.describe` of its data. scaler: the state of the fp16
+    gradient scaler, empty for other precisions. interrupted: Ctrl-C ended the run.
     """
 
     path: Path
@@ -42,11 +43,12 @@ class Checkpoint:
     tier: str
     steps: int
     batches: dict[str, Any]
+    scaler: dict[str, Any]
     interrupted: bool
     tensors: dict[str, torch.Tensor]
 
     def restore(self, step: TrainStep) -> None:
-        """Copy parameters and optimizer into a step.
+        """Copy parameters, optimizer and scaler into a step.
 
         Raises ConfigError when the model has another shape.
         """
@@ -60,6 +62,8 @@ class Checkpoint:
         with torch.no_grad():
             for name, (tensor, parameter) in _state(step).items():
                 tensor.copy_(part(self.tensors[name], parameter))
+        if self.scaler and step.scaler.is_enabled():
+            step.scaler.load_state_dict(self.scaler)
 
 
 def save(
@@ -92,6 +96,7 @@ def save(
         "tier": step.model.tier.name,
         "steps": steps,
         "batches": batches,
+        "scaler": step.scaler.state_dict(),
         "interrupted": interrupted,
     }
     manifest["sha256"] = _digest(manifest, tensors)
@@ -136,7 +141,6 @@ def load(path: Path) -> Checkpoint:
         if manifest.pop("sha256") != _digest({"version": version, **manifest}, tensors):
             raise ValueError("its content differs from its checksum")
         model, train = ModelConfig(**manifest.pop("model")), TrainConfig(**manifest.pop("train"))
-        manifest.pop("scaler", None)  # what training in fp16, which there was, kept
         return Checkpoint(path, model, train, tensors=tensors, **manifest)
     except ConfigError:
         raise

@@ -34,8 +34,9 @@ class Statistics:
     nonfinite: float
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Statistics":
-        values = tensor.detach().double().flatten()
+    def of(cls, tensor: torch.Tensor, scale: float = 1.0) -> "Statistics":
+        """The statistics of ``tensor / scale``."""
+        values = tensor.detach().double().flatten() / scale
         finite = values[values.isfinite()]
         nonfinite = 1.0 - finite.numel() / values.numel()
         if not finite.numel():
@@ -48,7 +49,7 @@ class Statistics:
 class Observed:
     """One output of one application of an op, such as ``layers.3.attention``.
 
-    gradient: of the loss with respect to it; None where none arrived.
+    gradient: of the unscaled loss with respect to it; None where none arrived.
     """
 
     name: str
@@ -85,7 +86,7 @@ def diagnose(
     step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, number: int
 ) -> Diagnosis:
     """Statistics of every op of one step, run uncompiled and uncaptured, without an update."""
-    with observed(step.model) as ops:
+    with observed(step.model, step.scaler.get_scale()) as ops:
         loss = step.probe(tokens_BT, targets_BT, compiled=False).item()
     value = loss if math.isfinite(loss) else None
     size = len(ops) // step.config.accumulate
@@ -100,8 +101,8 @@ def diagnose(
 
 
 @contextlib.contextmanager
-def observed(model: TinyLlama) -> Iterator[list[Observed]]:
-    """Collect the outputs of the model's ops in this context.
+def observed(model: TinyLlama, scale: float = 1.0) -> Iterator[list[Observed]]:
+    """Collect the outputs of the model's ops in this context; gradients are divided by ``scale``.
 
     The outputs are those of the embedding, each op of each layer (``layers.0.qkv.q`` where an op
     has several outputs), each whole layer, the final norm, the logits and the loss. The logits
@@ -116,7 +117,7 @@ def observed(model: TinyLlama) -> Iterator[list[Observed]]:
 
         def note_gradient(gradient: torch.Tensor | None) -> None:
             if gradient is not None:
-                entry.gradient = Statistics.of(gradient)
+                entry.gradient = Statistics.of(gradient, scale)
 
         if tensor.requires_grad:
             tensor.register_hook(note_gradient)
@@ -157,7 +158,8 @@ def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor
 
     A hook sees each gradient when it arrives: an earlier ``grad`` does not count, and a gradient
     that is freed at once does. One micro-batch, or one rank, is enough for "received" and for
-    "not finite".
+    "not finite". In fp16 the gradient scaler deliberately starts too high and finds its scale by
+    overflows, so here the scale is halved until nothing overflows.
     """
     named = dict(step.model.named_parameters())
     arrived: dict[str, str] = {}
@@ -175,13 +177,23 @@ def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor
 
         return hook
 
-    hooks = [_on_gradient(parameter, watch(name)) for name, parameter in named.items()]
-    try:
+    def probe() -> None:
+        arrived.clear()
         step.probe(tokens_BT, targets_BT)
+        for theirs in step.ranks.gathered(dict(arrived)):
+            for name, what in theirs.items():
+                arrived[name] = min(what, arrived.get(name, what), key=_DECIDES.index)
+
+    hooks = [_on_gradient(parameter, watch(name)) for name, parameter in named.items()]
+    scaler = step.scaler.state_dict()
+    try:
+        probe()
+        while "not finite" in arrived.values() and step.scaler.get_scale() > 1:
+            step.scaler.update(step.scaler.get_scale() / 2)
+            probe()
     finally:
         for handle in hooks:
             handle.remove()
-    for theirs in step.ranks.gathered(dict(arrived)):
-        for name, what in theirs.items():
-            arrived[name] = min(what, arrived.get(name, what), key=_DECIDES.index)
+        if scaler:
+            step.scaler.load_state_dict(scaler)
     return {name: arrived.get(name, "absent") for name in named}

@@ -13,7 +13,7 @@ from tinyllama.ops.stack.configs import pays_beside
 from tinyllama.training.ranks import Ranks
 from tinyllama.training.shards import sharded
 
-AUTOCAST = {"bf16": torch.bfloat16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def runnable(
@@ -42,7 +42,7 @@ def runnable(
         "compile": cannot("compile", device) or (at_once if whole_plan.memory == "small" else None),
         "capture": cannot("capture", device)
         or (in_parts if shard else None)
-        or _frozen_by_capture(model),
+        or _frozen_by_capture(model, config),
         "overlap": _final_at_the_end(model, config, whole_plan),
     }
     left_out: dict[str, str] = {}
@@ -63,11 +63,12 @@ def runnable(
 
 
 def _refuse_with_small_memory(config: TrainConfig, ranks: Ranks) -> None:
-    """Raise ConfigError for a setting that needs all gradients at once: to compute their norm, or
-    to sum them over micro-batches or ranks."""
+    """Raise ConfigError for a setting that needs all gradients at once: to compute their norm,
+    to sum them over micro-batches, or to find one that is not finite before the update."""
     for setting, used, instead in (
         (f"max_grad_norm {config.max_grad_norm}", config.max_grad_norm is not None, "no limit"),
         (f"accumulate {config.accumulate}", config.accumulate > 1, "accumulate 1"),
+        ("precision fp16", config.precision == "fp16", "precision bf16"),
         (f"the mean over {ranks.count} ranks", ranks.count > 1, "one rank"),
     ):
         if used:
@@ -77,8 +78,10 @@ def _refuse_with_small_memory(config: TrainConfig, ranks: Ranks) -> None:
             )
 
 
-def _frozen_by_capture(model: TinyLlama) -> str | None:
+def _frozen_by_capture(model: TinyLlama, config: TrainConfig) -> str | None:
     """Why a graph would freeze a value that must change; None if the step may be captured."""
+    if config.precision == "fp16":
+        return "the fp16 gradient scaler reads the device in every step"
     if model.tier.counts_on_host:
         return "the optimizer of this tier counts its steps on the host"
     return None
@@ -92,6 +95,7 @@ def _final_at_the_end(model: TinyLlama, config: TrainConfig, plan: StepPlan) -> 
     reasons = {
         "clipped gradients wait for the norm of all": config.max_grad_norm is not None,
         "accumulated gradients wait for the last micro-batch": config.accumulate > 1,
+        "fp16 waits for gradients that are not finite": config.precision == "fp16",
         f"memory {plan.memory} updates in an order of its own": plan.memory != "fast",
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

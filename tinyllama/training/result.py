@@ -24,7 +24,9 @@ class Result:
     start: steps done before this run, by those that it resumed from.
     losses: one for each step of this run, before its update; step_seconds likewise, of the
         whole step (on a GPU, the device's time).
-    gradient_norms: likewise where ``max_grad_norm`` is set, before clipping. Empty elsewhere.
+    gradient_norms: likewise where ``max_grad_norm`` is set, before clipping; None in a step of
+        fp16 whose gradients overflowed, which its scaler skipped. Empty elsewhere.
+    phase_seconds: of one step's forward, backward and optimizer, each run by itself.
     gradients: by parameter, whether a finite gradient that is not all zero arrived in the
         first step; lost: by parameter, why not. Both are empty if the run ended earlier.
     """
@@ -42,8 +44,9 @@ class Result:
     batches: Mapping[str, Any]
     start: int
     losses: list[float] = field(default_factory=list)
-    gradient_norms: list[float] = field(default_factory=list)
+    gradient_norms: list[float | None] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
     memory: Memory = field(init=False)
     gradients: Mapping[str, bool] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)

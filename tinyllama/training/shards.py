@@ -33,6 +33,11 @@ def shard(model: TinyLlama, config: TrainConfig, device: torch.device, ranks: Ra
             f"tier {model.tier.name} reads the weights of all blocks where they adjoin in one "
             "memory, and shards do not: use tier v3, or no shards"
         )
+    if config.precision == "fp16":
+        raise ConfigError(
+            "precision fp16 looks for gradients that overflow, and a rank sees its shards only: "
+            "use precision bf16, or no shards"
+        )
     mesh = init_device_mesh(device.type, (ranks.count,))
     sums = torch.bfloat16 if config.reduce_in == "bf16" else None
     policy = MixedPrecisionPolicy(reduce_dtype=sums)

@@ -93,6 +93,7 @@ class TrainStep:
         self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
         sums = self._loss_of.sums
         self.update = update_of(self.plan, model, config, self.optimizer, sums)
+        self.scaler = self.update.scaler
         rows = config.batch_size * config.seq_len
         transposes = ranks.count == 1 and self.plan.memory == "fast"
         self.weight_copies = weight_copies_of(
@@ -204,7 +205,7 @@ class TrainStep:
     def _backward(self, update: bool = True) -> None:
         with self.update.beside_backward(update):
             upstream = self._share if self._reduces else self._unit
-            self._graph_loss.backward(upstream)
+            self.scaler.scale(self._graph_loss).backward(upstream)
         del self._graph_loss
 
     # -- before the first step: warm-up and capture ---------------------------------------------
@@ -223,12 +224,13 @@ class TrainStep:
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
-        """Restore parameters and optimizer bit for bit at the end.
+        """Restore parameters, optimizer and scaler bit for bit at the end.
 
         The copies are in host memory, so that the device's peak stays that of a step.
         """
         tensors = [*self.optimizer.parameters, *self.optimizer.tensors().values()]
         copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+        scaler = self.scaler.state_dict()
         try:
             yield
         finally:
@@ -236,6 +238,8 @@ class TrainStep:
                 for tensor, copy in zip(tensors, copies, strict=True):
                     tensor.copy_(copy)
             self.optimizer.found_inf.zero_()
+            if scaler:
+                self.scaler.load_state_dict(scaler)
             self.optimizer.zero_grad(set_to_none=True)
 
     # -- a batch or its phases alone, after which nothing has changed ---------------------------
@@ -269,21 +273,30 @@ class TrainStep:
     def split(self, samples: int = 3, queue: Waited | None = None) -> dict[str, float]:
         """Median seconds of each phase, run one by one; model and optimizer do not change.
 
-        For a plan without overlap, whose updates are in the last phase alone. queue: the one that
-        is waited for, and whose clock is read; None: the device's.
+        In memory mode ``small`` the backward pass also updates, and the optimizer's phase only
+        counts the step. queue: the one that is waited for, and whose clock is read; None: the
+        device's.
         """
         names, phases = zip(*self._phases(), strict=True)
         queue = queue or queue_of(self.device)
         with self._same_results(), self.preserved():
             self._refresh()
+            # What several ranks begin beside one phase ends in the next: one graph, or none.
+            capture = self.plan.capture and self.ranks.count == 1
             self._run()
-            if self.plan.capture:
+            if capture:
+                phases = tuple(partial(self._joined, phase) for phase in phases)
                 phases = tuple(graph.replay for graph in capture_graphs(*([p] for p in phases)))
             times = {name: [0.0] * samples for name in PHASES}
             for sample in range(samples):
                 for name, phase in zip(names, phases, strict=True):
                     times[name][sample] += wall_seconds(phase, queue)
         return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+    def _joined(self, phase: Callable[[], None]) -> None:
+        """Run a phase and what it began beside it, which a graph of its own must end with."""
+        phase()
+        self.update.join()
 
     @contextlib.contextmanager
     def _same_results(self) -> Iterator[None]:

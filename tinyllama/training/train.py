@@ -202,7 +202,7 @@ class _Run:
             save(self.save_to, self.step, self.done, description, interrupted=interrupted)
 
     def _prepare(self) -> None:
-        """Check the gradients, then compile, warm up and capture."""
+        """Check the gradients, then compile, time the phases, warm up and capture."""
         batch = self.batches.batch(self.result.start, self.step.ranks)
         arrived = gradients(self.step, *batch)
         self.result.gradients = {name: what == RECEIVED for name, what in arrived.items()}
@@ -213,6 +213,7 @@ class _Run:
                 "and the optimizer updates all of them or none"
             )
             return
+        self.result.phase_seconds = self.step.split()
         forget_peak(self.step.device)
         self.step.prepare()
 
@@ -229,7 +230,7 @@ class _Run:
                 self.result.losses.append(loss)
                 self.result.step_seconds.append(seconds)
                 if norm is not None:
-                    self.result.gradient_norms.append(norm)
+                    self.result.gradient_norms.append(norm if math.isfinite(norm) else None)
                 saves = self.save_every and number % self.save_every == 0
                 if saves and not self._fail_at_closed_barrier():
                     self.save()
@@ -239,10 +240,11 @@ class _Run:
             self.on_step(StepRecord(self.done, loss, seconds))
 
     def _not_finite(self, loss: float, norm: float | None) -> str | None:
-        """Which number is not finite; None where all are."""
+        """Which number is not finite. In fp16 the scaler finds its scale by gradients that
+        overflow, and skips these steps; in other precisions such a norm stops the training."""
         if not math.isfinite(loss):
             return f"the loss of step {self.done + 1} is {loss}"
-        if norm is None or math.isfinite(norm):
+        if norm is None or math.isfinite(norm) or self.step.scaler.is_enabled():
             return None
         return f"the gradients' norm of step {self.done + 1} is {norm}"
 

@@ -29,7 +29,7 @@ class Update:
     """One update after the backward pass.
 
     ``norm``: of all gradients before they are clipped, a scalar on the device; None if they are not
-    clipped.
+    clipped. ``scaler``: of the loss; it does something in fp16 only.
     """
 
     def __init__(self, model: TinyLlama, config: TrainConfig, optimizer: AdamW) -> None:
@@ -38,10 +38,12 @@ class Update:
         self.parameters = list(model.parameters())
         self.sharded = sharded(model)
         self.limit = config.max_grad_norm
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.norm: torch.Tensor | None = None
+        # Where no scaler is read, the launch that counts a step also judges its loss.
         table = model.tier.table
-        # the launch that counts a step also judges its loss
-        self._counts_and_judges = "stack" in table and table["adamw"] == "triton"
+        in_one_launch = "stack" in table and table["adamw"] == "triton"
+        self._counts_and_judges = in_one_launch and config.precision != "fp16"
         # An optimizer on the host waits for one number of the device: its copy, and an event.
         self._host_waits = optimizer.found_inf.device.type != device.type
         self._copied = torch.zeros((), pin_memory=self._host_waits)
@@ -67,6 +69,7 @@ class Update:
             for mine, shard in zip(self.optimizer.parameters, self.parameters, strict=True):
                 mine.grad = None if shard.grad is None else local(shard.grad)
         if self.limit is not None:
+            self.scaler.unscale_(self.optimizer)
             norm: Any = torch.nn.utils.clip_grad_norm_(self.parameters, self.limit)
             self.norm = norm.full_tensor() if self.sharded else norm
             # A norm that is not finite would zero every finite gradient.
@@ -77,7 +80,11 @@ class Update:
             return
         self._wait()
         self.optimizer.found_inf.copy_(self._judged - self._judged != 0)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def join(self) -> None:
+        """Wait for what runs beside a phase: a graph of that phase alone must end with it."""
 
     def _wait(self) -> None:
         """Let an optimizer on the host wait for the judged number."""
@@ -148,6 +155,10 @@ class UpdateBesideBackward(Update):
 
     def _sum(self, gradients: Sequence[torch.Tensor]) -> None:
         sum_over_ranks(gradients, self._rounded)
+
+    def join(self) -> None:
+        self._side.join()
+        self._counted = None
 
 
 class UpdateAsGradientsArrive(Update):

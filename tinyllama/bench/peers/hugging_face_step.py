@@ -16,10 +16,9 @@ from tinyllama.bench.peers.hugging_face import (
     hugging_face_names,
 )
 from tinyllama.bench.peers.with_ours import loss_with, with_ours
-from tinyllama.bench.steps import StepContender
+from tinyllama.bench.steps import AUTOCAST, StepContender
 from tinyllama.harness.measure.memory import forget_peak
 from tinyllama.model.llama import TinyLlama
-from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.step import capture_graphs
 
 
