@@ -29,10 +29,7 @@ def test_a_tier_is_verified_and_timed(tier: str) -> None:
     step = TierStep(tier=tier, **WHERE)
     assert step.verify() == {"gradients": COUNT, "parameters": COUNT}
     assert step.turn(2) > 0
-    assert step.clocks(2)["device_seconds"] > 0
-    assert step.launched()["time_by"]["products"] > 0
     assert "joules_per_sample" in step.used(0.1)["unavailable"]
-    assert len(step.loss_series()) == 1 + 1 + 4 + 2 + 1
 
 
 @pytest.mark.long
@@ -122,9 +119,8 @@ def test_an_entry_has_the_rates_of_a_step_and_what_others_take_of_its_time() -> 
         assert entry_of(replace(contender("v2"), role=role), measured, 1e9).over == over
     assert (entry.baseline, entry.over_baseline) == ("v1", (2.0,) * 3)
     assert entry.floor_share == (0.5,) * 3
-    assert (entry.samples_per_second, entry.tokens_per_second) == (2.0, 128.0)
+    assert entry.samples_per_second == 2.0
     flops = 6 * 422_912 * 256 + 25_559_040
-    assert entry.flops_per_second == flops / 2.0
     assert entry.mfu == pytest.approx(flops / 2.0 / 1e9)
     floor = entry_of(FLOOR, measured, 1e9)
     assert floor.seconds == 1.0

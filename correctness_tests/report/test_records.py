@@ -68,7 +68,7 @@ def test_a_new_record_names_its_machine_and_versions(tmp_path: Path) -> None:
         (with_step(seconds="1"), r"entries\[0\].seconds"),
         (with_step(seconds=True), r"entries\[0\].seconds"),
         (with_step(peak_bytes=-1), r"entries\[0\].peak_bytes"),
-        (with_step(steps=1.5), r"entries\[0\].steps"),
+        (with_step(gradients=1.5), r"entries\[0\].gradients"),
         (with_step(kernels=10**400), r"entries\[0\].kernels"),
         (with_step(over={"v1": [1, 2]}), r"entries\[0\].over"),
     ],

@@ -52,11 +52,10 @@ SINGLE = with_fields(
         "it takes ten times as long as V4 in tf32 (docs/design.md), and memory that others need",
     ),
 )
-INTERPRETED = [tier for tier in TIERS.values() if tier.interpreted]
 CONTENDERS = (
     *map(_tier, TIERS.values()),
     SINGLE,
-    *(_tier(tier, "small memory", memory="small") for tier in INTERPRETED),
+    _tier(TIERS["v3"], "small memory", memory="small"),  # V4 has V3's blocks then
     *PEERS,
     CLIENT,
     FLOOR,
@@ -84,24 +83,17 @@ class Effort:
     calls: int
     rounds: int
     total: float
-    readings: int
     energy: float
 
     @staticmethod
     def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
-            return Effort(
-                warm_up=0.3, turn=0.03, calls=25, rounds=15, total=20, readings=5, energy=0
-            )
-        return Effort(
-            warm_up=1.0, turn=0.1, calls=25, rounds=40, total=150, readings=10, energy=1.5
-        )
+            return Effort(warm_up=0.3, turn=0.03, calls=25, rounds=15, total=20, energy=0)
+        return Effort(warm_up=1.0, turn=0.1, calls=25, rounds=40, total=150, energy=1.5)
 
     def short(self) -> "Effort":
-        """For a short run: rounds of fewer steps, and fewer readings."""
-        return with_fields(
-            self, warm_up=0.5, turn=0.05, calls=12, rounds=60, total=20, readings=5, energy=1.0
-        )
+        """For a short run: rounds of fewer steps."""
+        return with_fields(self, warm_up=0.5, turn=0.05, calls=12, rounds=60, total=20, energy=1.0)
 
 
 class StepGroup(Contest):
@@ -181,7 +173,7 @@ class StepGroup(Contest):
                 if contender.role != "floor":
                     with self._checking:  # a reference in float64 fills the device
                         facts = {**self.ask(name, "memory"), **self.ask(name, "verify")}
-                    entry = replace(entry, compiled_beside=beside, **facts)
+                    entry = replace(entry, **facts)
                 self.entries[name] = entry
             except WorkerError as error:
                 if not beside or not error.raised(torch.OutOfMemoryError):
@@ -211,7 +203,6 @@ class StepGroup(Contest):
         for name in list(self.workers):
             with self.failing(name):
                 if name in steps:
-                    self._add(name, self.ask(name, "clocks", self.effort.readings))
                     self._add(name, self.ask(name, "launched"))
                 self._add(name, self.ask(name, "used", self.effort.energy))
                 if name in steps:
@@ -246,9 +237,7 @@ class StepGroup(Contest):
             return
         steps = min(map(len, series.values()))
         drops = {name: _drop(losses[:steps]) for name, losses in series.items()}
-        for name, losses in series.items():
-            ends = {"first_loss": losses[0], "last_loss": losses[steps - 1], "steps": steps}
-            self._add(name, ends)
+        for name in series:
             if not drops[name] >= LEARNED * drops[base] > 0:
                 message = (
                     f"its loss falls by {drops[name]:.3g} where that of {base} falls by "
@@ -305,8 +294,6 @@ def entry_of(contender: Contender, measured: StepGroup, product_flops: float) ->
     return replace(
         entry,
         samples_per_second=shape.batch_size / median,
-        tokens_per_second=shape.batch_size * shape.seq_len / median,
-        flops_per_second=flops,
         mfu=flops / product_flops,
     )
 

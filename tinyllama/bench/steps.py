@@ -17,13 +17,7 @@ from tinyllama.bench.held import held
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import current, synchronize
 from tinyllama.harness.machine.sensors import NotToldError, sensor
-from tinyllama.harness.measure.clock import (
-    Clock,
-    NotQueuedError,
-    Queue,
-    queue_of,
-    wall_seconds,
-)
+from tinyllama.harness.measure.clock import Queue, queue_of, wall_seconds
 from tinyllama.harness.measure.energy import energy
 from tinyllama.harness.measure.launches import launches
 from tinyllama.harness.measure.memory import (
@@ -33,7 +27,6 @@ from tinyllama.harness.measure.memory import (
     pool_bytes,
     resident_peak_bytes,
 )
-from tinyllama.harness.measure.rounds import summary
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import Tier, resolve
@@ -42,7 +35,6 @@ from tinyllama.training.step import TrainStep
 BATCHES = 8  # different ones, one after the other
 GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
 UNTIMED = 2  # steps ahead of each turn
-NOT_APART = "the step waits for the device, or fills its queue: its time cannot be isolated"
 SCORES = 2**32  # bytes of one layer's scores in float64 that the reference may hold at once
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -114,8 +106,6 @@ class StepContender(Repeated):
         self.group = Group.parse(group)
         self.device = current(device)
         self.warm_ups = warm_ups
-        torch.zeros(1, device=self.device)  # the device's context is not part of compiling
-        self._began = time.perf_counter()
         shape = self.group.shape
         self.shape = shape.model
         self.config = TrainConfig(
@@ -135,10 +125,9 @@ class StepContender(Repeated):
         self.queue = queue_of(self.device)
 
     def started(self) -> None:
-        """To be called when the step is ready: the first one ends the time to compile."""
+        """To be called when the step is ready: it compiles what is left in the first one."""
         self.next()
         synchronize(self.device)
-        self.compile_seconds = time.perf_counter() - self._began
         self._give_back()
 
     def next(self) -> None:
@@ -243,27 +232,14 @@ class StepContender(Repeated):
         assert losses.isfinite().all(), "a loss is not finite"
         return losses.tolist()
 
-    # -- timing -----------------------------------------------------------------------------
+    # -- what else a record says of it --------------------------------------------------------
 
-    def clocks(self, readings: int) -> dict[str, Any]:
-        """The step's device and host time, or why they cannot be isolated."""
-        clock = Clock(self.queue, spin_seconds=1e-3)
-        try:
-            read = [clock.read(self.next) for _ in range(readings)]
-        except NotQueuedError:
-            return {"unavailable": dict.fromkeys(("device_seconds", "host_seconds"), NOT_APART)}
-        return {
-            **summary("device_seconds", [reading.device for reading in read]),
-            **summary("host_seconds", [reading.host for reading in read]),
-        }
-
-    def launched(self) -> dict[str, Any]:
-        """Kernels, copies and waits of a step, and where its time goes."""
+    def launched(self) -> dict[str, int]:
+        """Kernels, copies and waits of a step; on a CPU its copies."""
         launched = launches(self.next, self.device)
-        counts = launched.counts
         if self.device.type == "cpu":
-            counts["copies"] = launched.by_name.get("aten::copy_", (0, 0.0))[0]
-        return {**counts, "busy_seconds": launched.busy_seconds, "time_by": launched.time_by}
+            return {"copies": launched.by_name.get("aten::copy_", (0, 0.0))[0]}
+        return launched.counts
 
     def memory(self) -> dict[str, int]:
         """Bytes after a step and at most during one; see `tinyllama.harness.measure.memory`."""
@@ -285,7 +261,6 @@ class StepContender(Repeated):
             "software": self.software,
             "plan": self.plan,
             "left_out": self.left_out,
-            "compile_seconds": self.compile_seconds,
         }
 
     def held(self) -> dict[str, int]:

@@ -17,7 +17,6 @@ from tinyllama.harness.records.results import Record
 # metric -> the ratio to the baseline that is allowed
 TOLERANCES = {
     "seconds": 1.05,
-    "device_seconds": 1.05,
     "host_seconds": 1.25,
     "peak_bytes": 1.02,
     "live_bytes": 1.02,
