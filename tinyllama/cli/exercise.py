@@ -9,7 +9,6 @@ from tinyllama.workshop import blanks
 
 NAMES = (
     "block-sizes",
-    "memory-pattern",
     "attention-memory",
     "attention-blocks",
     "swiglu",

@@ -2,7 +2,8 @@
 
 stages      the broken models; strided: attention that reads any layout
 checks      what finds each fault
-contender   a stage in its worker; running: all stages timed, and what is written
+contender   a stage in its worker, and what is seen of it
+running     all stages timed, and what is written
 exercises   the tables that a participant fills in
 blanks      starters and solutions
 """

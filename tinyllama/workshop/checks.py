@@ -3,6 +3,7 @@ be made on this device it raises `Unsupported` with the reason."""
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,14 +12,16 @@ from tinyllama.harness.check.finding import Unsupported
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import OPS
-from tinyllama.workshop.contender import StageStep
 from tinyllama.workshop.strided import attention
+
+if TYPE_CHECKING:
+    from tinyllama.workshop.contender import StageStep
 
 NEAR = 0.5  # of ln(vocabulary): the first loss of weights that say nothing yet
 TOLERANCE = 0.1  # of a step: what its phases may differ from it
 
 
-def first_loss(stage: StageStep) -> str | None:
+def first_loss(stage: "StageStep") -> str | None:
     """Before the first update no token is preferred, so the loss is near ln(vocabulary)."""
     expected, loss = math.log(stage.shape.vocab_size), stage.first_loss
     if abs(loss - expected) <= NEAR:
@@ -26,7 +29,7 @@ def first_loss(stage: StageStep) -> str | None:
     return f"the first loss is {loss:.1f}, and ln({stage.shape.vocab_size}) is {expected:.1f}"
 
 
-def dense_inputs(stage: StageStep) -> str | None:
+def dense_inputs(stage: "StageStep") -> str | None:
     """Every tensor that attention's kernel is launched with has a dense last axis. The launch is
     recorded with tensors that have no memory, so no GPU is needed."""
     if not HAS_TRITON:
@@ -49,7 +52,7 @@ def dense_inputs(stage: StageStep) -> str | None:
     return f"neighbours along the last axis are not adjacent in memory: {text}"
 
 
-def phases_add_up(stage: StageStep) -> str | None:
+def phases_add_up(stage: "StageStep") -> str | None:
     """The phases as reported sum to the time of a whole step from idle device to idle device."""
     if stage.device.type == "cpu":
         raise Unsupported("needs a GPU: a CPU works while it is called, so no clock can be early")
@@ -63,7 +66,7 @@ def difference(phases: float, step: float) -> str | None:
     return f"the phases are {phases * 1e3:.2f} ms in all, and the step is {step * 1e3:.2f} ms"
 
 
-def products_by_blas(stage: StageStep) -> str | None:
+def products_by_blas(stage: "StageStep") -> str | None:
     """SwiGLU's products go through torch, which has the BLAS library's: torch's counter of
     operations sees at least those of two products. No GPU is needed."""
     if not HAS_TRITON:
@@ -85,7 +88,7 @@ def products_by_blas(stage: StageStep) -> str | None:
     )
 
 
-def gradients(stage: StageStep) -> str | None:
+def gradients(stage: "StageStep") -> str | None:
     """Every parameter gets the gradient of the float64 reference, as before every timed step."""
     try:
         stage.verify()
@@ -94,22 +97,10 @@ def gradients(stage: StageStep) -> str | None:
     return None
 
 
-CHECKS: dict[str, Callable[[StageStep], str | None]] = {
+CHECKS: dict[str, Callable[["StageStep"], str | None]] = {
     "first loss": first_loss,
     "dense inputs": dense_inputs,
     "phases add up": phases_add_up,
     "products by BLAS": products_by_blas,
     "gradients": gradients,
 }
-
-
-class CheckedStage(StageStep):
-    """A stage with the checks that find its fault."""
-
-    def check(self, name: str) -> tuple[str, str]:
-        """``passed``, ``failed`` or ``unsupported``, and what was seen."""
-        try:
-            problem = CHECKS[name](self)
-        except Unsupported as reason:
-            return "unsupported", str(reason)
-        return ("failed", problem) if problem else ("passed", "")
