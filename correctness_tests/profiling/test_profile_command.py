@@ -151,6 +151,13 @@ def test_captured_step_is_mapped_by_order() -> None:
     ]
 
 
+def test_report_shows_recorded_sweep_over_lengths_and_batches(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="extra 'report' is not installed")
+    page = tmp_path / "page.html"
+    text = printed("report", "--all", "--results-dir", ROOT / "results", "--html", page)
+    assert re.search(r"^8 x 512 +v2 +[\d.]+ +\d+ +\d+$", text, re.M)
+
+
 # -- the published course -------------------------------------------------------------------------
 
 

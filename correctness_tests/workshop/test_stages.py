@@ -13,7 +13,7 @@ from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.measure.clock import wall_seconds
 from tinyllama.harness.records.results import records
 from tinyllama.ops import OPS
-from tinyllama.workshop import checks, contender, running, strided
+from tinyllama.workshop import contender, running, strided
 from tinyllama.workshop.contender import StageStep, Unwaited
 from tinyllama.workshop.stages import STAGES
 
@@ -41,7 +41,7 @@ def test_check_of_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
 @needs_triton
 def test_hybrid_passes_every_check() -> None:
     step = StageStep(5, **WHERE)
-    outcomes = {name: step.check(name)[0] for name in checks.CHECKS}
+    outcomes = {name: step.check(name)[0] for name in contender.CHECKS}
     assert outcomes.pop("phases add up") == "unsupported"
     assert set(outcomes.values()) == {"passed"}
 
@@ -53,8 +53,8 @@ def test_phases_by_a_clock_that_does_not_wait_do_not_add_up() -> None:
         queue.enqueue(1e-3)
 
     waited, unwaited = wall_seconds(work, queue), wall_seconds(work, Unwaited(queue))
-    assert checks.difference(3 * unwaited, 3 * waited)
-    assert checks.difference(3 * waited, 3 * waited) is None
+    assert contender.difference(3 * unwaited, 3 * waited)
+    assert contender.difference(3 * waited, 3 * waited) is None
 
 
 def test_without_a_backward_only_the_embedding_learns() -> None:

@@ -10,6 +10,7 @@ from tinyllama.harness.records.entries import (
     OpEntry,
     Ratio,
     StepEntry,
+    SweepEntry,
     Timed,
     baseline_of,
 )
@@ -68,6 +69,15 @@ def _op_columns(entries: Sequence[OpEntry]) -> list[Column[OpEntry]]:
     ]
 
 
+SWEEP_COLUMNS: list[Column[SweepEntry]] = [
+    ("batch x length", lambda e: f"{e.batch_size} x {e.seq_len}"),
+    ("tier", lambda e: e.contender),
+    ("ms", lambda e: _time(e, 1e3, ".3g")),
+    ("samples/s", lambda e: _number(e.samples_per_second, 1, ".0f")),
+    ("peak MiB", lambda e: _number(e.peak_bytes, 2**-20, ".0f")),
+]
+
+
 def latest(records: Iterable[Record]) -> list[Record]:
     """The newest record of each device and group, by date: the newest complete one, or where none
     is complete the newest of all, whose source says so."""
@@ -99,7 +109,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def terminal(records: Sequence[Record]) -> list[str]:
-    """Tables of the steps and ops of records as lines of text, and what was left out."""
+    """Tables of records as lines of text, and what was left out."""
     lines = []
     for record in records:
         for table in tables_of(record):
@@ -108,11 +118,16 @@ def terminal(records: Sequence[Record]) -> list[str]:
 
 
 def tables_of(record: Record, *, ran: bool = True) -> list[Rows]:
-    """A table of the steps of a record and one of its ops, without those that are empty. ran: only
-    entries that were timed."""
+    """A table of the steps of a record, one of its ops and one of its sweep, without those that are
+    empty. ran: only entries that were timed."""
     steps = [entry for entry in record.of(StepEntry) if not (ran and entry.cannot)]
     ops = [entry for entry in last_passes(record) if not (ran and entry.cannot)]
-    tables = (table_of(step_columns(steps), steps), table_of(_op_columns(ops), ops))
+    sweep = [entry for entry in record.of(SweepEntry) if not (ran and entry.cannot)]
+    tables = (
+        table_of(step_columns(steps), steps),
+        table_of(_op_columns(ops), ops),
+        table_of(SWEEP_COLUMNS, sweep),
+    )
     return [table for table in tables if len(table) > 1]
 
 
@@ -137,7 +152,7 @@ def left_out(records: Iterable[Record]) -> list[str]:
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """The ladders and ops of records as Markdown, each group under a heading, with sources."""
+    """The tables of records as Markdown, each group under a heading, with sources."""
     parts = []
     for record in records:
         tables = tables_of(record, ran=False)
