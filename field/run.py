@@ -3,9 +3,10 @@
     python -m field.run [--jobs N] [--ops A,B]
 
 Releases are installed from the package index, each into a folder of its own in a cache. Writes
-results/field.json and the tables of docs/FIELD.md. Exit status 1 when a check that a case names passes in the release with the bug, or when a check finds a wrong or
-unsafe result that `cases.toml` does not list, in the release without it or in the newest; or when a
-check was not tried although no fault of the release says why.
+results/field.json and the tables of docs/FIELD.md. Exit status 1 when a check that a case names
+passes in the release with the bug, or when a check finds a wrong or unsafe result that `cases.toml`
+does not list, in the release without it or in the newest; or when a check was not tried although no
+fault of the release says why.
 """
 
 import argparse

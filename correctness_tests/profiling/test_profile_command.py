@@ -164,7 +164,7 @@ def test_report_shows_recorded_sweep_over_lengths_and_batches(tmp_path: Path) ->
 @pytest.mark.long
 def test_commands_for_published_course_exist() -> None:
     page = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `[^`]+` \| `tinyllama ([^`]+)` \|", page, re.M)
+    rows = re.findall(r"^\| `.*` \| `tinyllama ([^`]+)`", page, re.M)
     assert rows
     for row in rows:
         command, *words = row.split()
