@@ -69,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         tool: sanitized(tool, "--inside", "ops", "--only", ",".join(names)).returncode
         for tool in TOOLS
     }
-    for tool, status in statuses.items():
-        faults = "faults, above" if status == FAULT else f"it ended with status {status}"
-        print(f"{tool}: {faults if status else 'nothing found'}")
+    for tool, ended in statuses.items():
+        faults = "faults, above" if ended == FAULT else f"it ended with status {ended}"
+        print(f"{tool}: {faults if ended else 'nothing found'}")
     return int(any(statuses.values()))
 
 

@@ -96,7 +96,7 @@ def test_bytes_of_step_are_those_of_its_ops() -> None:
     ("options", "reason"),
     [
         (["trace", "--with", "ncu"], "--with 'ncu' cannot do trace: use rocprofv3 or torch"),
-        (["all", "--with", "torch"], "remove it"),
+        (["all", "--with", "torch"], "use it with a single tool"),
         (["flops", "left-over"], "left-over is no option of flops"),
         (["hotspots", "--tier", "v9"], "invalid choice: 'v9'"),
         (["hotspots", "--device", "cuda:99"], "cuda:99"),

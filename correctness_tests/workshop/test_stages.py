@@ -95,6 +95,7 @@ def test_strided_kernel_is_right(dense: bool) -> None:
 # -- the command --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_command_prints_table_and_leaves_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
     settings(args, None)  # refuses what cannot be used before torch is imported
     if args.profiles:
         raise UsageError(f"{args.profiles[0]} is no option of {args.tool}: remove it")
+    if args.profiler and args.profiler not in PROFILERS.get(args.tool, ()):
+        names = " or ".join(PROFILERS.get(args.tool, ("it with a single tool",)))
+        raise UsageError(f"--with {args.profiler!r} cannot do {args.tool}: use {names}")
     return _all(args) if args.tool == "all" else _profile(args, args.tool)
 
 
@@ -85,8 +88,6 @@ def _all(args: argparse.Namespace) -> int:
     from tinyllama.profiling.profiles import ProfileError
     from tinyllama.profiling.running import new_folder
 
-    if args.profiler:
-        raise UsageError("--with names the profiler of one tool, and all has several: remove it")
     if not args.print_command:
         args.output = new_folder(args.output, "all").resolve()
     outcomes = {}
@@ -159,9 +160,6 @@ def _lines(
     from tinyllama.profiling.command_lines import Line, MissingToolError, command_lines
     from tinyllama.profiling.observe import program
 
-    if profiler and profiler not in PROFILERS[tool]:
-        names = " or ".join(PROFILERS[tool])
-        raise UsageError(f"--with {profiler!r} cannot do {tool}: use {names}")
     reasons = []
     for name in [profiler] if profiler else PROFILERS[tool]:
         if name == "torch":

@@ -32,21 +32,22 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run and print; 0 if each check was red with the fault and green after the fix, else 1."""
-    from tinyllama.workshop.stages import STAGES
-
     if args.list:
+        from tinyllama.workshop.stages import STAGES
+
         for stage in STAGES.values():
             print(f"{stage.number}  {stage.title} (check: {stage.check})")
         return 0
+    check_results_dir(args.output, "--output")
     from tinyllama.cli.summary import print_diagnosis
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
     from tinyllama.harness.report.terminal import console
     from tinyllama.workshop import running
+    from tinyllama.workshop.stages import STAGES
 
     device = usable_device(args.device)
     numbers = sorted(set(args.stage)) or list(STAGES)
-    check_results_dir(args.output, "--output")
     try:
         stages = running.run(numbers, device, lambda text: print(text, file=sys.stderr, flush=True))
     except WorkerError as error:

@@ -182,8 +182,4 @@ def rows_of(name: str, device: torch.device, file: Path | None) -> Rows:
     """The table of an exercise; file: whose kernel block-sizes studies. Raises UsageError."""
     if not HAS_TRITON and name != "fusion-gains":
         raise UsageError(f"this exercise needs triton: {install('triton')}")
-    if file is None:
-        return EXERCISES[name](device)
-    if name != "block-sizes":
-        raise UsageError(f"--file is for block-sizes, not {name}: remove it")
-    return block_sizes(device, file)
+    return EXERCISES[name](device) if file is None else block_sizes(device, file)
