@@ -68,6 +68,9 @@ def with_declaration(run: Command) -> Command:
             return run(args)
         if not (colon and args.shape) or args.op or args.candidate:
             raise UsageError("--like takes FILE:FUNCTION and --shape SHAPES, without an --op")
+        for named in (file, args.like.rpartition(":")[0]):
+            if named and not Path(named).is_file():
+                raise UsageError(f"there is no file {named!r}: name one of FILE:FUNCTION")
         draft = _drafted(args, file, function)
         if args.show_declaration:
             print(draft["text"], end="")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyllama.cli.argument_types import file_path
+from tinyllama.harness.machine.files import check_apart, check_writable, replace_text
 from tinyllama.model.config import ConfigError
 
 if TYPE_CHECKING:
@@ -50,32 +51,6 @@ def report(args: argparse.Namespace) -> int:
     replace_text(args.html, render(records, targets))
     print(f"page: {args.html.resolve()}", file=sys.stderr)
     return 0
-
-
-def _stored(root: Path) -> "list[Record]":
-    from tinyllama.harness.records import results
-
-    if not root.is_dir():
-        raise ConfigError(f"--results-dir {str(root)!r} is no folder: name one with records")
-    try:
-        return [record for _, record in results.records(root)]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{error}: repair or remove that file") from error
-
-
-def _of_device(
-    stored_records: "Sequence[Record]", root: Path, device: str | None
-) -> "list[Record]":
-    from tinyllama.harness.machine.device import slug
-    from tinyllama.harness.machine.distribution import recording
-
-    records = [r for r in stored_records if device is None or slug(device) == slug(r.device)]
-    if not records:
-        of = f" of {device!r}" if device else ""
-        raise ConfigError(
-            f"--results-dir {str(root)!r} has no records{of}: make some with {recording()}"
-        )
-    return records
 
 
 def _targets(records: "Sequence[Record]") -> "list[Target]":
