@@ -49,6 +49,7 @@ def declare(**changes: Any) -> Op:
         {"layouts": {"strided": 1.0}},
         {"inputs": {"x": Tensor("B D", optional=True)}},
         {"inputs": {"x": Tensor("B D/2")}, "outputs": {"y": "B"}},
+        {"inputs": {"x": Tensor("B D", off_by=1)}},
     ],
 )
 def test_a_contradiction_is_refused_by_the_op_s_name(changes: dict[str, Any]) -> None:
@@ -65,6 +66,23 @@ def test_a_provider_is_registered_once_and_with_the_declared_arguments() -> None
         with pytest.raises(DeclarationError, match=r"declared are \(x, eps\)"):
             op.provider("other")(wrong)
     op.provider("other")(lambda x_BD, eps: x_BD)
+
+
+@pytest.mark.parametrize(
+    "traits",
+    [
+        {"frozen": ("gain",)},
+        {"overwrites": ("dy",)},
+        {"output_dtypes": {"z": torch.float32}},
+        {"slack": {torch.float32: 1e9}},
+    ],
+    ids=str,
+)
+def test_a_trait_of_nothing_and_a_slack_without_end_are_refused(traits: dict[str, Any]) -> None:
+    op = declare()
+    op.reference(lambda x: x)
+    with pytest.raises(DeclarationError, match=f"{next(iter(traits))} of 'other'"):
+        op.provider("other", **traits)(lambda x: x)
 
 
 class Inputs(NamedTuple):

@@ -224,6 +224,7 @@ def test_ops_without_timed_cases_are_named_where_times_are_asked_for(
     assert result.ret == 1
 
 
+@pytest.mark.long
 def test_an_op_whose_result_is_wrong_has_no_time(repository: pytest.Pytester, forked: None) -> None:
     write("kernels/double.py", body="x + 1.01 * x")
     commit_all()
@@ -250,7 +251,7 @@ def test_one_op_is_compared_with_its_part_of_a_record_and_makes_none(
     record = json.loads(path.read_text())
     for fields in record["entries"]:
         if "op" in fields:
-            seconds = 1e-9 if fields["op"] == "twice" else 1e3  # SLOWER, and FASTER
+            seconds = 1e-9 if fields["op"] == "twice" else 1e3  # twice would be SLOWER
             for name in ("seconds", "host_seconds"):
                 fields |= {name: seconds, f"{name}_quartiles": [seconds, seconds]}
     path.write_text(json.dumps(record))
@@ -261,8 +262,6 @@ def test_one_op_is_compared_with_its_part_of_a_record_and_makes_none(
     assert "MISSING" not in text
     result.stdout.fnmatch_lines(["not recorded ops-fp32: no baseline, since it is of double alone"])
     assert [*Path("results").glob("*/*.json")] == [path]
-    result = repository.runpytest_inprocess(*args, "--benchmark-compare", "--op=twice")
-    result.stdout.fnmatch_lines(["SLOWER op/twice-sum-*"])
 
 
 @pytest.mark.long
