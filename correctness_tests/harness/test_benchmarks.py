@@ -6,6 +6,7 @@ Each test runs a suite of two groups whose timings come from a file.
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,6 +20,7 @@ from tinyllama.harness.records import results
 pytest_plugins = ["pytester"]
 
 
+Change = Callable[[Suite], None]
 CURVE = """CurveEntry(
                 name=name, workload="w", contender="c", precision="fp32", steps=2, window=1,
                 every=1, losses=[3.0, 2.0],
@@ -61,12 +63,45 @@ def test_a_slowdown_is_10_and_never_becomes_the_baseline(baseline: Suite) -> Non
     assert baseline.run(COMPARE).ret == 0
 
 
-@pytest.mark.long
-def test_a_speed_up_is_0_and_the_next_baseline(baseline: Suite) -> None:
-    baseline.measure(0.5)
-    ends(baseline.run(COMPARE), 0, "FASTER one/a")
-    baseline.measure(1.0)
-    assert baseline.run(COMPARE).ret == 10
+def figures(seconds: Any = 1.0, names: str = "ab") -> Change:
+    return lambda suite: suite.measure(seconds, names)
+
+
+def statement(text: str) -> Change:
+    return lambda suite: suite.right(text)
+
+
+UNCHANGED, SKIPPED = figures(), r"MISSING test_timed.py::test_it_is_right\[one\]: SKIPPED: "
+CHANGES: dict[str, tuple[Change, list[str], int, str]] = {
+    "a speed-up": (figures(0.5), [], 0, "FASTER one/a"),
+    "a new benchmark": (figures(names="abc"), [], 12, "NO BASELINE one/c: seconds is new"),
+    "a missing benchmark": (figures(names="a"), [], 15, "MISSING one/b: in the baseline, not in"),
+    **{
+        f"{seconds} seconds": (figures(seconds), [], 15, "MISSING one/a")
+        for seconds in (float("nan"), 0, -1.0, "fast", None)
+    },
+    "a skip": (statement("pytest.skip('no such card')"), [], 15, SKIPPED + "no such card"),
+    "an expected failure": (statement("pytest.xfail('known')"), [], 15, SKIPPED + "xfail"),
+    **{
+        " ".join(options): (UNCHANGED, options, 15, "^MISSING ")
+        for options in (
+            ["-k", "fast"],
+            ["-k", "nothing"],
+            ["--deselect", "test_timed.py::test_it_is_right"],
+            ["--benchmark-only"],
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(("change", "options", "status", "line"), CHANGES.values(), ids=CHANGES)
+def test_a_change_has_its_status_and_only_a_good_run_becomes_the_baseline(
+    baseline: Suite, change: Change, options: list[str], status: int, line: str
+) -> None:
+    change(baseline)
+    ends(baseline.run(COMPARE, *options), status, line)
+    complete = sum(record["complete"] for record in baseline.records())
+    assert complete == (2 if status == 15 else 4)
 
 
 @pytest.mark.long
@@ -128,16 +163,6 @@ def test_what_its_tests_hold_needs_nothing_to_compare(suite: Suite) -> None:
     assert sorted(r["complete"] for r in suite.records()) == [False, True]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seconds", [float("nan"), 0, -1.0, "fast", None])
-def test_what_is_no_measurement_is_never_green(baseline: Suite, seconds: Any) -> None:
-    baseline.measure(seconds)
-    assert baseline.run(COMPARE).ret == 15
-    result = baseline.run("--record")
-    assert result.ret == 15
-    assert sum(record["complete"] for record in baseline.records()) == 2
-
-
 def test_every_comparison_is_a_test_case_of_junit(baseline: Suite) -> None:
     baseline.measure(1.2)
     result = baseline.run(COMPARE, "--junitxml", "out.xml")
@@ -152,22 +177,6 @@ def test_every_comparison_is_a_test_case_of_junit(baseline: Suite) -> None:
 
 
 # -- missing and new --------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_new_benchmark_is_12_and_recorded(baseline: Suite) -> None:
-    baseline.measure(names="abc")
-    ends(baseline.run(COMPARE), 12, "NO BASELINE one/c: seconds is new")
-    assert baseline.run(COMPARE).ret == 0
-
-
-@pytest.mark.long
-def test_a_missing_benchmark_is_15_until_it_is_recorded_without(baseline: Suite) -> None:
-    baseline.measure(names="a")
-    for _ in range(2):
-        ends(baseline.run(COMPARE), 15, "MISSING one/b: in the baseline, not in this run")
-    assert baseline.run("--record").ret == 0
-    assert baseline.run(COMPARE).ret == 0
 
 
 @pytest.mark.long
@@ -192,37 +201,6 @@ def test_a_group_nobody_expects_is_an_error(suite: Suite) -> None:
     suite.expect("one")
     assert suite.run(COMPARE).ret == 1
     assert suite.run().ret == 0
-
-
-@pytest.mark.parametrize(
-    ("statement", "text"),
-    [
-        ("pytest.skip('no such card')", "SKIPPED: no such card"),
-        ("pytest.xfail('known')", "SKIPPED: xfail"),
-    ],
-)
-def test_a_skipped_benchmark_is_15(baseline: Suite, statement: str, text: str) -> None:
-    baseline.right(statement)
-    ends(baseline.run(COMPARE), 15, rf"MISSING test_timed.py::test_it_is_right\[one\]: {text}")
-    assert len(baseline.records()) == 2
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["-k", "fast"],
-        ["-k", "one"],
-        ["-k", "nothing"],
-        ["--deselect", "test_timed.py::test_it_is_right"],
-        ["--benchmark-only"],
-    ],
-    ids=" ".join,
-)
-def test_what_was_not_run_is_15_and_no_baseline(baseline: Suite, args: list[str]) -> None:
-    result = baseline.run(COMPARE, *args)
-    assert result.ret == 15
-    complete = sorted(record["group"] for record in baseline.records() if record["complete"])
-    assert complete == sorted(["one", "two", *(["one"] if args == ["-k", "one"] else [])])
 
 
 def test_tests_chosen_by_name_may_not_be_all(baseline: Suite) -> None:

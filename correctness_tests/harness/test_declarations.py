@@ -1,7 +1,6 @@
 """A declaration is data, checked before it is registered; discovery refuses duplicates."""
 
 import sys
-from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -155,31 +154,6 @@ def test_a_file_is_all_that_a_new_op_takes(tmp_path: Path) -> None:
     assert {case.layout for case in cases} == set(LAYOUTS)
     assert {case.upstream for case in cases} == {*UPSTREAMS, "broadcast", FAINT}
     assert all(comparison.passed for case in cases for comparison in case.compare())
-
-
-KERNEL = """
-import triton
-import triton.language as tl
-
-@triton.jit
-def twice(x, y, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(y + at, 2 * tl.load(x + at))
-"""
-
-
-def test_a_kernel_of_a_package_runs_on_a_cpu_under_tritons_jit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("triton")
-    (tmp_path / "packaged").mkdir()
-    for name, content in {"__init__": "", "kernels": KERNEL}.items():
-        (tmp_path / "packaged" / f"{name}.py").write_text(content)
-    monkeypatch.syspath_prepend(tmp_path)
-    registry_file.discover("packaged", plugins=False)
-    y = torch.zeros(4)
-    import_module("packaged.kernels").twice[(1,)](torch.ones(4), y, BLOCK=4)
-    assert y.eq(2).all()
 
 
 PROVIDER = """

@@ -110,20 +110,6 @@ def test_a_bar_over_several_is_over_the_fastest_that_ran(run: OpCaseRun) -> None
     assert missed(run, over=three, bound=1.6) == []
 
 
-def test_the_host_time_of_calls_in_a_row_is_of_the_last_pass(run: OpCaseRun) -> None:
-    bar = {"metric": "repeated_host_seconds", "direction": "<=", "bound": 0.7}
-    run.repeated = {"liger": [0.2, 0.2, 0.3], "triton": [0.12, 0.13, 0.15]}
-    assert missed(run, **bar) == []
-    result = {(entry.provider, entry.passes): entry for entry in entries_of(run, CEILINGS)}
-    assert result["triton", BOTH].repeated_host_seconds == 0.13
-    assert result["triton", BOTH].repeated_host_seconds_quartiles == (0.12, 0.15)
-    assert result["triton", FORWARD].repeated_host_seconds is None
-    assert result["torch", BOTH].repeated_host_seconds is None
-    run.repeated["triton"] = [0.15]
-    (line,) = missed(run, **bar)
-    assert "repeated_host_seconds over liger <= 0.7: measured 0.75" in line
-
-
 @pytest.mark.long
 def test_what_cannot_run_here_is_no_bar_and_what_failed_is(run: OpCaseRun) -> None:
     del run.readings["liger"]

@@ -59,13 +59,14 @@ def assert_repeated(op: Op, provider: Provider, inputs: Any, used: str = "") -> 
 
 @EACH
 def test_repeated_calls_give_the_same_bits(op: Op, provider: Provider, posed: Posed) -> None:
-    """The first two calls are planned, and later ones made by the plan."""
+    """The fourth call of a signature is made by a plan."""
     cases = sorted(op.cases, key=lambda case: elements(op, case))
     laid_out = [(case, *LAID_OUT[0]) for case in cases[:MANY_CASES]]
-    laid_out += [(op.cases[0], dtype, options) for dtype, options in LAID_OUT[1:]]
+    laid_out += [(cases[0], dtype, options) for dtype, options in LAID_OUT[1:]]
     for case, dtype, options in laid_out:
-        for seed in range(4):
-            assert_repeated(op, provider, make_inputs(op, case, dtype, seed=seed, **options))
+        for seed in range(3):
+            results(op, provider, make_inputs(op, case, dtype, seed=seed, **options))
+        assert_repeated(op, provider, make_inputs(op, case, dtype, seed=3, **options))
 
 
 @pytest.mark.gpu
