@@ -68,7 +68,7 @@ def _op_columns(entries: Sequence[OpEntry]) -> list[Column[OpEntry]]:
 SWEEP_COLUMNS: list[Column[SweepEntry]] = [
     ("batch x length", lambda e: f"{e.batch_size} x {e.seq_len}"),
     ("tier", lambda e: e.contender),
-    ("ms", lambda e: _time(e, 1e3, ".3g")),
+    ("ms", lambda e: _number(e.seconds, 1e3, ".3g")),
     ("samples/s", lambda e: _number(e.samples_per_second, 1, ".0f")),
     ("peak MiB", lambda e: _number(e.peak_bytes, 2**-20, ".0f")),
 ]
@@ -113,10 +113,16 @@ def terminal(records: Sequence[Record]) -> list[str]:
 
 
 def tables_of(record: Record) -> list[Rows]:
-    """A table of the steps of a record that were timed, and one of its ops; no empty one."""
+    """A table of the steps of a record that were timed, one of its ops and one of its sweep; no
+    empty one."""
     steps = [entry for entry in record.of(StepEntry) if entry.cannot is None]
     ops = [entry for entry in last_passes(record) if entry.cannot is None]
-    tables = (table_of(step_columns(steps), steps), table_of(_op_columns(ops), ops))
+    sweep = [entry for entry in record.of(SweepEntry) if entry.cannot is None]
+    tables = (
+        table_of(step_columns(steps), steps),
+        table_of(_op_columns(ops), ops),
+        table_of(SWEEP_COLUMNS, sweep),
+    )
     return [table for table in tables if len(table) > 1]
 
 
