@@ -40,6 +40,7 @@ FACTORY = "tinyllama.harness.gate.worker:Side"
 WARM_UP = 0.02  # seconds of repeating before a benchmark is timed, on a device that is warm
 AT_ONCE = 4  # pairs that work at once, at most
 FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these are enough
+DRAWS = 2  # of values, on which a benchmark is verified before it is timed
 READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
 # A side's clock and that of this process: calls in a row, and how much a turn may be below these.
@@ -94,7 +95,7 @@ class SideError(RuntimeError):
 
     def __init__(self, side: str, error: WorkerError) -> None:
         super().__init__(f"{side}: {error}")
-        self.side, self.details = side, error.details
+        self.side, self.details, self.message = side, error.details, str(error)
         self.memory = error.raised(torch.OutOfMemoryError)
         self.wrong = error.raised(WrongResultError)
 
@@ -102,8 +103,8 @@ class SideError(RuntimeError):
     def words(self) -> str:
         """What went wrong, with the last line that the process printed unless it says the same."""
         last = self.details.strip().splitlines()[-1:]
-        more = last and not last[0].endswith(str(self).rpartition("Error: ")[2])
-        return f"{self} ({last[0]})" if more else str(self)
+        more = last and not last[0].endswith(self.message.rpartition("Error: ")[2])
+        return f"{self.message} ({last[0]})" if more else self.message
 
 
 def new_seed() -> int:
@@ -254,22 +255,29 @@ class Pair:
         """Prepare a benchmark on its sides; returns the seconds of their first calls."""
         return self.ask_of(benchmark, "begin", tuple(benchmark.slowdowns), timeout=READY)
 
+    def interpreted(self, benchmark: Benchmark) -> str:
+        """A kernel that is interpreted on one of its sides; empty if there is none."""
+        return next(filter(None, self.ask_of(benchmark, "interpreted").values()), "")
+
     def end(self, benchmark: Benchmark) -> None:
         self.ask_of(benchmark, "end")
 
-    def verify(self, benchmark: Benchmark, *, reference_of_base: bool = False) -> dict[str, Any]:
-        """Hold the results of a benchmark's sides to float64 on values that neither has seen, and
-        the candidate's to the base's reference; returns what each side proves. reference_of_base:
-        the base gives its reference alone, and no result. Raises SideError."""
-        seed = new_seed()
-        if benchmark.factory:
-            return self.ask_of(benchmark, "verify", seed, timeout=READY)
-        proofs = {}
-        # One after the other: in float64 a large case takes much of the device's memory.
-        for side in self.sides(benchmark):
-            method = "reference" if reference_of_base and side == BASE else "verify"
-            proofs[side] = self.ask(side, method, benchmark.name, seed, timeout=READY)
-        self._hold_to_base(proofs)
+    def verify(self, benchmark: Benchmark, *, base_result: bool = True) -> dict[str, Any]:
+        """Hold the results of a benchmark's sides to float64 on draws of values that neither has
+        seen, and the candidate's to the base's reference; returns what each side proves of the last
+        draw. Not ``base_result``: the base gives its reference alone. Raises SideError."""
+        if benchmark.factory:  # it has values of its own, and is held to its own side's reference
+            sides = self.sides(benchmark) if base_result else [CANDIDATE]
+            return self._at_once(
+                sides, lambda side: self.ask(side, "verify", benchmark.name, 0, timeout=READY)
+            )
+        for seed in (new_seed() for _ in range(DRAWS)):
+            proofs = {}
+            # One after the other: in float64 a large case takes much of the device's memory.
+            for side in self.sides(benchmark):
+                method = "verify" if base_result or side == CANDIDATE else "reference"
+                proofs[side] = self.ask(side, method, benchmark.name, seed, timeout=READY)
+            self._hold_to_base(proofs)
         return proofs
 
     def hold_results(self, benchmark: Benchmark) -> None:

@@ -247,7 +247,7 @@ class Session(Processes):
         edited = {name for name, affected in self.affected.items() if affected.op_differs}
         compared = {n: b for n, b in listed.common.items() if not b.further or n in edited}
         self.compared = {name: BenchmarkState(b) for name, b in compared.items()}
-        self.new = {n: BenchmarkState(b) for n, b in listed.new.items() if not b.further}
+        self.new = {name: BenchmarkState(b) for name, b in listed.new.items()}
         self.further_verdicts += listed.verdicts
         if not setting.toolchains:
             declared = pair.ask_both("declarations")
@@ -319,6 +319,11 @@ class Session(Processes):
     def _prepare_benchmark(self, pair: Pair, state: BenchmarkState, audit: bool) -> None:
         benchmark, name = state.benchmark, state.name
         seconds = pair.begin(benchmark)
+        if kernel := pair.interpreted(benchmark):
+            why = f"it launches {kernel}, which is interpreted on a CPU"
+            benchmark = replace(benchmark, untimed=why, slowdowns={}, layout_bar=0.0)
+            state.benchmark = benchmark
+            pair.begin(benchmark)
         if benchmark.new:
             pair.verify(benchmark)
             untimed = f", and not timed: {benchmark.untimed}" if benchmark.untimed else ""
@@ -343,9 +348,10 @@ class Session(Processes):
         alike = all(figure.outcome is Outcome.SAME for figure in state.figures)
         affected = self.affected.get(name)
         kernels_alone = affected is not None and not affected.host
-        if alike and kernels_alone and compiled[BASE] == compiled[CANDIDATE] != [] and not audit:
-            count = len(compiled[BASE])
-            text = f"the same host code, and the same kernels in {count} launches"
+        # Where kernels are compiled, a benchmark without launches may have some that are not seen.
+        seen = bool(compiled[BASE]) or self.setting.device.type == "cpu"
+        if alike and kernels_alone and seen and compiled[BASE] == compiled[CANDIDATE] and not audit:
+            text = f"the same host code, and the same kernels in {len(compiled[BASE])} launches"
             return state.settle(Outcome.IDENTICAL, text)
         self._verify(pair, state)
         return None
@@ -363,15 +369,15 @@ class Session(Processes):
             slower = any(figure.outcome is Outcome.SLOWER for figure in state.figures)
             if slower or not self._base_is_wrong(pair, state.benchmark, error):
                 raise
-            pair.verify(state.benchmark, reference_of_base=True)
-            text = f"the base's result is wrong; the candidate's is right ({error.words})"
+            pair.verify(state.benchmark, base_result=False)
+            text = f"the base's result is wrong; the candidate's is right ({error})"
             state.settle(Outcome.NEW, text)
         return state.verdict is None
 
     def _base_is_wrong(self, pair: Pair, benchmark: Benchmark, error: SideError) -> bool:
         """Whether an error says that the base's result is wrong, and so does another draw: one that
         is near what rounding allows may be wrong on a draw by chance."""
-        if not error.wrong or error.side != BASE or benchmark.factory:
+        if not error.wrong or error.side != BASE:
             return False
         try:
             pair.verify(benchmark)
@@ -456,7 +462,8 @@ class Session(Processes):
     def _hold_new_to_layout_bars(self) -> None:
         """Time what is NEW, has a bar on its layout and was verified, and the same on contiguous
         inputs, by the candidate alone. Their times have no verdict."""
-        pairs = [(s, other) for s in self.new.values() if (other := self._contiguous(s))]
+        bars = [(s, other) for s in self.new.values() if (other := self._contiguous(s))]
+        pairs = [(s, other) for s, other in bars if not other.benchmark.untimed]
         behind = [s for both in pairs for s in both if s.benchmark.new and s.has(Outcome.NEW)]
         if behind:
             self._ask_device(self.setting.guard.wait_until_idle)
@@ -577,7 +584,8 @@ class Session(Processes):
                     state.moved = self._moved(self.working(pair), state)
         except Stopped as stop:
             for state in slower:
-                state.moved = state.moved or [f"not attributed: {stop.verdict.text}"]
+                why = f"{stop.verdict.name}: {stop.verdict.text}"
+                state.moved = state.moved or [f"not attributed: {why}"]
         for state in slower:
             assert state.verdict is not None
             state.settle(Outcome.SLOWER, "\n    ".join([state.verdict.text, *state.moved]))
@@ -593,5 +601,5 @@ class Session(Processes):
         except (SideError, ValueError) as error:
             if all_ended():
                 raise
-            return [f"not attributed: {getattr(error, 'words', error)}"]
+            return [f"not attributed: {error}"]
         return lines

@@ -82,7 +82,7 @@ class Processes:
                 raise
             accused = error.wrong and error.side == CANDIDATE  # the base's error is not its fault
             outcome = Outcome.WRONG_RESULT if accused else Outcome.NOT_JUDGED
-            state.settle(outcome, error.words)
+            state.settle(outcome, f"{error.side}: {error.words}")
         except ValueError as error:
             state.settle(Outcome.MISSING, str(error))
 

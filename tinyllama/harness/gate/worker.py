@@ -28,7 +28,7 @@ from tinyllama.harness.gate.benchmarks import (
 from tinyllama.harness.gate.declarations import declarations
 from tinyllama.harness.gate.kernel_fingerprint import fingerprint, resources
 from tinyllama.harness.gate.timed_call import TimedCall
-from tinyllama.harness.gate.unproven import Untimed
+from tinyllama.harness.gate.unproven import Untimed, interpreted_kernel
 from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.machine.device import current, device_name
 from tinyllama.harness.machine.worker import PRELOADED, caches_in
@@ -50,6 +50,7 @@ class Side:
         self.package, self.files = registered.package, registered.paths()
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
+        self.kernels: dict[str, str] = {}
         began = time.perf_counter()
         loaded(self.package, self.files)
         self.import_seconds = PRELOADED.get(self.package, 0.0) + time.perf_counter() - began
@@ -106,7 +107,7 @@ class Side:
 
     def begin(self, name: str, metrics: Sequence[str]) -> float:
         """Prepare a benchmark; returns the seconds until its first call ended, compiling included.
-        metrics: those of its times.
+        metrics: those of its times; none: only its results are verified.
 
         The name is looked up here: the other side may have it at another place of its timed cases.
         """
@@ -116,17 +117,22 @@ class Side:
         start = time.perf_counter()
         timed, device = benchmark.timed, str(self.device)
         subject: Any
-        if benchmark.untimed:
+        if not metrics:
             subject = Untimed(timed, device, self.package, self.files)
         elif benchmark.factory:
             subject = _imported(benchmark.factory)(timed, device)
+            subject.run_once()
         else:
             subject = TimedCall(timed, device, self.package, self.files, metrics)
-        if not benchmark.untimed:
-            subject.run_once()
+            self.kernels[name] = interpreted_kernel(subject.run_once)
         seconds = time.perf_counter() - start
         self.subjects[name] = subject
         return seconds
+
+    def interpreted(self, name: str) -> str:
+        """The kernel that is interpreted here when a benchmark begins, at which its first call was
+        ended; empty if none is."""
+        return self.kernels.get(name, "")
 
     def verify(self, name: str, seed: int) -> Any:
         """Hold a benchmark's results on the values of a seed to float64; returns the proofs."""

@@ -128,7 +128,8 @@ def prepared(request: Request) -> Iterator[Prepared]:
             guard=request.guard,
             affected=lambda benchmarks: _affected(change, benchmarks, everything=options.all),
             toolchains=toolchains,
-            audit=affected.AUDITED if change.related() else 0,
+            # On a CPU no body of a kernel is in what is timed.
+            audit=affected.AUDITED if change.related(host=device.type == "cpu") else 0,
             all_verdicts=options.all_verdicts,
             ops=options.op,
             processor=processor,
