@@ -311,25 +311,14 @@ def says(seconds: float) -> Callable[[str], float]:
     return paced
 
 
-@pytest.mark.parametrize(
-    ("side", "load", "outcome"),
-    [
-        (CANDIDATE, None, Outcome.MISSING),
-        (CANDIDATE, "the load is 9", Outcome.BUSY),
-        (BASE, None, Outcome.BUSY),
-    ],
-)
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("how", ["in a row", "in a turn"])
-def test_a_clock_that_disagrees_with_the_judges_is_wrong_only_on_an_idle_machine(
-    side: str, load: str | None, outcome: Outcome, how: str
-) -> None:
-    """And the base's is never called wrong."""
+def test_a_clock_that_disagrees_with_the_judges_is_busy(side: str, how: str) -> None:
     script = Script("a")
-    script.watch = Watching(load=load)
     script.on(side, "paced", says(0.02 if how == "in a row" else 0.2))
     verdicts = script.run()
-    assert verdicts["a"].outcome is outcome
-    assert ("its clock is wrong" in verdicts["a"].text) is (outcome is Outcome.MISSING)
+    assert verdicts["a"].outcome is Outcome.BUSY
+    assert f"the {side} says" in verdicts["device"].text
 
 
 @pytest.mark.parametrize("method", ["hold", "wait_until_idle"])
@@ -603,7 +592,4 @@ def test_the_report_holds_all_that_was_measured_and_how_long_it_took() -> None:
     assert len(slower["blocks"][DEVICE]) == len(slower["all_work"][DEVICE])
     assert len(slower["confirmation"][DEVICE]) == CONFIRM_BLOCKS
     assert report["benchmarks"]["b"]["blocks"] == {}
-    stages = [name for name in report["seconds"] if ": " not in name]
-    assert stages == ["trees", "prepare", "time", "confirm", "attribute"]
-    parts = ("start processes", "compare results", "make ready", "turns")
-    assert sum(report["seconds"][f"time: {part}"] for part in parts) <= report["seconds"]["time"]
+    assert [*report["seconds"]] == ["prepare", "time", "confirm", "attribute"]

@@ -69,16 +69,6 @@ def test_differences_name_files_modes_and_what_is_gone(
     ]
 
 
-def test_files_written_into_a_snapshot_are_listed(repository: Repository, tmp_path: Path) -> None:
-    snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "base")
-    (snapshot.root / "__pycache__").mkdir()
-    (snapshot.root / "__pycache__/op.pyc").write_text("")
-    assert repository.written(snapshot) == []
-    (snapshot.root / "op.py").write_text("x = 4\n")
-    (snapshot.root / "left.txt").write_text("")
-    assert sorted(repository.written(snapshot)) == ["left.txt", "op.py"]
-
-
 def test_reports_of_the_gate_are_no_part_of_a_tree(checkout: Path, tmp_path: Path) -> None:
     reports = [checkout / "gate.json", checkout / "ignored", tmp_path / "elsewhere.json"]
     repository = Repository(checkout, tmp_path / "scratch", reports)
@@ -101,7 +91,6 @@ def test_submodules_are_unpacked_and_must_be_committed(
     git(*allow, "submodule", "--quiet", "add", str(tmp_path / "inner"), "inner")
     snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "candidate")
     assert (snapshot.root / "inner/header.h").read_text() == "1"
-    assert repository.written(snapshot) == []
     (checkout / "inner/header.h").write_text("2")
     with pytest.raises(SnapshotError, match="submodule inner has changes"):
         repository.of_working_tree()
@@ -142,22 +131,3 @@ def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(
             assert left.is_dir()
             assert not copy.exists()
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(
-    ("code", "may"),
-    [
-        ("Op('norm', cases=[])", False),
-        ("Op(\n    'rms_norm',\n)", True),
-        ("names = ['rms_norm']", True),
-        ("Op(\n    prefix + '_norm',\n)", True),
-        ("Op(f'{prefix}_norm')", True),
-        ("# rms_norms", False),
-    ],
-)
-def test_a_tree_may_declare_an_op_that_a_file_names_or_puts_together(
-    checkout: Path, code: str, may: bool
-) -> None:
-    (checkout / "op.py").write_text(code)
-    with snapshots.opened(checkout) as repository:
-        assert repository.may_declare(repository.of_working_tree(), "rms_norm") is may

@@ -150,7 +150,7 @@ class Pair:
     def started(self, tree: Tree) -> Worker:
         """A process of a side. Raises WorkerError."""
         env = caches_in(tree.caches) | KEEPS_FREED_MEMORY
-        env |= {"PYTHONHASHSEED": str(self.hash_seed), "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {"PYTHONHASHSEED": str(self.hash_seed)}
         # Idle threads spin, which slows the other side, and other pairs that work at once.
         shared = len(os.sched_getaffinity(0)) // (2 * AT_ONCE)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
@@ -330,7 +330,7 @@ class Pair:
             # A reading has all of the asking in it, so the next one has more calls than this says.
             calls = max(PACED_CALLS, math.ceil(PACE_MORE * PACED * calls / took))
         if fastest == math.inf:
-            raise ClockError(name, text)
+            raise ClockError(text)
         return fastest
 
     # -- a block ----------------------------------------------------------------------------

@@ -72,15 +72,12 @@ class Session(Processes):
         self.disturbed = self.discarded = 0
         self.changed: list[str] = []
         self.times_all = setting.measure_all or setting.toolchains
-        with self.seconds.of("trees"):
-            self._contents = {tree.name: setting.contents(tree) for tree in self.trees}
 
     def run(self) -> list[Verdict]:
         try:
             self._decide()
             with self.timed("attribute"):
                 self._attribute()
-            self._check_untouched()
         except Stopped as stop:
             self.further_verdicts.append(stop.verdict)
             for state in self._open():
@@ -200,7 +197,7 @@ class Session(Processes):
             "others": [str(verdict) for verdict in self.further_verdicts],
         }
 
-    # -- the device, and the trees ----------------------------------------------------------
+    # -- the device -------------------------------------------------------------------------
 
     def _ask_device(self, ask: Callable[[], None]) -> None:
         """Ask for the device, or for its idleness. Raises Stopped."""
@@ -214,34 +211,26 @@ class Session(Processes):
         if self.setting.device.type != "cpu":
             self._ask_device(self.setting.guard.hold)
 
-    def _check_untouched(self) -> None:
-        """Raise Stopped where a tree is not what it was at the start."""
-        for tree in self.trees:
-            if self.setting.contents(tree) != self._contents[tree.name]:
-                text = "its files were changed while it was compared: find what writes into them"
-                raise Stopped(Verdict(tree.name, Outcome.NOT_JUDGED, text))
-
     # -- listed -----------------------------------------------------------------------------
 
     def _list(self, pair: Pair) -> None:
         """The benchmarks of both sides. Raises Stopped where they cannot be compared."""
         setting = self.setting
-        with self.part("list benchmarks"):
-            who = pair.ask_both("identity")
-            self.versions = who[CANDIDATE]["versions"]
-            check_identities(
-                {name: tree.root for name, tree in pair.trees.items()},
-                who,
-                toolchains=setting.toolchains,
-                one_tree=self.times_all,
-            )
-            has = pair.ask_both("benchmarks")
-            base, candidate = (
-                {benchmark.name: benchmark for benchmark in has[side]} for side in (BASE, CANDIDATE)
-            )
-            listed = matched(
-                base, candidate, setting.accepted, ops=setting.ops, toolchains=setting.toolchains
-            )
+        who = pair.ask_both("identity")
+        self.versions = who[CANDIDATE]["versions"]
+        check_identities(
+            {name: tree.root for name, tree in pair.trees.items()},
+            who,
+            toolchains=setting.toolchains,
+            one_tree=self.times_all,
+        )
+        has = pair.ask_both("benchmarks")
+        base, candidate = (
+            {benchmark.name: benchmark for benchmark in has[side]} for side in (BASE, CANDIDATE)
+        )
+        listed = matched(
+            base, candidate, setting.accepted, ops=setting.ops, toolchains=setting.toolchains
+        )
         if not self.times_all:
             self.affected = setting.affected([*listed.common.values(), *listed.new.values()])
         edited = {name for name, affected in self.affected.items() if affected.op_differs}
@@ -277,7 +266,7 @@ class Session(Processes):
             return
         self._use_device()
         again: list[BenchmarkState] = []
-        with self.part("compile and verify"), ExitStack() as stack:
+        with ExitStack() as stack:
             pairs = [pair]
             if more := min(self.setting.at_once, len(waiting)) - 1:
                 pairs += stack.enter_context(self.pairs(more))
@@ -507,17 +496,11 @@ class Session(Processes):
                 (series.again_work if again else series.all_work).append(work)
 
     def _discard(self, wave: Wave) -> None:
-        """Count a disturbed wave. After some of them nothing can be measured here; or, on a machine
-        that is otherwise idle, the candidate's clock is wrong."""
+        """Count a disturbed wave. After some of them nothing can be measured here."""
         self.disturbed, self.discarded = self.disturbed + 1, self.discarded + wave.count
         self.setting.say(f"blocks are discarded ({wave.count}): {wave.disturbed}")
-        if self.disturbed <= MAX_DISCARDED:
-            return
-        assert wave.disturbed is not None
-        if wave.accused is None or wave.base_accused or self.setting.guard.loaded():
-            raise Stopped(Verdict("device", Outcome.BUSY, wave.disturbed))
-        wave.accused.settle(Outcome.MISSING, f"{wave.disturbed}: its clock is wrong")
-        self.disturbed = 0
+        if self.disturbed > MAX_DISCARDED:
+            raise Stopped(Verdict("device", Outcome.BUSY, str(wave.disturbed)))
 
     def _series(self, state: BenchmarkState, metric: str) -> Series:
         """Of a metric of a benchmark, begun where it is not there yet."""

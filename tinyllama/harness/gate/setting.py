@@ -24,7 +24,7 @@ FIRST_CALL = "first_call_seconds"
 
 
 class Stages(dict[str, float]):
-    """Seconds by the name of a stage. Its parts are named ``stage: part`` and count in it too."""
+    """Seconds by the name of a stage."""
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
@@ -60,8 +60,7 @@ class Setting:
     all_verdicts: decide each benchmark, also after one is SLOWER. ops: the only ones that are
     compared; empty: all benchmarks. processor: both sides are pinned to it in their turns. at_once:
     how many pairs prepare benchmarks at the same time; one at a time is timed. seconds: by stage,
-    what came before. contents: a digest of all that is in a tree. say: prints a line; doing: is
-    told what takes time now.
+    what came before. say: prints a line; doing: is told what takes time now.
     """
 
     base: Tree
@@ -82,7 +81,6 @@ class Setting:
     processor: int | None = None
     at_once: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
-    contents: Callable[[Tree], str] = lambda tree: ""
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
     doing: Callable[[str], None] = lambda text: None

@@ -31,11 +31,10 @@ class SnapshotError(ValueError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An unpacked tree. tree: git's hash of its files. index: with which git sees what changed."""
+    """An unpacked tree. tree: git's hash of its files."""
 
     tree: str
     root: Path
-    index: Path
 
 
 @dataclass(frozen=True)
@@ -119,14 +118,6 @@ class Repository:
             return None
         return self.git("cat-file", "blob", f"{tree}:{name}")
 
-    def may_declare(self, tree: str, op: str) -> bool:
-        """Whether a Python file of a tree has this word, or puts names of ops together."""
-        python = ("--", "*.py")
-        if self.git("grep", "-lwFe", op, tree, *python, finds=True):
-            return True
-        calls = self.git("grep", "-hA1", "-e", "Op(", tree, *python, finds=True)
-        return re.search(r"\bOp\(\s*[^\s\"']", calls) is not None
-
     def has(self, tree: str, path: str) -> bool:
         """Whether a tree has a file or a folder."""
         return bool(self.git("ls-tree", tree, "--", path))
@@ -148,21 +139,14 @@ class Repository:
     def unpack(self, tree: str, folder: Path) -> Snapshot:
         """Write a tree into a fresh folder, with the submodules that the checkout has."""
         folder.mkdir(parents=True)
-        index = self.scratch / f"{folder.parent.name}-{folder.name}.index"
-        self.git("read-tree", tree, index=index)
-        self.git("checkout-index", "--all", "--quiet", "-u", index=index, at=folder)
+        with self._index() as index:
+            self.git("read-tree", tree, index=index)
+            self.git("checkout-index", "--all", "--quiet", index=index, at=folder)
         for name, commit, submodule in self._submodules(tree):
             if (folder / name).is_dir():
                 (folder / name).rmdir()
             submodule.unpack(submodule.of_commit(commit), folder / name)
-        return Snapshot(tree, folder, index)
-
-    def written(self, snapshot: Snapshot) -> list[str]:
-        """The files of a snapshot's folder that were changed since, without bytecode."""
-        options = ("--modified", "--deleted", "--others", "--exclude=__pycache__/")
-        names = self.git("ls-files", "-z", *options, index=snapshot.index, at=snapshot.root)
-        links = tuple(f"{name}/" for name, _, _ in self._submodules(snapshot.tree))
-        return [n for n in names.split("\0") if n and not f"{n}/".startswith(links or ("\0",))]
+        return Snapshot(tree, folder)
 
     def _submodules(self, tree: str) -> Iterator[tuple[str, str, "Repository"]]:
         for entry in filter(None, self.git("ls-tree", "-r", "-z", tree).split("\0")):
@@ -187,10 +171,9 @@ class Repository:
         index: Path | None = None,
         at: Path | None = None,
         feed: str = "",
-        finds: bool = False,
     ) -> str:
         """What git prints. index: in the place of the checkout's. at: the folder of the files.
-        feed: what git reads. finds: status 1 says that nothing was found. Raises SnapshotError."""
+        feed: what git reads. Raises SnapshotError."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -215,7 +198,7 @@ class Repository:
             )
         except FileNotFoundError as error:
             raise SnapshotError("git is not installed: a base is read with it") from error
-        if done.returncode and not (finds and done.returncode == 1):
+        if done.returncode:
             said = " ".join(os.fsdecode(done.stderr).split()) or f"status {done.returncode}"
             raise SnapshotError(f"{where} cannot be read as a checkout of git: {said}")
         return os.fsdecode(done.stdout)
