@@ -1,16 +1,12 @@
 """Trees of git: what is compared is what git would commit, and the checkout stays as it is."""
 
-import os
-import shutil
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from correctness_tests.support.own_repository import git, plain_git
 from tinyllama.harness.gate import snapshots
-from tinyllama.harness.gate.snapshots import Repository, SnapshotError, scratch
+from tinyllama.harness.gate.snapshots import Repository, SnapshotError
 
 
 @pytest.fixture
@@ -110,24 +106,3 @@ def test_a_revision_that_is_not_there_says_how_to_fetch_it(
         snapshots.opened(tmp_path),
     ):
         pass
-
-
-def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    hour_ago = time.time() - 3600
-
-    def age() -> None:
-        for lock in tmp_path.glob("*/*.lock"):
-            os.utime(lock, (hour_ago, hour_ago))
-
-    with scratch() as used, scratch() as left:
-        copy = left.parent.with_name(f"{left.parent.name}-killed")
-        shutil.copytree(left.parent, copy)
-        age()
-        with scratch():
-            assert used.is_dir()
-            assert left.is_dir()
-            assert not copy.exists()
-    assert not [*tmp_path.iterdir()]

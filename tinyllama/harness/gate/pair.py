@@ -131,7 +131,7 @@ class Pair:
         self.device, self.registered, self.preload = device, registered, preload
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
-        self.failed = self.is_open = self.stopping = False
+        self.failed = self.stopping = False
         self.processor: int | None = None
         self.leading = BASE
         self._start()
@@ -170,14 +170,12 @@ class Pair:
     def restart(self) -> None:
         """Replace the processes of both sides after one failed."""
         self.close()
-        self.workers, self.unstarted, self.failed, self.is_open = {}, None, False, False
+        self.workers, self.unstarted, self.failed = {}, None, False
         self._start()
         self.open()
 
     def open(self) -> None:
-        """Make the `Side` of both workers, if there is none yet. Raises SideError."""
-        if self.is_open:
-            return
+        """Make the `Side` of both workers. Raises SideError."""
         if self.unstarted is not None:
             self.failed = True
             raise self.unstarted
@@ -187,7 +185,6 @@ class Pair:
             make_side(self.workers[name], self.device, self.registered, tree.slowdowns)
 
         self._at_once(self.order, make)
-        self.is_open = True
 
     def pids(self) -> list[int]:
         return [worker.pid for worker in self.workers.values()]

@@ -52,6 +52,7 @@ AUDIT_LOOKS = LOOKS[:2]
 COMPILE = "compile_seconds"
 _ALIKE = "the same source, comments aside"
 _RENAMED = "new, while others are MISSING: if it is one of them, renamed, restore its name"
+_DECISIVE = (Outcome.MISSING, Outcome.SLOWER)  # before anything is prepared
 _NO_SLOWDOWN = (Outcome.SAME, Outcome.FASTER, Outcome.INCONCLUSIVE)
 
 
@@ -113,8 +114,9 @@ class Session(Processes):
             for state in self.compared.values():
                 if state.name not in self.affected and not self.times_all:
                     state.settle(Outcome.IDENTICAL, _ALIKE)
-            missing = [v for v in self.further_verdicts if v.outcome is Outcome.MISSING]
-            if missing and self._leave_undecided(f"{missing[0].name} is missing"):
+            decisive = [v for v in self.further_verdicts if v.outcome in _DECISIVE]
+            why = f"{decisive[0].name} is {decisive[0].outcome.title}" if decisive else ""
+            if why and self._leave_undecided(why):
                 return
             nearest = self._nearest()
             if self._prepare_decides(pair, nearest):
@@ -277,9 +279,8 @@ class Session(Processes):
                 pool.submit(self._prepare_some, preparing, queue, again if more else None, audit)
                 for preparing in pairs
             ]
-            with self.setting.ahead():
-                for future in futures:
-                    future.result()
+            for future in futures:
+                future.result()
         self._prepare_some(pair, iter(again), None, audit)  # alone, they find more memory
         self._compile_again(waiting)
 
@@ -472,7 +473,7 @@ class Session(Processes):
         again: they confirm a slowdown. Raises Stopped."""
         before = [state.verdict for state in states]
         wave = Wave(self, count)
-        wave.take(states, others_wait=len(self.undecided()) > len(states))
+        wave.take(states)
         if wave.disturbed:
             for state in states:
                 state.paces = {}  # the judge's clock was disturbed, too

@@ -9,16 +9,11 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-_SCRATCH, _ALIVE = "tinyllama-gate-", "alive.lock"  # a folder, and a file in it
-_FRESH = 60.0  # seconds
 _SUBMODULE = "160000"  # git's mode of one
 # A hook's variables may name another repository; the others change what a path or a commit means.
 _KEPT_VARIABLES = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
@@ -206,16 +201,9 @@ class Repository:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder of this process, which holds a lock in it. Folders that killed processes
-    left, whose locks nobody holds, are removed."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{_ALIVE}"):
-        with suppress(OSError, Timeout):
-            if time.time() - lock.stat().st_mtime > _FRESH:  # else its process may not hold it yet
-                with FileLock(lock, timeout=0):
-                    shutil.rmtree(lock.parent)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as name, FileLock(Path(name) / _ALIVE):
-        (folder := Path(name) / "files").mkdir()
-        yield folder
+    """A temporary folder of this process."""
+    with tempfile.TemporaryDirectory(prefix="tinyllama-gate-") as name:
+        yield Path(name)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,22 +102,19 @@ class Wave:
     disturbed: str | None = None
     _looked: float = field(default_factory=time.monotonic)
 
-    def take(self, states: Sequence[BenchmarkState], *, others_wait: bool) -> None:
-        """Take a block of each benchmark from each pair, until the device is disturbed.
-        others_wait: for pairs that were started ahead."""
-        processes, setting = self.processes, self.processes.setting
+    def take(self, states: Sequence[BenchmarkState]) -> None:
+        """Take a block of each benchmark from each pair, until the device is disturbed."""
+        processes = self.processes
         with processes.pairs(self.count) as pairs, ThreadPoolExecutor(self.count) as pool:
             for pair in pairs:
-                pair.processor = setting.processor
+                pair.processor = processes.setting.processor
                 pair.leading = (BASE, CANDIDATE)[processes.launched % 2]
                 processes.launched += 1
             warm_up = max(WARM_UP, processes.effort.first)
             for state in states:
-                ahead = others_wait and state is states[-1]
                 with processes.errors_as_verdict(state):
                     try:
-                        context = setting.ahead() if ahead else nullcontext()
-                        self._take(pairs, state, pool, warm_up, context)
+                        self._take(pairs, state, pool, warm_up)
                     except SideError as error:
                         if not (error.memory and self.count > 1):
                             raise
@@ -135,7 +132,6 @@ class Wave:
         state: BenchmarkState,
         pool: ThreadPoolExecutor,
         warm_up: float,
-        ahead: AbstractContextManager[None],
     ) -> None:
         """A block of a benchmark from each pair. Raises the first error, after all pairs have
         ended with it."""
@@ -149,8 +145,7 @@ class Wave:
             launches = _all(pool, make_ready, pairs)
             for pair, launch in zip(pairs, launches, strict=True):
                 launch.block = self._timed(pair, state)
-            with ahead:
-                _all(pool, lambda pair: pair.hold_results(benchmark), pairs)
+            _all(pool, lambda pair: pair.hold_results(benchmark), pairs)
         except BaseException:
             for pair in pairs:
                 if not pair.failed:
@@ -165,7 +160,7 @@ class Wave:
         self.launches.pop(state.name, None)
         with ThreadPoolExecutor(1) as pool:
             for pair in pairs:
-                self._take([pair], state, pool, WARM_UP, nullcontext())
+                self._take([pair], state, pool, WARM_UP)
 
     def _timed(self, pair: Pair, state: BenchmarkState) -> Block:
         """The turns of a benchmark that is ready. In its first block also the seconds of a call by

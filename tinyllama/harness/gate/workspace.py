@@ -136,7 +136,6 @@ def prepared(request: Request) -> Iterator[Prepared]:
             say=request.progress.line,
             doing=request.progress,
             pairs=pool.pairs,
-            ahead=pool.opening,
         )
         protected = [
             name

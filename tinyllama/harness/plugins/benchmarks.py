@@ -34,17 +34,6 @@ from tinyllama.harness.records import results
 from tinyllama.harness.report.tables import terminal
 
 RECORDING = pytest.StashKey[Recording]()
-# Options under which nothing is timed, or that end the session before its verdict is shown.
-REFUSED = {
-    "benchmark_disable": "--benchmark-disable measures nothing: remove it",
-    "benchmark_skip": "--benchmark-skip measures nothing: remove it",
-    "benchmark_histogram": "--benchmark-histogram draws no records: remove it",
-    "collectonly": "--collect-only measures nothing: remove it",
-    "setuponly": "--setup-only measures nothing: remove it",
-    "showfixtures": "--fixtures measures nothing: remove it",
-    "show_fixtures_per_test": "--fixtures-per-test measures nothing: remove it",
-    "markers": "--markers measures nothing: remove it",
-}
 
 
 class Hooks:
@@ -91,7 +80,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
     if recording.active:
-        check_measuring(config)
+        if getattr(config.option, "dist", "no") != "no":
+            raise pytest.UsageError(
+                "-n: timings are taken one after the other, in processes of their own: remove it"
+            )
         try:
             check_results_dir(recording.root)
         except ValueError as error:
@@ -129,17 +121,6 @@ def team_of(config: pytest.Config) -> settings.Config:
 
 def _root(config: pytest.Config) -> Path:
     return Path(config.option.results_dir or config.rootpath / "results")
-
-
-def check_measuring(config: pytest.Config) -> None:
-    """Refuse options under which nothing is measured, or several tests at a time."""
-    if getattr(config.option, "dist", "no") != "no":
-        raise pytest.UsageError(
-            "-n: timings are taken one after the other, in processes of their own: remove it"
-        )
-    for name, message in REFUSED.items():
-        if getattr(config.option, name, False):
-            raise pytest.UsageError(message)
 
 
 def _stored(root: Path) -> list[results.Record]:
