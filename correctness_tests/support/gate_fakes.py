@@ -301,9 +301,6 @@ class Script:
 
     _proofs = _reference = _verify
 
-    def _paced(self, worker: "ScriptedWorker", name: str, calls: int) -> float:
-        return 0.0
-
     def _turn(
         self, worker: "ScriptedWorker", name: str, seed: int, call_number: int | None
     ) -> dict[str, float]:

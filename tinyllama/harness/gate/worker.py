@@ -173,10 +173,9 @@ class Side:
     def ready(self, name: str) -> None:
         self.subjects[name].ready()
 
-    def paced(self, name: str, calls: int) -> float:
-        """Seconds of some calls in a row, of which the caller takes the time too."""
-        seconds: float = self.subjects[name].paced(calls)
-        return seconds
+    def paced(self, name: str, calls: int) -> None:
+        """Make some calls in a row, of which the caller takes the time."""
+        self.subjects[name].paced(calls)
 
     def compiled(self, name: str) -> list[str]:
         """A digest of each launch of a kernel; none on a CPU."""
