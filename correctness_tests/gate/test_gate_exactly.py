@@ -41,14 +41,13 @@ def test_a_higher_count_is_slower_and_a_lower_one_is_faster(metric: str) -> None
     assert less.run()["a"].outcome is Outcome.FASTER
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 2.5, None, True, "3"])
+@pytest.mark.parametrize("value", [float("nan"), -1, None, True, "3"])
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("metric", COUNTED)
-def test_an_invalid_count_is_missing(side: str, metric: str, value: object) -> None:
+def test_an_invalid_count_is_missing(side: str, value: object) -> None:
     script = Script()
-    counts = {**COUNTS, metric: value}
+    counts = {**COUNTS, "kernels": value}
     script.on(side, "counted", {name: n for name, n in counts.items() if n is not None})
-    script.ends(Outcome.MISSING, f"{metric} was")
+    script.ends(Outcome.MISSING, "kernels was")
 
 
 @pytest.mark.parametrize("blind", [SIDES, (BASE,), (CANDIDATE,)], ids=" ".join)

@@ -346,6 +346,14 @@ def test_equal_kernels_under_equal_host_code_are_identical_and_not_timed() -> No
     assert script.launches == 1
 
 
+def test_a_benchmark_without_kernels_is_identical_on_a_busy_cpu_if_only_kernels_differ() -> None:
+    script = Script(device=CPU)
+    for side in SIDES:
+        script.sources[side]["a"] = side, "same"
+    script.watch = Watching(hold="it is busy", wait_until_idle="it is busy")
+    script.ends(Outcome.IDENTICAL, "in 0 launches")
+
+
 @pytest.mark.parametrize("differs", ["host", "code", "nothing is launched"])
 def test_equal_kernels_under_other_host_code_are_timed_and_so_are_other_kernels(
     differs: str,
