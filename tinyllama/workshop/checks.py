@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyllama.harness.check.finding import Unsupported
+from tinyllama.harness.check.candidate import Unsupported
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import OPS

@@ -8,18 +8,11 @@ from functools import partial
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate, Unsupported
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
-from tinyllama.harness.check.judge import (
-    BOUNDS,
-    ENDLESS,
-    GRADIENTS,
-    OUTPUTS,
-    TOUCHED,
-    UNWRITTEN,
-    boundary_fault,
-    faults,
-)
+from tinyllama.harness.check.finding import Finding, Outcome, Rank
+from tinyllama.harness.check.judge import ENDLESS, boundary_fault, faults
+from tinyllama.harness.check.names import BOUNDS, GRADIENTS, PLAIN, TOUCHED
 from tinyllama.harness.check.points import (
     EMPTY,
     SIZES,
@@ -34,7 +27,6 @@ from tinyllama.harness.check.points import (
     value_points,
 )
 
-PLAIN = (OUTPUTS, GRADIENTS, UNWRITTEN, TOUCHED, BOUNDS)
 EXTREMES, LAYOUTS, UPSTREAMS = "extreme values", "input layouts", "gradient layouts"
 ABSENT, WANTED = "absent gradients", "wanted gradients"
 VARIED = {  # why an op has no such case

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tinyllama.harness.check.candidate import Candidate, Problem, leaves
 from tinyllama.harness.check.cases import WIDER, OpCase, References
 from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.crash import place
@@ -37,7 +38,7 @@ from tinyllama.harness.check.evaluate import (
     mutated_results,
     raising_in,
 )
-from tinyllama.harness.check.finding import Candidate, Problem, Rank, leaves
+from tinyllama.harness.check.finding import Rank
 from tinyllama.harness.check.global_settings import restore, set_unusual, setting, snapshot
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels.bounds import Bounds
@@ -137,12 +138,13 @@ class Graph:
 class Values:
     """The values of a call's inputs, and what results for them are right.
 
-    arrange: how the inputs lie, as tensors of their own.
+    arrange: how the inputs lie, as tensors of their own. about: what is special, in words.
     """
 
     case: OpCase
     inputs: Inputs
     arrange: Callable[[Leaves], Leaves] = lambda args: {n: copied(v) for n, v in args.items()}
+    about: str = ""
 
     @functools.cached_property
     def references(self) -> References:
@@ -214,6 +216,11 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
         return None
     first = min(new, key=lambda fault: (fault.rank or history.rank) is Rank.WARNING)
     texts = [fault.text for fault in new if (fault.steps, fault.rank) == (first.steps, first.rank)]
+    texts += [
+        f"{name} is a call with {of_call.about}"
+        for name, of_call in by_name.items()
+        if of_call.about and name in first.steps
+    ]
     case = next(iter(by_name.values())).case
     return case, f"{first.steps}: {'; '.join(texts)}", first.rank or history.rank
 
@@ -336,7 +343,7 @@ class _Play:
         if "look away" in step:
             return
         if "is refused" in step:
-            text = "the reference refuses these arguments: raise an error"
+            text = f"{call} gives a result where the reference raises an error: raise one, too"
             return self._fault("is taken", text, Rank.WARNING)
         after = [tensor._version for tensor in changing.values()]
         if any(map(int.__eq__, versions, after)):

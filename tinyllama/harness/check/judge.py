@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate, leaves, other_results
 from tinyllama.harness.check.cases import PERTURBATIONS, WIDER, OpCase, References
 from tinyllama.harness.check.compare import Comparison
 from tinyllama.harness.check.crash import crashed, in_backward, place, raised_by_another
@@ -25,14 +26,13 @@ from tinyllama.harness.check.evaluate import (
     evaluate,
     is_gradient,
 )
-from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, leaves, other_results
+from tinyllama.harness.check.finding import Finding, Outcome, Rank
 from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
 from tinyllama.harness.check.history import Graph, sharing
+from tinyllama.harness.check.names import BOUNDS, GRADIENTS, OUTPUTS, TOUCHED, UNWRITTEN
 from tinyllama.harness.check.points import EMPTY, Point, rows
 from tinyllama.harness.declare.specs import Terms
 
-OUTPUTS, GRADIENTS = "outputs", "gradients"
-UNWRITTEN, TOUCHED, BOUNDS = "unwritten memory", "untouched inputs", "out of bounds"
 ENDLESS = "EndlessLoopError"  # of `tinyllama.harness.kernels.interpreter`, which needs triton
 LONG_ROWS = 4.0  # times the usual error, of a few roundings more in 16 bits
 FEW_TIES = 2.0**-10  # of the elements: so many may be rounded to the other side

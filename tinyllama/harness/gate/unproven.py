@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase, elements, op_cases
 from tinyllama.harness.check.evaluate import Inputs, evaluate
-from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.judge import faults, run_case
 from tinyllama.harness.gate.timed_call import tensors_of
 from tinyllama.harness.gate.verification import SLACK, Proof, Results, digest, proof_of
