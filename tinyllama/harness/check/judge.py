@@ -142,20 +142,20 @@ def _places(bad: torch.Tensor) -> str:
     return f"{int(bad.sum())} of {bad.numel()} elements, the first at {first}"
 
 
-def boundary_fault(candidate: Candidate, point: Point) -> tuple[Finding | None, int]:
-    """What is wrong at a point, if anything, and how many accesses its programs made.
+def boundary_fault(candidate: Candidate, point: Point) -> tuple[Finding | None, int] | None:
+    """What is wrong at a point, if anything, and how many accesses its programs made. None where
+    the reference gives no result, so that nothing is tried.
 
-    Nothing is wrong where the reference gives no result. A refusal is told up to `FAR` times the
-    largest declared length, but not of a layout.
+    A refusal is told up to `FAR` times the largest declared length, but not of a layout.
     """
     op, case = candidate.op, point.case
     if op.misfit(case.case.dims, case.case.params) is not None or case.unsupported() is not None:
-        return None, 0
+        return None
     try:
         inputs = point.inputs(candidate)
         references = case.references(inputs, draws=0)
     except Exception:  # the reference, or a distribution, does not take it
-        return None, 0
+        return None
     run = run_case(candidate, inputs)
     return _fault_of(candidate, point, inputs, references, run), run.guards.accesses
 
