@@ -11,6 +11,7 @@ from correctness_tests.support.commands import ROOT, printed, python, refused
 from tinyllama.harness import Op, Registry, load_file
 from tinyllama.harness.check.cases import op_cases
 
+pytestmark = pytest.mark.usefixtures("forked")
 FUNCTIONS = """
 import torch
 

@@ -48,7 +48,6 @@ BETWEEN = (
     ),
 )
 MEMORY = (
-    History("call A watched; backward A; call A2 interrupted by B; backward A2", Rank.UNSAFE),
     History(
         f"{COMPLETE}; call A2 watched; backward A2; drop A; drop A2; "
         + "; ".join(f"call B{n}; backward B{n}; drop B{n}" for n in LATER)
