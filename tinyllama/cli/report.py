@@ -27,25 +27,16 @@ def add(commands: Any) -> None:
     parser.add_argument("--device", help="only records of this device")
     parser.add_argument("--all", action="store_true", help="the tables of every figure as well")
     parser.add_argument("--html", type=file_path, default=Path(PAGE), metavar="PATH")
-    parser.add_argument(
-        "--markdown",
-        type=file_path,
-        metavar="PATH",
-        help="write the tables as Markdown; - prints them (for a step summary)",
-    )
     parser.set_defaults(run=report)
 
 
 def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
-    from tinyllama.harness.machine.files import check_apart, check_writable, replace_text
+    from tinyllama.harness.machine.files import check_writable, replace_text
     from tinyllama.harness.report.page import check_needs, render
     from tinyllama.harness.report.summary import summaries, terminal_lines
-    from tinyllama.harness.report.tables import latest, markdown, terminal
+    from tinyllama.harness.report.tables import latest, terminal
 
-    printed = args.markdown == Path("-")
-    aside = None if printed else args.markdown
-    check_apart(("--html", args.html), ("--markdown", aside))
     stored_records = _stored(args.results_dir)
     records = _of_device(stored_records, args.results_dir, args.device)
     targets = _targets(stored_records)
@@ -54,17 +45,8 @@ def report(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     check_writable(args.html, "--html")
-    if aside:
-        check_writable(aside, "--markdown")
-    devices, newest = summaries(records, targets), latest(records)
-    text = "\n".join([*(device.markdown() for device in devices), markdown(newest), ""])
-    if printed:
-        sys.stdout.write(text)
-    else:
-        tables = ["", *terminal(newest)] if args.all else []
-        sys.stdout.write("\n".join([*terminal_lines(devices), *tables, ""]))
-    if aside:
-        replace_text(aside, text)
+    tables = ["", *terminal(latest(records))] if args.all else []
+    print("\n".join([*terminal_lines(summaries(records, targets)), *tables]))
     replace_text(args.html, render(records, targets))
     print(f"page: {args.html.resolve()}", file=sys.stderr)
     return 0
