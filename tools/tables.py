@@ -4,7 +4,6 @@ of the model's presets and tiers, and of what README states.
 Only records that git tracks count: what a reader measures must not make the documents stale.
 """
 
-import json
 import re
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ from tinyllama.harness.records.entries import (
     StepEntry,
     Timed,
 )
-from tinyllama.harness.records.results import Record, load, short
+from tinyllama.harness.records.results import Record, load
 from tinyllama.harness.records.targets import covered, shown
 from tinyllama.harness.report.plots import ladder as ladder_plot
 from tinyllama.harness.report.tables import (
@@ -39,7 +38,6 @@ from tinyllama.harness.report.tables import (
 from tinyllama.model.config import PRESETS, WORKLOADS
 from tinyllama.model.tiers import TIERS, V1, Tier
 from tinyllama.ops.block import PARTS
-from tinyllama.workshop.running import KIND as STAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs/pictures/ladder.svg"
@@ -296,16 +294,9 @@ def _grid(head: list[str], rows: Mapping[tuple[str, ...], Mapping[str, str]]) ->
 
 
 def stages() -> str:
-    """The newest comparison that `tinyllama stages --keep` kept of each device, and whether the
-    documents' order holds there."""
-    tables = []
-    for folder in sorted((ROOT / "results").glob(f"*/{STAGES}")):
-        run = json.loads(max(folder.glob("*.json")).read_text(encoding="utf-8"))
-        lines = "\n".join(f"- {line}" for line in run["order"])
-        where = f"{run['device']}, `{run['group']}`, torch {run['versions']['torch']}"
-        when = f"commit {short(run['commit'])}, {run['date'][:10]}"
-        tables.append(f"{markdown_table(run['rows'])}\n\n{lines}\n\nMeasured on {where}, {when}.")
-    return "\n\n".join(tables) or NOTHING
+    """The comparison that `tinyllama stages` wrote on each device."""
+    texts = [path.read_text(encoding="utf-8") for path in tracked("results/*/stages/comparison.md")]
+    return "\n\n".join(text.strip() for text in texts) or NOTHING
 
 
 # -- the model -------------------------------------------------------------------------------------

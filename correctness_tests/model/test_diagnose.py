@@ -18,29 +18,12 @@ from tinyllama.training.step import TrainStep
 
 BATCH = RandomTokens(MODEL.vocab_size, CONFIG).batch(0)
 
-LAYER = [
-    "rms_norm",
-    "qkv.q",
-    "qkv.k",
-    "qkv.v",
-    "rope.q_rotated",
-    "rope.k_rotated",
-    "attention",
-    "add_rms_norm.y",
-    "add_rms_norm.sum",
-    "swiglu",
-]
+OF_ROPE = ["qkv.q", "qkv.k", "qkv.v", "rope.q_rotated", "rope.k_rotated"]
+OF_NORM = ["add_rms_norm.y", "add_rms_norm.sum"]
+LAYER = ["rms_norm", *OF_ROPE, "attention", *OF_NORM, "swiglu"]
 IN_ONE_PIECE = ["embedding", "layers.0", "layers.1", "final_norm", "logits", "loss"]
-NAMES = [
-    "embedding",
-    *[f"layers.0.{op}" for op in LAYER],
-    "layers.0",
-    *[f"layers.1.{op}" for op in LAYER],
-    "layers.1",
-    "final_norm",
-    "logits",
-    "loss",
-]
+LAYERS = [[*(f"layers.{i}.{op}" for op in LAYER), f"layers.{i}"] for i in range(2)]
+NAMES = ["embedding", *LAYERS[0], *LAYERS[1], "final_norm", "logits", "loss"]
 
 
 def make_step(tier: str | Tier = "v1", model: ModelConfig = MODEL, **changes: Any) -> TrainStep:
