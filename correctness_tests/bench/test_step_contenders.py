@@ -36,7 +36,7 @@ def test_a_tier_is_verified_and_timed(tier: str) -> None:
 @pytest.mark.parametrize("tier", ["v1", "v2"])
 def test_memory_and_copies_of_a_step_are_counted_on_a_cpu(tier: str) -> None:
     step = TierStep(tier=tier, **WHERE)
-    uncaptured = step.held()
+    uncaptured = step.uncaptured_memory()
     assert uncaptured["held_bytes"] == pytest.approx(4 * 4 * step.shape.parameters, rel=0.02)
     assert uncaptured["held_peak_bytes"] > 1.1 * uncaptured["held_bytes"]
     copies = step.launched()["copies"]

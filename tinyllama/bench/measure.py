@@ -218,7 +218,7 @@ class StepGroup(Contest):
         for name in list(self.workers):
             with self.failing(name):
                 if name != FLOOR.name:
-                    self._add(name, self.ask(name, "held"))
+                    self._add(name, self.ask(name, "uncaptured_memory"))
                 self.workers[name].close()
 
     def _add(self, name: str, answer: Mapping[str, Any]) -> None:
