@@ -23,7 +23,7 @@ from tinyllama.harness.records.entries import (
     Timed,
 )
 from tinyllama.harness.records.results import Record, load
-from tinyllama.harness.records.targets import covered, shown
+from tinyllama.harness.records.targets import covered, figure_text
 from tinyllama.harness.report.plots import ladder as ladder_plot
 from tinyllama.harness.report.tables import (
     Column,
@@ -270,7 +270,7 @@ def _bars(kind: type[Timed], row_for_each_call: bool) -> str:
     for call, target, ratio, record in bars:
         cell = "not measured"
         if ratio is not None:
-            cell = shown(ratio, target.bound) + ("" if target.met(ratio) else " **missed**")
+            cell = figure_text(ratio, target.bound) + ("" if target.met(ratio) else " **missed**")
         row = (", ".join(call), str(target)) if row_for_each_call else (str(target),)
         column = record.device if row_for_each_call else f"{'-'.join(call)}, {record.device}"
         rows.setdefault(row, {})[column] = cell

@@ -41,11 +41,11 @@ def test_memory_and_copies_of_a_step_are_counted_on_a_cpu(tier: str) -> None:
     assert uncaptured["held_peak_bytes"] > 1.1 * uncaptured["held_bytes"]
     copies = step.launched()["copies"]
     assert copies > 0
-    usual, some = step.step, torch.zeros(3)
+    right_step, some = step.step, torch.zeros(3)
 
     def with_a_stray_copy(batch: torch.Tensor) -> torch.Tensor:
         some.clone()
-        return usual(batch)
+        return right_step(batch)
 
     step.step = with_a_stray_copy
     assert step.launched()["copies"] == copies + 1

@@ -143,14 +143,13 @@ class StepGroup(Contest):
             self.workers[contender.name] = contender.worker()
         most = at_once(self.group, self.short)
         together = [contender for contender in able if most > 1 and not contender.alone]
-        beside = min(most, len(together)) - 1
         with ThreadPoolExecutor(most) as pool:
-            ready = list(pool.map(lambda contender: self._make(contender, beside), together))
+            ready = list(pool.map(self._make, together))
         again = [contender for contender, done in zip(together, ready, strict=True) if not done]
         for contender in again:
             self.workers[contender.name] = contender.worker()
         for contender in (*again, *(c for c in able if c not in together)):
-            self._make(contender, 0)
+            self._make(contender, alone=True)
         names = [contender.name for contender in able if contender.name in self.entries]
         self.entries = {name: self.entries[name] for name in names}
         self.workers = {name: self.workers[name] for name in names}
@@ -162,8 +161,8 @@ class StepGroup(Contest):
             self.cannot[contender.name] = reason
         return not reason
 
-    def _make(self, contender: Contender, beside: int) -> bool:
-        """Make and check a contender beside others. Returns whether it need not be made again."""
+    def _make(self, contender: Contender, alone: bool = False) -> bool:
+        """Make and check a contender. Returns whether it need not be made again, alone."""
         name, worker = contender.name, self.workers[contender.name]
         arguments = {**contender.arguments, **self.arguments}
         with self.failing(name):
@@ -176,7 +175,7 @@ class StepGroup(Contest):
                     entry = replace(entry, **facts)
                 self.entries[name] = entry
             except WorkerError as error:
-                if not beside or not error.raised(torch.OutOfMemoryError):
+                if alone or not error.raised(torch.OutOfMemoryError):
                     raise
                 worker.close()
                 return False

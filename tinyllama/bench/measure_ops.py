@@ -289,7 +289,7 @@ def bounded(op: Op, provider: str) -> bool:
     return provider in op.providers and op[provider].derived is not None
 
 
-def held_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Ratio]]]:
+def bounded_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Ratio]]]:
     """The slowdowns on other layouts, by case, of providers that have a bound."""
     return {
         f"{run.op.name}-{name}-{run.op.timed[run.case]}": (run.op, ratios)

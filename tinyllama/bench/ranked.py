@@ -28,7 +28,7 @@ from tinyllama.harness.measure.overlap import overlap
 from tinyllama.harness.measure.rounds import interleaved
 from tinyllama.model.llama import TinyLlama
 from tinyllama.training.ranks import ALONE, Ranks, device_of, joined, launched
-from tinyllama.training.shards import local, shard, whole
+from tinyllama.training.shards import full_tensor, local, shard
 from tinyllama.training.step import TrainStep
 
 
@@ -51,12 +51,12 @@ class RankedStep(OurStep):
 
     def weight_of(self, name: str) -> torch.Tensor:
         parameter = self.parameters[name]
-        return whole(local(parameter), parameter).detach()
+        return full_tensor(local(parameter), parameter).detach()
 
     def gradient_of(self, name: str) -> torch.Tensor | None:
         parameter = self.parameters[name]
         gradient = parameter.grad
-        return None if gradient is None else whole(local(gradient), parameter)
+        return None if gradient is None else full_tensor(local(gradient), parameter)
 
 
 def run(job: Job, ranks: Ranks, device: torch.device) -> JobResult:

@@ -55,7 +55,7 @@ class Entry(
     cannot: why it was not measured. unavailable: field -> why it is absent.
     """
 
-    held_by_tests: ClassVar[bool] = False  # and not compared with a baseline
+    judged_by_tests: ClassVar[bool] = False  # and not compared with a baseline
 
     name: str
     cannot: str | None = None
@@ -242,7 +242,7 @@ class OpEntry(Timed, tag="op", kw_only=True, frozen=True):
 class CurveEntry(Entry, tag="curve", kw_only=True, frozen=True):
     """losses: of every ``every``-th step the mean loss of the ``window`` steps from it on."""
 
-    held_by_tests: ClassVar[bool] = True
+    judged_by_tests: ClassVar[bool] = True
 
     workload: str
     contender: str

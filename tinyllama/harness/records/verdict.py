@@ -79,7 +79,7 @@ def unusable(record: Record) -> list[Verdict]:
 
 
 def _nothing(record: Record) -> Verdict:
-    if any(entry.held_by_tests for entry in record.entries):
+    if any(entry.judged_by_tests for entry in record.entries):
         text = "held by its tests to what the same run measured, and not compared"
         return Verdict(record.group, Outcome.SAME, text, gated=False)
     return Verdict(record.group, Outcome.MISSING, "it measured nothing that can be compared")
