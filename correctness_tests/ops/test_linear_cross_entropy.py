@@ -202,6 +202,21 @@ def test_compiled_with_options_is_torch_s_result(
         torch.testing.assert_close(left, right)
 
 
+@pytest.mark.parametrize("layout", ["strided", "summed"])
+def test_upstream_gradients_of_tokens_lie_anywhere(layout: str, device: torch.device) -> None:
+    logits = torch.randn(5, 33, generator=torch.Generator().manual_seed(5)).to(device)
+    targets = torch.tensor([0, -100, 32, 5, 6], device=device)
+    options: dict[str, Any] = {"ignore_index": -100, "reduction": "none"}
+    wide = torch.arange(1.0, 11.0, device=device)
+    upstream = wide[::2] if layout == "strided" else wide[:1].expand(5)
+    gradients: list[torch.Tensor] = []
+    for call in (cross_entropy["triton"], torch.nn.functional.cross_entropy):
+        leaf = logits.clone().requires_grad_()
+        gradients += torch.autograd.grad(call(leaf, targets, **options), leaf, upstream)
+    torch.testing.assert_close(*gradients)
+    assert not gradients[0][1].any()
+
+
 @pytest.mark.parametrize("ignored", [-100, 2])
 def test_ignored_targets_keep_the_result_on_the_device(ignored: int) -> None:
     """Tensors without data cannot be read back."""
