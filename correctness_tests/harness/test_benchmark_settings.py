@@ -58,9 +58,6 @@ def test_a_changed_tree_is_judged_and_not_kept_unless_asked(baseline: Suite) -> 
     ("args", "message"),
     [
         (["-n", "2"], "-n: timings are taken one after the other"),
-        (["--benchmark-disable"], "--benchmark-disable measures nothing"),
-        (["--collect-only"], "--collect-only measures nothing"),
-        (["--benchmark-histogram"], "--benchmark-histogram draws no records"),
         (["--results-dir", "expected.json"], "--results-dir expected.json: File exists; name a"),
         (["--groups", "one,three"], "--groups names 'three', .*: choose from one, two"),
     ],

@@ -24,7 +24,6 @@ READINGS = {
     "driver": "580.65.06",
     "power_limit_watts": 700,
     "energy_joules": 4.5,
-    "clocks_mhz": {"sm": 1755, "memory": 3201, "sm_max": 1980, "memory_max": 3202},
     "processes": [41],
     "busy_share": 0.37,
     "throttled": None,
@@ -48,22 +47,14 @@ class Utilization(NamedTuple):
     gpu: int
 
 
-class ClockType(NamedTuple):
-    GFX: str = "gfx"
-    MEM: str = "mem"
-
-
 def simulated_nvml() -> Any:
     """The module ``pynvml`` on a machine with one GPU: mW, mJ, percent, a mask of reasons."""
     nvml: Any = ModuleType("pynvml")
-    nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM = 1, 2
     nvml.nvmlInit = lambda: None
     nvml.nvmlDeviceGetHandleByUUID = {f"GPU-{UUID}": "handle"}.__getitem__
     nvml.nvmlSystemGetDriverVersion = lambda: "580.65.06"
     nvml.nvmlDeviceGetEnforcedPowerLimit = lambda handle: 700_000
     nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: 4_500
-    nvml.nvmlDeviceGetClockInfo = lambda handle, kind: {1: 1755, 2: 3201}[kind]
-    nvml.nvmlDeviceGetMaxClockInfo = lambda handle, kind: {1: 1980, 2: 3202}[kind]
     nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: [Process(41)]
     nvml.nvmlDeviceGetUtilizationRates = lambda handle: Utilization(37)
     nvml.nvmlClocksThrottleReasonHwSlowdown = 8
@@ -77,7 +68,6 @@ def simulated_nvml() -> Any:
 def simulated_amdsmi() -> Any:
     """The module ``amdsmi`` on a machine with three GPUs: uW, W, counts of uJ, percent."""
     smi: Any = ModuleType("amdsmi")
-    smi.AmdSmiClkType = ClockType()
     smi.amdsmi_init = lambda: None
     smi.amdsmi_get_processor_handles = lambda: ["0000:0c:00.0", "0001:0c:00.0", "0000:22:00.0"]
     smi.amdsmi_get_gpu_device_bdf = lambda handle: handle
@@ -88,12 +78,9 @@ def simulated_amdsmi() -> Any:
         "gpu_activity": {"gfx_activity": 37},
         "gpu_process_list": [{"name": "python", "pid": 41}],
         "violation_status": dict(CALM),
-        "gpu_metrics_info": {"throttle_status": "N/A"},
     }
     for name, answer in smi.answers.items():
         setattr(smi, f"amdsmi_get_{name}", lambda handle, answer=answer: answer)
-    clocks = {"gfx": {"clk": 1755, "max_clk": 1980}, "mem": {"clk": 3201, "max_clk": 3202}}
-    smi.amdsmi_get_clock_info = lambda handle, kind: clocks[kind]
     return smi
 
 
@@ -140,14 +127,12 @@ def test_nvml_says_why_clocks_are_lowered(library: Any, mask: int, words: str) -
     [
         ({"active_ppt_pwr": True}, None),  # the power cap is how a GPU works at full load
         ({"active_socket_thrm": True}, "socket thermal limit"),
-        (dict.fromkeys(CALM, "N/A"), "the driver reports throttling"),  # an earlier GPU
     ],
 )
 def test_amdsmi_says_why_clocks_are_lowered(
     library: Any, violations: dict[str, Any], words: str | None
 ) -> None:
     library.answers["violation_status"].update(violations)
-    library.answers["gpu_metrics_info"]["throttle_status"] = True
     assert gpu_sensor().throttled() == words
 
 
@@ -174,7 +159,7 @@ def test_a_device_without_a_sensor_has_a_reason_for_each_library(
 def test_a_record_has_what_is_read_and_reasons_for_the_rest(library: Any) -> None:
     library.answers["power_cap_info"]["power_cap"] = "N/A"
     machine = facts.describe(GPU)
-    assert {"processor", "cores", "memory_bytes", "system", "driver", "clocks_mhz"} < set(machine)
+    assert {"processor", "cores", "memory_bytes", "system", "driver"} < set(machine)
     assert machine["unavailable"] == {"power_limit_watts": "amdsmi does not know power_cap"}
 
 

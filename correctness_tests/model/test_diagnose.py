@@ -60,10 +60,10 @@ def test_diagnosis_shows_fp16_gradients_unscaled() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_diagnosed_run_has_same_curve(precision: str) -> None:
     plain = run(precision=precision).losses
-    diagnosed = run(precision=precision, diagnose_at=(1, 3, 4))
-    assert [diagnosis.step for diagnosis in diagnosed.diagnoses] == [1, 3, 4]
+    diagnosed = run(precision=precision, diagnosed=True)
+    assert [diagnosis.step for diagnosis in diagnosed.diagnoses] == [1, 4]
     assert diagnosed.losses == plain
-    assert [diagnosis.loss for diagnosis in diagnosed.diagnoses] == [plain[i] for i in (0, 2, 3)]
+    assert [diagnosis.loss for diagnosis in diagnosed.diagnoses] == [plain[i] for i in (0, 3)]
 
 
 def test_captured_run_goes_on_after_diagnosis(device: torch.device) -> None:
@@ -73,7 +73,7 @@ def test_captured_run_goes_on_after_diagnosis(device: torch.device) -> None:
         pytest.skip(f"capture: {reason}")
     plan = StepPlan(capture=True)
     plain = run("v2", device=device, plan=plan).losses
-    diagnosed = run("v2", device=device, plan=plan, diagnose_at=(1, 3, 4)).losses
+    diagnosed = run("v2", device=device, plan=plan, diagnosed=True).losses
     assert diagnosed == pytest.approx(plain, rel=1e-5)
 
 

@@ -35,7 +35,6 @@ def test_result_describes_run(tier: str, device: torch.device) -> None:
     assert len(result.losses) == len(result.step_seconds) == steps
     assert [record.number for record in records] == [*range(1, steps + 1)]
     assert [record.loss for record in records] == result.losses
-    assert records[-1].live_bytes == result.memory.live_bytes
     assert all(seconds > 0 for seconds in result.step_seconds)
     assert result.phase_seconds.keys() == {"forward", "backward", "optimizer"}
     assert all(seconds > 0 for seconds in result.phase_seconds.values())

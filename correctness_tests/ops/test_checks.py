@@ -164,7 +164,7 @@ def test_a_provider_of_the_tree_passes_in_every_configuration(
     narrow = narrowed(op, [several_blocks(op.name, provider.name)], [torch.float32])
     for where, forced in configurations(narrow, provider):
         with forced:
-            for check in (accuracy.OUTPUTS, accuracy.GRADIENTS, "out of bounds", "determinism"):
+            for check in ("outputs", "gradients", "out of bounds", "determinism"):
                 result = finding(narrow, provider, check, device)
                 assert result.outcome.good, (where, result)
 
@@ -174,7 +174,7 @@ def configurations(
 ) -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
     """Each configuration of each space that a provider asks for, and what forces it."""
     with recorded_keys() as pairs:
-        finding(op, provider, accuracy.OUTPUTS, CPU)
+        finding(op, provider, "outputs", CPU)
     for (name, text), key in dict(pairs).items():
         space = SPACES[name]
         configs: Collection[Config] = space.configs(**key)

@@ -70,7 +70,6 @@ def test_a_run_prints_a_summary() -> None:
         r"tier +v2, eager, fp32",
         r"loss +\d\.\d{4} first, \d\.\d{4} last",
         r"speed +[\d,.]+ samples/s, [\d,]+ tokens/s",
-        r"phases +forward [\d.]+ ms, backward [\d.]+ ms, optimizer [\d.]+ ms",
         r"live memory +6\.5 MiB \(parameters, gradients and optimizer state\)",
         r"gradients +20 of 20 parameters received one",
     ):

@@ -7,7 +7,7 @@ fails the run fails, but the record stays complete and says what was missed.
 """
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from tinyllama.harness.gate.config import Config
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.plugins.card import WAIT, Card
 from tinyllama.harness.plugins.showing import beside_tests
@@ -28,7 +27,6 @@ from tinyllama.harness.records.targets import Bar, Standing
 from tinyllama.harness.records.verdict import (
     Outcome,
     Verdict,
-    check_tolerances,
     judge,
     unusable,
     worst,
@@ -52,22 +50,19 @@ class NoBarApplies(NotMeasured):
 
 
 class GroupRecord:
-    """The record of a group while its tests add to it. tolerances: of entries that state none."""
+    """The record of a group while its tests add to it."""
 
-    def __init__(self, record: Record, tolerances: Mapping[str, float] | None = None) -> None:
-        self.record, self.tolerances = record, dict(tolerances or {})
+    def __init__(self, record: Record) -> None:
+        self.record = record
 
     def add(self, *entries: Entry) -> None:
         """Add measurements (`tinyllama.harness.records.entries`).
 
-        Raises ValueError for a name that is taken, or a tolerance that is not one.
+        Raises ValueError for a name that is taken.
         """
         for entry in entries:
             if entry.name in self.record.by_name:
                 raise ValueError(f"{entry.name!r} is measured twice: use another name")
-            check_tolerances(entry)
-            if self.tolerances:
-                entry = replace(entry, tolerances={**self.tolerances, **(entry.tolerances or {})})
             self.record.entries.append(entry)
 
 
@@ -121,9 +116,8 @@ class Group:
 class Recording:
     """The groups of this session, and the verdicts on them."""
 
-    def __init__(self, config: pytest.Config, root: Path, *, compare: bool, team: Config) -> None:
+    def __init__(self, config: pytest.Config, root: Path, *, compare: bool) -> None:
         self.config = config
-        self.team = team
         self.compare = compare
         self.root = root
         self.ops = tuple(getattr(config.option, "op", ()))  # only these are compared; not recorded
@@ -135,7 +129,7 @@ class Recording:
         self.group_of: dict[str, str] = {}  # by node id
         self.current: str | None = None  # node id of the item that runs
         self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
-        self.lines: list[str] = team.lines()
+        self.lines: list[str] = []
         self.progress, self.waits = beside_tests(), ""
         self.card = Card(self._wait)
 
@@ -163,7 +157,7 @@ class Recording:
                 self.card.hold(gpu)
             self.progress(f"{name}: compiling and measuring")
             record = results.new_record(device, name, self.config.rootpath)
-            state.measured = GroupRecord(record, self.team.tolerances)
+            state.measured = GroupRecord(record)
             state.disturbed = machine.disturbance(device)
             yield state.measured
             state.disturbed = state.disturbed or machine.disturbance(device)
@@ -197,9 +191,9 @@ class Recording:
         option = self.config.option.groups
         alone = {*self.short} - {*self.declared, *self.expected}
         left_out = dict.fromkeys(alone, f"a part of a group, measured with --groups {SHORT}")
-        if option is not None or self.team.groups is not None:
-            why = "not in --groups" if option is not None else "not in groups of pyproject.toml"
-            left_out |= dict.fromkeys(self.groups.keys() - {*self.expected, *alone}, why)
+        if option is not None:
+            unnamed = self.groups.keys() - {*self.expected, *alone}
+            left_out |= dict.fromkeys(unnamed, "not in --groups")
         if self.ops and self.active:
             about = {_group_name(item) for item in items if _op_name(item) in self.ops}
             unrelated = {*self.expected, *self.groups} - about
@@ -208,29 +202,18 @@ class Recording:
         _leave_out(self.config, items, left_out)
 
     def _chosen(self) -> list[str]:
-        """The groups that the options or pyproject.toml mean, of those of this device."""
+        """The groups that ``--groups`` means, of those of this device."""
         option = self.config.option.groups
-        lane = self.team.groups_of(option)
-        if option is None and lane is None:
+        if option is None:
             return self.declared
-        if lane is not None:
-            names = list(lane)
-        elif option == SHORT:
-            names = self.short
-        else:
-            names = [name.strip() for name in option.split(",")]
+        names = self.short if option == SHORT else [name.strip() for name in option.split(",")]
         measurable = list(dict.fromkeys([*self.declared, *self.short]))
-        chosen = [name for name in names if name in measurable]
-        elsewhere = ", ".join(name for name in names if name not in measurable)
-        if not chosen or (elsewhere and lane is None):
-            where = "--groups" if lane is None else "pyproject.toml"
+        if elsewhere := [name for name in names or [option] if name not in measurable]:
             raise pytest.UsageError(
-                f"{where} names {(elsewhere or option)!r}, which is not measured on this device: "
+                f"--groups names {', '.join(elsewhere)!r}, which is not measured on this device: "
                 f"choose from {', '.join(measurable) or 'none'}"
             )
-        if elsewhere:
-            self.lines.append(f"of pyproject.toml, not measured on this device: {elsewhere}")
-        return chosen
+        return names
 
     # -- while they run ---------------------------------------------------------------------
 
