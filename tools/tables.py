@@ -24,7 +24,6 @@ from tinyllama.harness.records.entries import (
 )
 from tinyllama.harness.records.results import Record, load
 from tinyllama.harness.records.targets import covered, shown
-from tinyllama.harness.report.plots import ladder as ladder_plot
 from tinyllama.harness.report.tables import (
     Column,
     escaped,
@@ -355,7 +354,9 @@ def draw_picture() -> None:
     records = _measured_last()
     mark = f"<!-- {' '.join(f'{record.group}: {source(record)}.' for record in records)} -->"
     if records and not (PICTURE.exists() and mark in PICTURE.read_text(encoding="utf-8")):
-        PICTURE.write_text(f"{ladder_plot(records).rstrip()}\n{mark}\n", encoding="utf-8")
+        from tinyllama.harness.report.plots import ladder  # which needs the extra `report`
+
+        PICTURE.write_text(f"{ladder(records).rstrip()}\n{mark}\n", encoding="utf-8")
 
 
 def _measured_last() -> list[Record]:

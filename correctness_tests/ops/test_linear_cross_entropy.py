@@ -26,9 +26,12 @@ IN_CHUNKS = [
 
 
 @pytest.fixture
-def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is in chunks at every size."""
-    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", 0)
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is in chunks at every size; with a parameter of 2^26, at none that is here."""
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", getattr(request, "param", 0))
+
+
+in_chunks_and_whole = pytest.mark.parametrize("chunks", [0, 2**26], indirect=True)
 
 
 def problem(device: torch.device, N: int = 11, D: int = 8, V: int = 40) -> list[torch.Tensor]:
@@ -118,12 +121,10 @@ def test_autocast_decides_the_dtype(chunks: None, device: torch.device) -> None:
         assert torch.equal(gradient, want.float())
 
 
-@pytest.mark.parametrize("at_once", [0, 2**26])
+@in_chunks_and_whole
 def test_targets_apart_from_each_other_give_the_loss_and_gradients_of_dense_ones(
-    at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    chunks: None, device: torch.device
 ) -> None:
-    """In chunks of two rows, and as a whole."""
-    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
     x, weight, dense = problem(device)
     wide = dense.new_zeros(len(dense), 3)
     wide[:, 0] = dense
@@ -153,13 +154,12 @@ def losses_of_torch(
     return torch.nn.functional.cross_entropy(x @ weight.T, targets, **params)
 
 
-@pytest.mark.parametrize("at_once", [0, 2**26])
+@in_chunks_and_whole
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_where_all_targets_are_ignored_the_result_is_that_of_torch(
-    reduction: str, at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    reduction: str, chunks: None, device: torch.device
 ) -> None:
-    """A mean of NaN, and gradients of 0, in chunks and as a whole."""
-    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
+    """A mean of NaN, and gradients of 0."""
     results = []
     for call in (KERNELS, losses_of_torch):
         x, weight, targets = problem(device)
