@@ -5,6 +5,7 @@ Of the other checks those that take a second a provider run always; `make test-c
 """
 
 import contextlib
+import copy
 import functools
 import math
 from collections.abc import Collection, Iterator
@@ -15,7 +16,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.narrowed import narrowed
 from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.check import accuracy
 from tinyllama.harness.check.launched import launches_of, with_kernels
@@ -44,6 +44,13 @@ TREE = list(with_kernels(op for op in OPS.values() if op.module.startswith("tiny
 each_provider = pytest.mark.parametrize(
     ("op", "provider"), TREE, ids=[str(provider) for _, provider in TREE]
 )
+
+
+def narrowed(op: Op, cases: Collection[Case], dtypes: Collection[torch.dtype] = ()) -> Op:
+    """The op with these cases alone; dtypes: empty for its own."""
+    narrow = copy.copy(op)
+    narrow.cases, narrow.dtypes = list(cases), tuple(dtypes) or op.dtypes
+    return narrow
 
 
 def programs(op: Op, provider: Provider, case: Case) -> dict[str, int]:

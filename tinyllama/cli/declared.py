@@ -192,8 +192,6 @@ class Draft:
         else:
             if ":" in text:
                 file, _, function = text.rpartition(":")
-                if not Path(file).is_file():
-                    raise UsageError(f"there is no file {file!r}: name one of FILE:FUNCTION")
                 folder, home = import_name(Path(file))
                 sys.path.insert(0, str(folder))
                 if folder != import_name(self.file)[0]:

@@ -63,6 +63,9 @@ def draft_of(args: argparse.Namespace) -> dict[str, Any] | None:
         return None
     if not (colon and args.shape) or args.op or args.candidate:
         raise UsageError("--like takes FILE:FUNCTION and --shape SHAPES, without an --op")
+    for named in (file, args.like.rpartition(":")[0]):
+        if named and not Path(named).is_file():
+            raise UsageError(f"there is no file {named!r}: name one of FILE:FUNCTION")
     return {
         "file": file,
         "function": function,
