@@ -160,8 +160,8 @@ def determinism(candidate: Candidate) -> Problem:
         results = candidate.results(inputs, watched=False)
         for name, value in expected.items():
             if not same_bits(results[name], value):
-                text = f"{name} has other bits in repeat {repeat}: add in a fixed order, or declare "
-                return case, f"{text}on which devices it is deterministic="
+                advice = "add in a fixed order, or declare where it is deterministic="
+                return case, f"{name} has other bits in repeat {repeat}: {advice}"
     return None
 
 
