@@ -159,9 +159,15 @@ def assert_as_alone(step: Mapping[str, Any], tier: str, settings: Mapping[str, A
         assert step["norm"] > 2 * settings["max_grad_norm"]
     assert step["loss"] == pytest.approx(alone["loss"], rel=close)
     assert step["grads"].keys() == alone["grads"].keys()
-    for parameter, gradient in alone["grads"].items():
-        error = (step["grads"][parameter] - gradient).norm() / gradient.norm()
-        assert error <= close, parameter
+    errors = {
+        parameter: ((step["grads"][parameter] - gradient).norm() / gradient.norm()).item()
+        for parameter, gradient in alone["grads"].items()
+    }
+    if settings.get("reduce_in") == "bf16":
+        assert max(errors.values()) > close, "nothing was rounded"
+        # Each rank's part and their sum are rounded; parts that cancel are larger than the sum.
+        close = 4 * torch.finfo(torch.bfloat16).eps
+    assert max(errors.values()) <= close, errors
 
 
 @pytest.mark.long

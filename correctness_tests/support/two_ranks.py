@@ -49,12 +49,17 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     **{tier: (tier, False, {}) for tier in TIERS},
     **{f"{tier} in shards": (tier, True, {}) for tier in ("v1", "v2", "v3")},
     "accumulated": ("v3", False, {"accumulate": 2}),
+    "v1 rounded sums": ("v1", False, {"reduce_in": "bf16"}),
+    "v4 rounded sums": ("v4", False, {"reduce_in": "bf16"}),
+    "v1 rounded sums, in shards": ("v1", True, {"reduce_in": "bf16"}),
     "clipped": ("v4", False, {"max_grad_norm": 0.1}),
     "clipped in shards": ("v1", True, {"max_grad_norm": 0.1, "accumulate": 2}),
 }
 # Compiled and captured as the tier's plan is on a GPU; a CPU captures nothing. A job for each.
 CAPTURED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     **{f"{tier} captured": (tier, False, {}) for tier in ("v2", "v3", "v4")},
+    "v3 captured, rounded sums": ("v3", False, {"reduce_in": "bf16"}),
+    "v4 captured, rounded sums": ("v4", False, {"reduce_in": "bf16"}),
     "v3 captured, accumulated": ("v3", False, {"accumulate": 2}),
     "v4 captured, clipped": ("v4", False, {"max_grad_norm": 0.1}),
     "v2 compiled in shards": ("v2", True, {}),

@@ -364,7 +364,6 @@ def _measured(entry: OpEntry, run: OpCaseRun, ceilings: Ceilings) -> OpEntry:
         roofline_seconds=max(by_bytes, by_flops),
         roofline_share=max(by_bytes, by_flops) / median,
         bound="bandwidth" if by_bytes >= by_flops else "products",
-        tolerances=dict(op.tolerances) or None,
         queued=None if all(reading.queued for reading in readings) else False,
         baseline=BASELINE if BASELINE in over else None,
         over_baseline=over.get(BASELINE),

@@ -9,6 +9,7 @@ that of the slowest rank. Gradients are compared with the float64 reference of t
 
 import statistics
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,11 @@ class RankedStep(OurStep):
     """A tier's step on some ranks, of which `StepContender` sees the whole batch and whole
     gradients."""
 
-    def __init__(self, tier: str, shards: bool, ranks: Ranks, **where: Any) -> None:
+    def __init__(self, job: Job, ranks: Ranks, **where: Any) -> None:
         super().__init__(**where)
-        model = TinyLlama(self.shape, tier)
-        if shards:
+        self.config = replace(self.config, reduce_in=job.reduce_in)
+        model = TinyLlama(self.shape, job.tier)
+        if job.shards:
             shard(model, self.config, self.device, ranks)
         else:
             model.to(self.device)
@@ -84,7 +86,7 @@ def _prepared(
     size = Group.parse(job.group).shape.batch_size * (ranks.count if case == WEAK else 1)
     which = ALONE if case == ONE else ranks
     where: dict[str, Any] = {"group": job.group, "device": str(device), "batch_size": size}
-    step = RankedStep(job.tier, job.shards, which, **where)
+    step = RankedStep(job, which, **where)
     memory = step.memory()
     for name in ("live_bytes", "peak_bytes"):
         if name in memory:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from tinyllama.bench.workloads import LARGE, Group, not_here
 from tinyllama.harness.measure.rounds import ratio, summary
@@ -34,20 +35,22 @@ class Job(msgspec.Struct, frozen=True):
     """What the ranks of one contender do. group: a workload and a precision. shards: by FSDP2; no
     GPU holds a whole model then, so gradients are not compared with the float64 reference's.
 
-    calls: steps of a turn.
+    reduce_in: the format in which gradients are summed. calls: steps of a turn.
     """
 
     group: str
     tier: str
     shards: bool = False
     cases: tuple[str, ...] = (ONE, WEAK, STRONG)
+    reduce_in: str = "fp32"
     calls: int = 4
     rounds: int = 64  # a job's quartiles are 2% apart: 24 gave intervals of 3%
 
     @property
     def contender(self) -> str:
         """What a record calls it."""
-        return f"{self.tier}-shards" if self.shards else self.tier
+        name = f"{self.tier}-shards" if self.shards else self.tier
+        return name if self.reduce_in == "fp32" else f"{name}-{self.reduce_in}-sums"
 
 
 class JobResult(msgspec.Struct):
@@ -64,21 +67,26 @@ class Scaling:
 
     base: Group
     jobs: tuple[Job, ...]
+    suffix: str = ""
 
     def __str__(self) -> str:
-        return f"scaling-{self.base}"
+        return f"scaling-{self.base}{self.suffix}"
 
 
-def _tiers(group: str, calls: int) -> Scaling:
-    return Scaling(
-        Group.parse(group), tuple(Job(group, t, calls=calls) for t in ("v2", "v3", "v4"))
-    )
+def _tiers(group: str, calls: int) -> tuple[Job, ...]:
+    return tuple(Job(group, tier, calls=calls) for tier in ("v2", "v3", "v4"))
+
+
+def _rounded(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    return tuple(replace(job, cases=(ONE, WEAK), reduce_in="bf16") for job in jobs)
 
 
 SHARDED = tuple(Job(LARGE, tier, True, (WEAK,), calls=2) for tier in ("v3", "v2"))
+SMALL, MEDIUM = _tiers("small-bf16", calls=20), _tiers("medium-bf16", calls=4)
 SCALINGS = (
-    _tiers("small-bf16", calls=20),
-    _tiers("medium-bf16", calls=4),
+    Scaling(Group.parse("small-bf16"), SMALL),
+    Scaling(Group.parse("medium-bf16"), MEDIUM),
+    Scaling(Group.parse("medium-bf16"), _rounded(MEDIUM), "-rounded"),
     Scaling(Group.parse(LARGE), SHARDED),
 )
 

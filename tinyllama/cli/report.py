@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyllama.cli.argument_types import file_path
-from tinyllama.harness.machine.files import check_apart, check_writable, replace_text
+from tinyllama.harness.machine.files import check_writable, replace_text
 from tinyllama.model.config import ConfigError
 
 if TYPE_CHECKING:
@@ -28,12 +28,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--device", help="only records of this device")
     parser.add_argument("--all", action="store_true", help="the tables of every figure as well")
     parser.add_argument("--html", type=file_path, default=Path(PAGE), metavar="PATH")
-    parser.add_argument(
-        "--markdown",
-        type=file_path,
-        metavar="PATH",
-        help="write the tables as Markdown; - prints them (for a step summary)",
-    )
     parser.set_defaults(run=report)
 
 
@@ -42,18 +36,13 @@ def report(args: argparse.Namespace) -> int:
     if not args.results_dir.is_dir():
         folder = str(args.results_dir)
         raise ConfigError(f"--results-dir {folder!r} is no folder: name one with records")
-    printed = args.markdown == Path("-")
-    aside = None if printed else args.markdown
-    check_apart(("--html", args.html), ("--markdown", aside))
     check_writable(args.html, "--html")
-    if aside:
-        check_writable(aside, "--markdown")
     from tinyllama.harness.machine.device import slug
     from tinyllama.harness.machine.distribution import recording
     from tinyllama.harness.records import results
     from tinyllama.harness.report.page import check_needs, render
     from tinyllama.harness.report.summary import summaries, terminal_lines
-    from tinyllama.harness.report.tables import latest, markdown, terminal
+    from tinyllama.harness.report.tables import latest, terminal
 
     try:
         all_records = [record for _, record in results.records(args.results_dir)]
@@ -70,15 +59,8 @@ def report(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     targets = _targets(all_records)
-    devices, newest = summaries(records, targets), latest(records)
-    text = "\n".join([*(device.markdown() for device in devices), markdown(newest), ""])
-    if printed:
-        sys.stdout.write(text)
-    else:
-        tables = ["", *terminal(newest)] if args.all else []
-        sys.stdout.write("\n".join([*terminal_lines(devices), *tables, ""]))
-    if aside:
-        replace_text(aside, text)
+    tables = ["", *terminal(latest(records))] if args.all else []
+    print("\n".join([*terminal_lines(summaries(records, targets)), *tables]))
     replace_text(args.html, render(records, targets))
     print(f"page: {args.html.resolve()}", file=sys.stderr)
     return 0

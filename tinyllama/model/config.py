@@ -154,6 +154,8 @@ class TrainConfig:
     `PRECISIONS`: fp32 (IEEE products), tf32, or bf16 and fp16 autocast with fp32 weights.
     accumulate: micro-batches of ``batch_size`` samples in a step, whose loss is their mean.
     max_grad_norm: gradients whose norm over all parameters is larger are scaled down to it.
+    reduce_in: the format in which gradients are summed over ranks, fp32 or bf16; bf16 halves what
+    is sent, and rounds each gradient twice.
     """
 
     batch_size: int = option(8, "sequences in a micro-batch", "B")
@@ -169,6 +171,9 @@ class TrainConfig:
         None, "scale gradients down to this norm over all parameters, or none", "NORM"
     )
     precision: str = option("fp32", "of matrix products", choices=PRECISIONS)
+    reduce_in: str = option(
+        "fp32", "format of gradients while ranks sum them", choices=("fp32", "bf16")
+    )
     seed: int = option(0, "of weights and data", "N")
 
     def __post_init__(self) -> None:
@@ -184,6 +189,8 @@ class TrainConfig:
             raise ConfigError(
                 f"precision {self.precision!r} is unknown: use one of {', '.join(PRECISIONS)}"
             )
+        if self.reduce_in not in ("fp32", "bf16"):
+            raise ConfigError(f"reduce_in {self.reduce_in!r} is unknown: use fp32 or bf16")
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed!r:.80}: use a whole number from 0 to 2^63 - 1")
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,7 +50,7 @@ class StepLoss:
             return
         if stacks:
             self.left_out["overlapped reduction"] = "the gradients of all blocks come at once"
-        self._loss_of = self._ddp = _parallel(model, self._loss_of)
+        self._loss_of = self._ddp = _parallel(model, self._loss_of, config.reduce_in)
         self.warm_up = 11  # as PyTorch's notes on CUDA graphs require with this module
 
     def __call__(self, *batch: Any, plain: bool, reduce: bool) -> torch.Tensor:
@@ -103,7 +104,7 @@ class _Loss(nn.Module):
         return self.loss_of(*batch)
 
 
-def _parallel(model: TinyLlama, loss_of: LossOf) -> DistributedDataParallel:
+def _parallel(model: TinyLlama, loss_of: LossOf, reduce_in: str) -> DistributedDataParallel:
     """Wrap a loss so that gradients are reduced in buckets, one for each block, which hold them."""
     device = model.embedding.device
     size = sum(p.nbytes for p in model.layers[0].parameters()) / 2**20
@@ -114,6 +115,17 @@ def _parallel(model: TinyLlama, loss_of: LossOf) -> DistributedDataParallel:
     with torch.cuda.stream(stream):
         module = _Loss(model, loss_of)
         ddp = DistributedDataParallel(module, bucket_cap_mb=size, gradient_as_bucket_view=True)
+        if reduce_in == "bf16":
+            ddp.register_comm_hook(None, _rounded_mean)
     if stream is not None:
         torch.cuda.current_stream(device).wait_stream(stream)
     return ddp
+
+
+def _rounded_mean(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The mean of a bucket's gradients over the ranks, which are sent in bfloat16: as PyTorch's
+    ``bf16_compress_hook``, which refuses gloo."""
+    gradients = bucket.buffer()
+    sent = gradients.bfloat16().div_(dist.get_world_size())
+    reduced = dist.all_reduce(sent, async_op=True).get_future()
+    return reduced.then(lambda done: gradients.copy_(done.value()[0]))

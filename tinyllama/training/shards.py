@@ -20,7 +20,11 @@ def shard(model: TinyLlama, config: TrainConfig, device: torch.device, ranks: Ra
     Raises ConfigError for what needs whole parameters, or all of their gradients on each rank.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import (
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     if ranks.count == 1:
         raise ConfigError("one rank has nothing to shard: start several with torchrun")
@@ -35,9 +39,11 @@ def shard(model: TinyLlama, config: TrainConfig, device: torch.device, ranks: Ra
             "use precision bf16, or no shards"
         )
     mesh = init_device_mesh(device.type, (ranks.count,))
+    sums = torch.bfloat16 if config.reduce_in == "bf16" else None
+    policy = MixedPrecisionPolicy(reduce_dtype=sums)
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(model, "loss_with")
 
 

@@ -101,6 +101,7 @@ class UpdateBesideBackward(Update):
     def __init__(self, model: TinyLlama, config: TrainConfig, optimizer: AdamW, sums: bool) -> None:
         super().__init__(model, config, optimizer)
         self._sums = sums
+        self._rounded = config.reduce_in == "bf16"
         self._side = Side(model.embedding.device)
         self._counted: torch.cuda.Event | None = None  # on the side branch
         self._received: set[int] = set()
@@ -137,7 +138,7 @@ class UpdateBesideBackward(Update):
             if not layer:
                 make()
             if self._sums:
-                sum_over_ranks([by_index[i] for i in sorted(by_index)])
+                self._sum([by_index[i] for i in sorted(by_index)])
             self.optimizer.update_with(by_index, beside=layer > 0)
 
     def finish(self, loss: torch.Tensor) -> None:
@@ -147,10 +148,13 @@ class UpdateBesideBackward(Update):
             gradients = [gradient for gradient in others if gradient is not None]
             for gradient in gradients:
                 if gradient.dim() > 1:
-                    sum_over_ranks([gradient])
-            sum_over_ranks([gradient for gradient in gradients if gradient.dim() == 1])
+                    self._sum([gradient])
+            self._sum([gradient for gradient in gradients if gradient.dim() == 1])
         self.optimizer.update_rest()
         self._side.join()
+
+    def _sum(self, gradients: Sequence[torch.Tensor]) -> None:
+        sum_over_ranks(gradients, self._rounded)
 
     def join(self) -> None:
         self._side.join()
@@ -228,15 +232,21 @@ def update_of(
     return Update(model, config, optimizer)
 
 
-def sum_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
-    """Sum each tensor over the ranks, in place; adjacent or small tensors are summed together."""
+def sum_over_ranks(tensors: Sequence[torch.Tensor], rounded: bool = False) -> None:
+    """Sum each tensor over the ranks, in place; adjacent or small tensors are summed together.
+
+    rounded: to bfloat16 before they are sent.
+    """
     if not tensors:
         return
     adjacent = as_one(*tensors)
     if adjacent is not None:
-        dist.all_reduce(adjacent)
+        sent = adjacent.bfloat16() if rounded else adjacent
+        dist.all_reduce(sent)
+        if rounded:
+            adjacent.copy_(sent)
         return
-    copy = joined(tensors)
+    copy = joined(tensors).bfloat16() if rounded else joined(tensors)
     dist.all_reduce(copy)
     sizes = [tensor.numel() for tensor in tensors]
     for tensor, summed in zip(tensors, copy.split(sizes), strict=True):

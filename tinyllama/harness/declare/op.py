@@ -66,8 +66,6 @@ class Op(Signature):
     layouts: layout of the inputs -> the time that a provider with a backward of its own may take,
         as a multiple of its time on contiguous inputs. The first one moves the most bytes; the
         gate times it, too.
-    tolerances: metric -> ratio to a stored baseline that a comparison allows, if not the default
-        (`tinyllama.harness.records.verdict`).
     slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, if not the
         default (`tinyllama.harness.gate.benchmarks`).
     asks: by provider, a function that asks the chip's table what a training step asks before it
@@ -86,7 +84,6 @@ class Op(Signature):
     dtypes: tuple[torch.dtype, ...] = FLOATS
     bytes: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
-    tolerances: Mapping[str, float] = field(default_factory=dict)
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     layouts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_LAYOUTS, 2.0))
     instead: str = ""

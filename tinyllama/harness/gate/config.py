@@ -5,7 +5,6 @@
     unrelated = ["docs/*", "*.md"]          # what no op can read: see `affected.UNRELATED`
     slowdowns = { device_seconds = 0.01 }   # of the gate, where an op states none
     groups = ["small-bf16", "ops-bf16"]     # what is timed where --groups names nothing
-    tolerances = { seconds = 1.03 }         # to a stored baseline, where an entry states none
     package = "my_package.ops"              # instead of ops: each module of it declares ops
     benchmarks = "tinyllama.bench.gated:benchmarks"  # in the harness's own repository: further ones
     timing = ["tinyllama.bench.steps"]               # and modules that these are timed with
@@ -24,7 +23,6 @@ import msgspec
 from tinyllama.harness.machine.files import read_regular
 from tinyllama.harness.machine.parsed import toml_of
 from tinyllama.harness.records.entries import is_number
-from tinyllama.harness.records.verdict import TOLERANCES
 
 FILE = "pyproject.toml"
 TABLE = "[tool.tinyllama]"
@@ -40,8 +38,7 @@ _OF_TOOLS = ("group", "dev-dependencies", "sources", "override-dependencies", "p
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table [tool.tinyllama]. groups, unrelated: None where it names none. lanes: name -> groups.
-    tolerances: metric -> ratio to a stored baseline. slowdowns: metric -> the smallest share that
-    the gate must not call SAME."""
+    slowdowns: metric -> the smallest share that the gate must not call SAME."""
 
     ops: tuple[str, ...] = ()
     unrelated: tuple[str, ...] | None = None
@@ -50,7 +47,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timing: tuple[str, ...] = ()
     groups: tuple[str, ...] | None = None
     lanes: dict[str, tuple[str, ...]] = {}
-    tolerances: dict[str, float] = {}
     slowdowns: dict[str, float] = {}
 
     def __post_init__(self) -> None:
@@ -62,13 +58,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in self.lanes:
             if not name or "," in name or name == "short":
                 raise ValueError(f"lanes: {name!r} cannot be asked for by --groups: rename it")
-        for metric, ratio in self.tolerances.items():
-            if metric not in TOLERANCES or not is_number(ratio) or ratio < 1:
-                metrics = ", ".join(TOLERANCES)
-                raise ValueError(
-                    f"tolerances: {metric} = {ratio!r}: give one of {metrics} a ratio "
-                    "from 1, as 1.03"
-                )
         for metric, share in self.slowdowns.items():
             if metric not in GATED or not is_number(share) or not 0 < share < 1:
                 raise ValueError(
@@ -86,7 +75,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             *([f"ops {', '.join(self.ops)}"] if self.ops else []),
             *([f"groups {', '.join(self.groups)}"] if self.groups else []),
             *(f"lane {name} {', '.join(groups)}" for name, groups in self.lanes.items()),
-            *(f"{metric} {ratio:g} times a baseline" for metric, ratio in self.tolerances.items()),
             *(f"{metric} {share:.2%} in the gate" for metric, share in self.slowdowns.items()),
         ]
         return [f"{TABLE} of {FILE}: {'; '.join(said)}"] if said else []

@@ -19,7 +19,7 @@ def declarations(ops: Iterable[Op]) -> dict[str, str]:
             "reference": _source(op.providers["eager"].call),
             "cases": cases,
             "extremes": sorted(op.extremes),
-            "limits": (op.slowdowns, op.layouts, op.tolerances),
+            "limits": (op.slowdowns, op.layouts),
         }
         for provider in op.providers.values():
             stated = (provider.slack, provider.deterministic, provider.overwrites)

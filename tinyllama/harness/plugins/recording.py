@@ -7,7 +7,7 @@ fails the run fails, but the record stays complete and says what was missed.
 """
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,6 @@ from tinyllama.harness.records.targets import Bar, Standing
 from tinyllama.harness.records.verdict import (
     Outcome,
     Verdict,
-    check_tolerances,
     judge,
     unusable,
     worst,
@@ -52,22 +51,19 @@ class NoBarApplies(NotMeasured):
 
 
 class GroupRecord:
-    """The record of a group while its tests add to it. tolerances: of entries that state none."""
+    """The record of a group while its tests add to it."""
 
-    def __init__(self, record: Record, tolerances: Mapping[str, float] | None = None) -> None:
-        self.record, self.tolerances = record, dict(tolerances or {})
+    def __init__(self, record: Record) -> None:
+        self.record = record
 
     def add(self, *entries: Entry) -> None:
         """Add measurements (`tinyllama.harness.records.entries`).
 
-        Raises ValueError for a name that is taken, or a tolerance that is not one.
+        Raises ValueError for a name that is taken.
         """
         for entry in entries:
             if entry.name in self.record.by_name:
                 raise ValueError(f"{entry.name!r} is measured twice: use another name")
-            check_tolerances(entry)
-            if self.tolerances:
-                entry = replace(entry, tolerances={**self.tolerances, **(entry.tolerances or {})})
             self.record.entries.append(entry)
 
 
@@ -163,7 +159,7 @@ class Recording:
                 self.card.hold(gpu)
             self.progress(f"{name}: compiling and measuring")
             record = results.new_record(device, name, self.config.rootpath)
-            state.measured = GroupRecord(record, self.team.tolerances)
+            state.measured = GroupRecord(record)
             state.disturbed = machine.disturbance(device)
             yield state.measured
             state.disturbed = state.disturbed or machine.disturbance(device)

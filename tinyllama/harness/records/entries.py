@@ -53,7 +53,6 @@ class Entry(
     """One measurement.
 
     cannot: why it was not measured. unavailable: field -> why it is absent.
-    tolerances: metric -> the ratio that a comparison allows (`tinyllama.harness.records.verdict`).
     """
 
     held_by_tests: ClassVar[bool] = False  # and not compared with a baseline
@@ -61,7 +60,6 @@ class Entry(
     name: str
     cannot: str | None = None
     unavailable: Texts | None = None
-    tolerances: Amounts | None = None
 
     @property
     def who(self) -> str:

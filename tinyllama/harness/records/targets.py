@@ -18,14 +18,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from tinyllama.harness.machine.parsed import toml_of
 from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry, Timed
 
 SPEED = "speed"  # the inverse of seconds
 FASTEST_PEER = "fastest peer"
-TABLES: dict[str, type[Timed]] = {"step": StepEntry, "op": OpEntry}
 _LINE = re.compile(
     r"(?P<who>\S+(, \S+)*) (?P<metric>\w+)( over (?P<over>.+?))? (?P<direction>>=|<=) "
     r"(?P<bound>\d+(\.\d+)?)(?P<unit> MiB)?( \((?P<caveat>.+)\))?"
@@ -174,31 +175,40 @@ def shown(ratio: Ratio | None, bound: float = 0.0) -> str:
     return f"{ratio.median:.{digits}f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    bars: Annotated[list[str], msgspec.Meta(min_length=1)]
+    about: dict[str, str | list[str]] = {}
+    device: str | list[str] = []
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    step: list[_Table] = []
+    op: list[_Table] = []
+
+
 def load(path: Path) -> list[Target]:
     """The targets in a file. Raises TargetError for one that cannot be used."""
     try:
-        content = toml_of(path.read_text(encoding="utf-8"))
+        content = msgspec.convert(toml_of(path.read_text(encoding="utf-8")), _File)
     except (OSError, ValueError) as error:
         raise TargetError(f"{path}: {error}") from error
-    if unknown := content.keys() - TABLES.keys():
-        raise TargetError(f"{path}: unknown table {min(unknown)!r}: use {', '.join(TABLES)}")
+    tables: list[tuple[type[StepEntry] | type[OpEntry], str, list[_Table]]] = [
+        (StepEntry, "step", content.step),
+        (OpEntry, "op", content.op),
+    ]
     return [
         target
-        for name, kind in TABLES.items()
-        for number, table in enumerate(content.get(name, []), 1)
-        for target in _of_table(f"{path}, {name} {number}", kind, dict(table))
+        for kind, name, of_kind in tables
+        for number, table in enumerate(of_kind, 1)
+        for target in _of_table(f"{path}, {name} {number}", kind, table)
     ]
 
 
-def _of_table(where: str, kind: type[Timed], table: dict[str, Any]) -> Iterator[Target]:
-    if unknown := table.keys() - {"about", "device", "bars"}:
-        raise TargetError(f"{where}: unknown key {min(unknown)!r}: use about, device, bars")
-    if not table.get("bars"):
-        raise TargetError(f"{where}: it lacks bars: add a list of {_FORM}")
-    about = {name: _names(value) for name, value in table.get("about", {}).items()}
+def _of_table(where: str, kind: type[StepEntry] | type[OpEntry], table: _Table) -> Iterator[Target]:
+    about = {name: _names(value) for name, value in table.about.items()}
     if wrong := about.keys() - set(kind.__struct_fields__):
         raise TargetError(f"{where}: {min(wrong)!r} is no field of {kind.__name__}")
-    for line in table["bars"]:
+    for line in table.bars:
         match = _LINE.fullmatch(line)
         if match is None:
             raise TargetError(f"{where}: {line!r}: write {_FORM}")
@@ -216,7 +226,7 @@ def _of_table(where: str, kind: type[Timed], table: dict[str, Any]) -> Iterator[
                 bound=float(match["bound"]) * (2**20 if match["unit"] else 1),
                 over=tuple(over.split(" / ")) if over else (),
                 about=about,
-                device=_names(table.get("device", ())),
+                device=_names(table.device),
                 caveat=match["caveat"] or "",
             )
 

@@ -14,7 +14,7 @@ from tinyllama.harness.records.outcome import Outcome as Outcome
 from tinyllama.harness.records.outcome import worst as worst
 from tinyllama.harness.records.results import Record
 
-# metric -> the ratio to the baseline that is allowed. An entry's own ``tolerances`` override it.
+# metric -> the ratio to the baseline that is allowed
 TOLERANCES = {
     "seconds": 1.05,
     "device_seconds": 1.05,
@@ -102,8 +102,7 @@ def _no_baseline(record: Record, usable: Sequence[Record]) -> Verdict:
 
 
 def compare(baseline: Record, candidate: Record) -> list[Verdict]:
-    """A verdict for each entry that either record measured, by name. Of two tolerances the
-    stricter counts: a change cannot widen its own.
+    """A verdict for each entry that either record measured, by name.
 
     A new entry is NO_BASELINE. One that was measured before and is not now, or whose figure is not
     a positive number, is MISSING. The caller checks device and versions.
@@ -111,15 +110,6 @@ def compare(baseline: Record, candidate: Record) -> list[Verdict]:
     before, after = baseline.by_name, candidate.by_name
     verdicts = (_entry(name, before.get(name), after.get(name)) for name in {**before, **after})
     return list(filter(None, verdicts))
-
-
-def check_tolerances(entry: Entry) -> None:
-    """Raise ValueError unless the tolerances of an entry are known metrics and ratios from 1."""
-    for metric, value in (entry.tolerances or {}).items():
-        if metric not in TOLERANCES:
-            raise ValueError(f"tolerance of {metric!r}: known are {', '.join(TOLERANCES)}")
-        if not is_number(value) or value < 1:
-            raise ValueError(f"the tolerance of {metric} is {value!r}: use a ratio from 1")
 
 
 def _entry(name: str, before: Entry | None, after: Entry | None) -> Verdict | None:
@@ -145,14 +135,7 @@ def _judged(name: str, before: Entry | None, after: Entry | None) -> Verdict | N
         return Verdict(name, outcome, f"does not run: {after.cannot}")
     if not now and not then:
         return None
-    try:
-        check_tolerances(after)
-    except ValueError as error:
-        return Verdict(name, Outcome.MISSING, str(error))
-    figures = tuple(
-        _figure(m, then.get(m), now.get(m), _allowed(m, after), _allowed(m, before or after))
-        for m in {**then, **now}
-    )
+    figures = tuple(_figure(m, then.get(m), now.get(m)) for m in {**then, **now})
     outcome = worst(figure.outcome for figure in figures)
     return Verdict(name, outcome, ", ".join(figure.text for figure in figures), figures)
 
@@ -177,12 +160,7 @@ def _metrics(entry: Entry | None) -> dict[str, tuple[Any, Any]]:
     return metrics
 
 
-def _allowed(metric: str, entry: Entry) -> Any:
-    key = metric.partition(" ")[0]
-    return (entry.tolerances or {}).get(key, TOLERANCES[key])
-
-
-def _figure(metric: str, before: Any, after: Any, stated: float, allowed_before: Any) -> Figure:
+def _figure(metric: str, before: Any, after: Any) -> Figure:
     if after is None:
         return Figure(metric, Outcome.MISSING, f"{metric} is not in this run")
     try:
@@ -193,8 +171,7 @@ def _figure(metric: str, before: Any, after: Any, stated: float, allowed_before:
     except ValueError as error:
         return Figure(metric, Outcome.MISSING, str(error))
     ratio = now / then if then else float("inf") if now else 1.0
-    wider = is_number(allowed_before) and stated > allowed_before >= 1
-    allowed = allowed_before if wider else stated
+    allowed = TOLERANCES[metric.partition(" ")[0]]
     outcome = Outcome.SAME
     if ratio > allowed:
         outcome = Outcome.SLOWER if low > then_high else Outcome.INCONCLUSIVE
@@ -204,8 +181,6 @@ def _figure(metric: str, before: Any, after: Any, stated: float, allowed_before:
     if ratio > allowed:
         overlap = "" if outcome is Outcome.SLOWER else ", but the quartiles overlap"
         text += f" ({allowed:g} allowed{overlap})"
-    if wider:
-        text += f" (the baseline allows {allowed:g}: {stated:g} counts once it is recorded)"
     return Figure(metric, outcome, text, then, now, ratio)
 
 

@@ -31,10 +31,6 @@ def _text(value: Ratio | str | float | None) -> str:
     return "" if value is None else str(value)
 
 
-def _time(entry: Timed, scale: float, form: str) -> str:
-    return f"cannot: {entry.cannot}" if entry.cannot else _number(entry.seconds, scale, form)
-
-
 def _over(entry: Timed) -> str:
     return "1" if entry.baseline == entry.who else _text(entry.over_baseline)
 
@@ -43,7 +39,7 @@ def _over(entry: Timed) -> str:
 def step_columns(entries: Sequence[StepEntry]) -> list[Column[StepEntry]]:
     return [
         ("contender", lambda e: e.contender),
-        ("ms a step", lambda e: _time(e, 1e3, ".2f")),
+        ("ms a step", lambda e: _number(e.seconds, 1e3, ".2f")),
         ("samples/s", lambda e: _number(e.samples_per_second, 1, ".0f")),
         (f"over {(baseline_of(entries) or '').capitalize()}", _over),
         ("of the floor", lambda e: _text(e.floor_share)),
@@ -60,7 +56,7 @@ def _op_columns(entries: Sequence[OpEntry]) -> list[Column[OpEntry]]:
         ("op", lambda e: e.op),
         ("case", lambda e: e.case),
         ("provider", lambda e: e.provider),
-        ("us", lambda e: _time(e, 1e6, ".1f")),
+        ("us", lambda e: _number(e.seconds, 1e6, ".1f")),
         ("host us", lambda e: _number(e.host_seconds, 1e6, ".0f")),
         ("of the roof", lambda e: _number(e.roofline_share, 100, ".0f", "%")),
         ("bound by", lambda e: _text(e.bound)),
@@ -72,7 +68,7 @@ def _op_columns(entries: Sequence[OpEntry]) -> list[Column[OpEntry]]:
 SWEEP_COLUMNS: list[Column[SweepEntry]] = [
     ("batch x length", lambda e: f"{e.batch_size} x {e.seq_len}"),
     ("tier", lambda e: e.contender),
-    ("ms", lambda e: _time(e, 1e3, ".3g")),
+    ("ms", lambda e: _number(e.seconds, 1e3, ".3g")),
     ("samples/s", lambda e: _number(e.samples_per_second, 1, ".0f")),
     ("peak MiB", lambda e: _number(e.peak_bytes, 2**-20, ".0f")),
 ]
@@ -97,9 +93,8 @@ def last_passes(record: Record) -> list[OpEntry]:
 def source(record: Record) -> str:
     """What a reader must know to trust a figure: device, versions, commit, date."""
     incomplete = "" if record.complete else "; INCOMPLETE: something in that run failed"
-    missed = f"; MISSED: {'; '.join(record.missed)}" if record.missed else ""
     where = f"{record.device}; {record.software}; commit {record.short_commit}; {record.day}"
-    return where + incomplete + missed
+    return where + incomplete
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -117,12 +112,11 @@ def terminal(records: Sequence[Record]) -> list[str]:
     return [*lines, *left_out(records)]
 
 
-def tables_of(record: Record, *, ran: bool = True) -> list[Rows]:
-    """A table of the steps of a record, one of its ops and one of its sweep, without those that are
-    empty. ran: only entries that were timed."""
-    steps = [entry for entry in record.of(StepEntry) if not (ran and entry.cannot)]
-    ops = [entry for entry in last_passes(record) if not (ran and entry.cannot)]
-    sweep = [entry for entry in record.of(SweepEntry) if not (ran and entry.cannot)]
+def tables_of(record: Record) -> list[Rows]:
+    """Tables of the steps, the ops and the sweep of a record that were timed; no empty one."""
+    steps = [entry for entry in record.of(StepEntry) if entry.cannot is None]
+    ops = [entry for entry in last_passes(record) if entry.cannot is None]
+    sweep = [entry for entry in record.of(SweepEntry) if entry.cannot is None]
     tables = (
         table_of(step_columns(steps), steps),
         table_of(_op_columns(ops), ops),
@@ -149,18 +143,6 @@ def left_out(records: Iterable[Record]) -> list[str]:
         if entry.cannot:
             lines.append(f"{entry.who} not timed: {entry.cannot}")
     return list(dict.fromkeys(lines))
-
-
-def markdown(records: Sequence[Record]) -> str:
-    """The tables of records as Markdown, each group under a heading, with sources."""
-    parts = []
-    for record in records:
-        tables = tables_of(record, ran=False)
-        for table in tables:
-            parts += [f"### {escaped(record.group)}", "", markdown_table(table), ""]
-        if tables:
-            parts += [f"Measured on {escaped(source(record))}.", ""]
-    return "\n".join([*parts, *map(escaped, left_out(records))]).rstrip()
 
 
 # What would begin a tag, an entity, a link's target, or another column.

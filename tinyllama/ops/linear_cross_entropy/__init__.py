@@ -194,6 +194,8 @@ def chunked_loss(
             for multiply in products:
                 multiply()
     gradients = [gradient for gradient in (dx_ND, dweight_VD) if gradient is not None]
+    if isinstance(scale, torch.Tensor):  # counted before the logits, beside which memory is short
+        return loss_N.sum() * scale, *gradients
     return cross_entropy_file.reduced(loss_N, targets_N, ignore_index, reduction), *gradients
 
 
