@@ -27,6 +27,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "longest": tables.longest,
     "scaling": tables.scaling,
     "ladder": tables.ladder,
+    "claims": tables.claims,
     "ladder-picture": tables.ladder_picture,
     "released-bugs": tables.released_bugs,
     "versions": tables.versions,

@@ -101,6 +101,21 @@ def _ladder(records: Sequence[Record]) -> list[list[str]]:
     return table_of(columns, _by_size(steps))
 
 
+def claims() -> str:
+    """What the published example claims of V4, beside the newest record of `small` in bf16."""
+    (record,) = (record for record in _measured_last() if record.group == "small-bf16")
+    steps = {step.contender: step for step in record.of(StepEntry)}
+    rows = [["", "claimed", "V4 over V1", "V4 over V3"]]
+    for title, claimed, value in (
+        ("kernels", "-95%", lambda step: step.kernels),
+        ("memory bandwidth, of the same bytes", "+45%", lambda step: 1 / step.time),
+        ("energy of a sample", "-32%", lambda step: step.joules_per_sample),
+    ):
+        ratios = (value(steps["v4"]) / value(steps[tier]) for tier in ("v1", "v3"))
+        rows.append([title, claimed, *(f"{ratio - 1:+.0%}" for ratio in ratios)])
+    return _tables([([record], rows)])
+
+
 def _by_size(steps: Sequence[StepEntry]) -> list[StepEntry]:
     """Workloads from short to long steps, precisions from long to short ones."""
     least: dict[str, float] = {}
