@@ -26,6 +26,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "stages": tables.stages,
     "longest": tables.longest,
     "scaling": tables.scaling,
+    "expected-scaling": tables.expected_scaling,
     "ladder": tables.ladder,
     "claims": tables.claims,
     "ladder-picture": tables.ladder_picture,

@@ -5,6 +5,7 @@ Only records that git tracks count: what a reader measures must not make the doc
 """
 
 import re
+import statistics
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -191,6 +192,48 @@ def _scaled(entry: ScalingEntry) -> list[str]:
         hidden,
         entry.plan or "",
     ]
+
+
+# Bytes a second of one adapter of 400 Gb/s; a DGX H100 has one for each of its eight GPUs.
+ADAPTER = 50e9
+
+
+def expected_scaling() -> str:
+    """V4's step of medium in bf16 with a full batch on each of 1, 2, 8 and 64 GPUs: the first two
+    measured, the others computed from these as docs/train.md says."""
+    records = [r for r in _of_kind(ScalingEntry) if r.group == "scaling-medium-bf16"]
+    record = max(records, key=lambda record: record.date)
+    steps = {e.case: e.time for e in record.of(ScalingEntry) if e.contender == "v4"}
+    alone, pair = steps["one"], steps["weak"]
+    rates = [e.link_bytes_per_second for r in records for e in r.of(ScalingEntry)]
+    link = statistics.median(rate for rate in rates if rate)
+    gradients, backward = 4 * PRESETS["medium"].parameters, alone * 2 / 3
+    slowed = (pair - alone) / (gradients / link)  # by a collective under the backward pass
+
+    def row(gpus: int, where: str, rate: float, step: float = 0.0) -> list[str]:
+        sent = 2 * (gpus - 1) / gpus * gradients
+        takes = sent / rate
+        seconds = step or alone + slowed * min(takes, backward) + max(0.0, takes - backward)
+        return [
+            f"{gpus}{where}",
+            f"{sent / 1e6:,.0f}" if sent else "",
+            f"{rate / 1e9:.0f}" if sent else "",
+            f"{takes * 1e3:.1f}" if sent else "",
+            f"{seconds * 1e3:.1f}",
+            f"{alone / seconds:.2f}" if sent else "",
+            "measured" if step else "computed",
+        ]
+
+    head = ["GPUs", "MB that each sends", "GB/s", "ms that takes", "ms a step", "efficiency", ""]
+    rows = [
+        row(1, "", link, alone),
+        row(2, "", link, pair),
+        row(8, " of one host", link),
+        row(64, ", an adapter for each", min(link, 8 * ADAPTER)),
+        row(64, ", an adapter for each host of 8", ADAPTER),
+    ]
+    text = f"Steps of one and two GPUs: {escaped(source(record))}."
+    return f"{markdown_table([head, *rows])}\n\n{text}"
 
 
 def curves() -> str:

@@ -1,6 +1,6 @@
 """Gates branches whose verdicts are known, and checks the verdicts.
 
-    python -m tools.try_gate [--only slower-kernel] [--times 10] [--seconds 180]
+    python -m tools.try_gate [--only slower-kernel]
 
 Each branch changes a few lines of this tree, in a copy with a history of its own, and is gated
 against the unchanged tree. Exit status: 0 every branch got its verdict in its time, 1 one did not,
@@ -97,17 +97,11 @@ BRANCHES = {
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--only", default=",".join(BRANCHES), metavar="BRANCH,BRANCH")
-    parser.add_argument("--times", type=int, default=1, help="how often each branch is gated")
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="after which a gate is ended (%(default)g)"
-    )
     parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
     args = parser.parse_args(argv)
     names = args.only.split(",")
     if unknown := [name for name in names if name not in BRANCHES]:
         return _say(f"--only {unknown[0]!r} is not a branch: use some of {', '.join(BRANCHES)}")
-    if args.times < 1:
-        return _say(f"--times is {args.times}: use 1 or more")
     device = default_device()
     if reason := cannot("gpu", device):
         return _say(reason)
@@ -119,9 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs = []
             for name in names:
                 branched(copy, name)
-                for _ in range(args.times):
-                    runs.append(gated(copy, name, results, args.seconds))
-                    print(line(runs[-1]), flush=True)
+                runs.append(gated(copy, name, results))
+                print(line(runs[-1]), flush=True)
     except subprocess.CalledProcessError as error:
         return _say(f"{' '.join(error.cmd)}: status {error.returncode}: this needs a git checkout")
     except (EditError, ValueError, OSError) as error:
@@ -161,24 +154,23 @@ def branched(copy: Path, name: str) -> None:
 # -- what the gate says --------------------------------------------------------------------------
 
 
-def gated(copy: Path, name: str, results: Path, limit: float = SECONDS) -> dict[str, Any]:
-    """One comparison of the branch that is checked out with the tree as it is, which is ended after
-    so many seconds."""
+def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
+    """One comparison of the branch that is checked out with the tree as it is."""
     report = copy.with_name("report.json")
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tinyllama", "gate", "--against", BASE]
     command += ["--gate-json", str(report), "--results-dir", str(results)]
-    command += ["--time-limit", f"{limit:g}"]
+    command += ["--time-limit", f"{SECONDS:g}"]
     path = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH", "")]))
     env = {**os.environ, "PYTHONPATH": path}
     env.pop("TINYLLAMA_COMMIT", None)  # of this tree, not of the copy's
     began = time.monotonic()
     try:
         done = subprocess.run(
-            command, cwd=copy, env=env, timeout=limit + REPORTS, capture_output=True, text=True
+            command, cwd=copy, env=env, timeout=SECONDS + REPORTS, capture_output=True, text=True
         )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{name}: no end after {limit:.0f} s, and no report") from error
+        raise ValueError(f"{name}: no end after {SECONDS:.0f} s, and no report") from error
     seconds = time.monotonic() - began
     if not report.is_file():
         raise ValueError(f"{name}: the gate wrote nothing: {_last(done.stdout + done.stderr)}")

@@ -12,10 +12,8 @@ from msgspec.structs import replace
 from scipy import stats
 
 from correctness_tests.support.gate_samples import CARD, DEVICE, VERSIONS, block
-from tinyllama.harness.gate import sequential_test
 from tinyllama.harness.gate.calibrate import (
     SCHEMA,
-    Bar,
     Certificate,
     Noise,
     certify,
@@ -116,37 +114,6 @@ def certified(
     return certify(noise_of(table), VERSIONS, rules, merges)
 
 
-def share_found(slowdown: float, spread: float, rule: Rule, freedom: int) -> float:
-    """Of normal blocks that no look calls green, by the joint distribution of the looks' means."""
-    counts = np.array(LOOKS)
-    levels = [rule.slower_level(look) for look in range(len(LOOKS))]
-    quantiles = stats.t.isf(levels, freedom + counts - 1)
-    limits = np.log1p(rule.margin) + quantiles * spread / np.sqrt(counts)
-    moved = np.log1p(slowdown)
-    covariance = spread**2 / np.maximum.outer(counts, counts)
-    missed = stats.multivariate_normal.cdf(limits, np.full(len(LOOKS), moved), covariance)
-    blocks = sequential_test.CONFIRM_BLOCKS
-    error = spread / np.sqrt(blocks)
-    enough = stats.t.isf(sequential_test.CONFIRM_ALPHA, freedom + blocks - 1) * error
-    return float((1 - missed) * stats.norm.cdf((moved - enough) / error))
-
-
-@pytest.mark.parametrize("spread", [0.006, 0.01, 0.02])
-def test_a_certificate_finds_as_many_slowdowns_as_theory_says(
-    spread: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sequential_test, "FAR", 1e9)  # of which theory knows nothing
-    values, rule = normal(spread), Rule(1, 0.005, 0.005001)
-    (detection,) = certified(values, rule.margin, rule.tolerance).found
-    for slowdown, share in detection.detected.items():
-        theory = share_found(float(slowdown), detection.spread, rule, len(values))
-        sampling = 4 * np.sqrt(theory * (1 - theory) / MERGES)
-        assert share == pytest.approx(theory, abs=max(0.012, sampling)), slowdown
-    assert any(0.05 < share < 0.95 for share in detection.detected.values())
-    if detection.smallest is not None:
-        assert share_found(detection.smallest, detection.spread, rule, len(values)) > 0.985
-
-
 @pytest.mark.parametrize("spread", [0.004, 0.05])
 @pytest.mark.parametrize("history", [Spread(), Spread(0.004, 9)], ids=["no history", "history"])
 def test_a_slowdown_that_is_critical_decides_as_the_gate_does(
@@ -202,36 +169,26 @@ def test_a_certificate_needs_20_blocks_that_hold_every_figure() -> None:
 
 # -- the bars -------------------------------------------------------------------------------------
 
-ALARMS = "false alarms in under 0.1% of merges of equal sides"
-ALL_GREEN = "95% of merges of equal sides all green"
-LEAN = "blocks of equal sides lean to neither by a fifth of the margin"
-FOUND = "99% of slowdowns of the tolerance found"
+ALARMS, ALL_GREEN, FOUND = range(3)
 
 
-def missed(table: Floats, tolerance: float = 0.02) -> dict[str, Bar]:
+def missed(table: Floats, tolerance: float = 0.02) -> set[int]:
+    """The numbers of the bars that do not hold."""
     bars = certified(table, tolerance=tolerance).bars()
-    return {bar.text: bar for bar in bars if not bar.held}
+    return {number for number, holds in enumerate(bars.values()) if not holds}
 
 
 def test_a_quiet_device_holds_every_bar() -> None:
     bars = certified(columns(2, 0.004)).bars()
-    assert [bar.text for bar in bars if bar.held] == [ALARMS, ALL_GREEN, LEAN, FOUND]
-    assert bars[0].measured == "0 of 5000, so at most 0.0006, from 400 blocks"
+    assert all(bars.values())
+    assert "0 of 5000, so at most 0.0006" in next(iter(bars))
 
 
 @pytest.mark.long
-def test_a_rule_that_alarms_falsely_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_alarms_falsely_misses_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rule, "slower_level", lambda rule, look: 0.2)
     assert ALARMS not in missed(normal(0.004))  # the margin is far from such noise
     assert ALARMS in missed(np.hstack([normal(0.02), normal(0.001)]))
-
-
-@pytest.mark.long
-def test_a_side_that_is_always_slower_is_found() -> None:
-    """The signs, exchanged at random, hide it from all other bars."""
-    assert not missed(np.hstack([normal(0.003), normal(0.003, seed=1) + 0.00125]))
-    (bar,) = missed(np.hstack([normal(0.003), normal(0.003, seed=1) - 0.002])).values()
-    assert bar == Bar(LEAN, False, f"1 of 2; not {DEVICE} of b1 (-0.20%)")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +201,6 @@ def test_a_side_that_is_always_slower_is_found() -> None:
     ],
 )
 def test_a_device_that_is_not_quiet_misses_bars(
-    spread: float, tolerance: float, which: set[str]
+    spread: float, tolerance: float, which: set[int]
 ) -> None:
-    bars = missed(np.hstack([normal(0.002), normal(spread, seed=1)]), tolerance)
-    assert set(bars) == which
+    assert missed(np.hstack([normal(0.002), normal(spread, seed=1)]), tolerance) == which

@@ -1,75 +1,25 @@
 """The gate as its user starts it, in a repository of ops: what each change ends in."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
-from correctness_tests.support.own_repository import OP, git, plain_git
-
-# A machine that nobody else uses, whoever does: the load of one that runs tests is no reason.
-QUIET = "import os\nos.getloadavg = lambda: (0.0, 0.0, 0.0)\n"
-
-
-@dataclass(frozen=True)
-class Gated:
-    """What a gate left."""
-
-    status: int
-    out: str
-    report: dict[str, Any]
-
-    @property
-    def outcomes(self) -> dict[str, str]:
-        return {verdict["name"]: verdict["outcome"] for verdict in self.report.get("verdicts", [])}
-
-
-@dataclass(frozen=True)
-class OwnRepository:
-    root: Path
-    quiet: Path
-
-    def run(self, *command: str) -> Gated:
-        path = os.pathsep.join([str(self.quiet), str(ROOT)])
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=self.root,
-            env={**ENVIRONMENT, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        file = self.root / "build/gate.json"
-        report = json.loads(file.read_text()) if file.exists() else {}
-        return Gated(done.returncode, done.stdout + done.stderr, report)
-
-    def gate(self, *options: str) -> Gated:
-        (self.root / "build/gate.json").unlink(missing_ok=True)
-        report = ("--gate-json", "build/gate.json", "--device", "cpu")
-        return self.run("tinyllama", "gate", "--against", "main", *report, *options)
-
-    def edit(self, name: str, old: str, new: str) -> None:
-        path = self.root / name
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
+from correctness_tests.support.own_repository import OP, Checkout, git, plain_git
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnRepository:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     """With two ops and a test of its own; the current folder."""
-    root, quiet = tmp_path / "own", tmp_path / "quiet"
-    for folder in (root / "kernels", root / "tests", root / "build", quiet):
-        folder.mkdir(parents=True)
-    (quiet / "sitecustomize.py").write_text(QUIET)
+    root = tmp_path / "own"
+    for folder in ("kernels", "tests"):
+        (root / folder).mkdir(parents=True)
     (root / "kernels/once.py").write_text(OP.format(name="once", body="x + x"))
     twice = OP.format(name="twice", body="x + ONE * x")
     (root / "kernels/twice.py").write_text(f"from own_helper import ONE\n{twice}")
@@ -85,110 +35,274 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnRepository
     git("init", "--quiet", "--initial-branch=main")
     git("add", "--all")
     git("commit", "--quiet", "--message=all")
-    return OwnRepository(root, quiet)
+    return Checkout(root)
 
 
 @pytest.mark.long
-def test_a_comment_is_green_and_its_report_proves_it(repository: OwnRepository) -> None:
+def test_a_comment_is_green_and_its_report_proves_it(repository: Checkout) -> None:
+    """Of an op without timed cases, the benchmark has a larger case, which its name says."""
+    repository.edit("kernels/once.py", "    timed=[Case(N=16, D=8)],\n", "")
+    git("commit", "--quiet", "--all", "--message=no timed case")
     repository.edit("kernels/once.py", "def added", "# Why.\ndef added")
     (repository.root / "tests/test_once.py").unlink()
-    gated = repository.gate("--summary-markdown", "build/gate.md", "--junit", "build/gate.xml")
+    gated = repository.gate("--summary-markdown", "build/gate.md")
     assert gated.status == 0, gated.out
     assert set(gated.outcomes.values()) == {"IDENTICAL"}
     assert len(gated.outcomes) == 4
+    assert "once-sum-N3145728D8-fp32/forward+backward" in gated.outcomes
     assert "deleted test: tests/test_once.py" in gated.out
     assert "deleted test" in (repository.root / "build/gate.md").read_text()
-    assert 'tests="4"' in (repository.root / "build/gate.xml").read_text()
     verify = ("tinyllama", "gate", "--against", "main", "--verify", "build/gate.json")
     assert repository.run(*verify).status == 0
     repository.edit("own_helper.py", "1.0", "1.5")
     assert repository.run(*verify).status == 2, "it is of another tree"
 
 
-Edit = Callable[[OwnRepository], None]
-ACCIDENTS: dict[str, tuple[Edit, int, str]] = {
-    "a wrong result": (
-        lambda repository: repository.edit("own_helper.py", "1.0", "1.01"),
-        16,
-        "twice-sum",
-    ),
-    "a renamed provider": (
-        lambda repository: repository.edit("kernels/once.py", '"sum"', '"plus"'),
-        15,
-        "once-sum",
-    ),
-    "a deleted case": (
-        lambda repository: repository.edit(
-            "kernels/once.py", "timed=[Case(N=16", "timed=[Case(N=8"
-        ),
-        15,
-        "once-eager",
-    ),
-    "a deleted op": (
-        lambda repository: (repository.root / "kernels/once.py").unlink(),
-        15,
-        "once-sum",
-    ),
-    "an import that ends the process": (
-        lambda repository: repository.edit(
-            "kernels/once.py", "import torch", "import os; os._exit(0)"
-        ),
-        17,
-        "ended with status 0",
-    ),
-    "an import that fails": (
-        lambda repository: repository.edit(
-            "kernels/once.py", "import torch", "import no_such_module"
-        ),
-        17,
-        "no_such_module",
-    ),
-    "a bumped dependency": (
-        lambda repository: repository.edit("pyproject.toml", '"torch"', '"torch>=2.8"'),
-        17,
-        "dependencies differ in pyproject.toml",
-    ),
+# -- honest accidents -----------------------------------------------------------------------------
+
+NAME = "{}-sum-N16D8-fp32/forward+backward"
+REPEATED = """
+def repeated(x, times=1):
+    for _ in range(times):
+        y = x + x
+    return y
+"""
+TIMES = """
+import json
+from pathlib import Path
+
+def times():
+    return json.loads((Path(__file__).parent / "times.json").read_text())["times"]
+"""
+LATE = """
+def late(x):
+    from own_late import doubled
+    return doubled(x)
+"""
+DOUBLED = """
+import torch
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + x
+
+    @staticmethod
+    def backward(ctx, dy):
+        for _ in range(1):
+            dx = dy + dy
+        return dx
+"""
+MANUAL = """
+@{name}.provider("{provider}", keep=("x",))
+class Manual:
+    @staticmethod
+    def forward(x):
+        return columns(x)
+
+    @staticmethod
+    def backward(grads, kept, saved, needs):
+        return {{"x": 2.0 * grads[0]}}
+"""
+COLUMNS = "def columns(x):\n    return 2.0 * x\n"
+SLOW_COLUMNS = """
+def columns(x):
+    for _ in range(1 if x.is_contiguous() else 400):
+        y = 2.0 * x
+    return y
+"""
+WRONG_COLUMNS = """
+def columns(x):
+    return 2.0 * (x if x.stride(0) >= x.stride(-1) else x.clone().zero_())
+"""
+FILES = {
+    "own_repeated.py": REPEATED,
+    "own_fixed.py": "TWO = 2.02\n",
+    "own_late.py": "def doubled(x):\n    return x + x\n",
+    "own_backward.py": DOUBLED,
+    "own_columns.py": COLUMNS,
+    "kernels/times.json": '{"times": 1}',
+    "kernels/shared.py": "from own_repeated import repeated\n"
+    + OP.format(name="shared", body="repeated(x)"),
+    "kernels/table.py": f"from own_repeated import repeated\n{TIMES}"
+    + OP.format(name="table", body="repeated(x, times())"),
+    "kernels/fixed.py": "from own_fixed import TWO\n" + OP.format(name="fixed", body="TWO * x"),
+    "kernels/lazy.py": LATE + OP.format(name="lazy", body="late(x)"),
+    "kernels/back.py": "from own_backward import Doubled\n"
+    + OP.format(name="back", body="Doubled.apply(x)"),
+    "kernels/manual.py": "from own_columns import columns\n"
+    + OP.format(name="manual", body="x + x")
+    + MANUAL.format(name="manual", provider="manual"),
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("accident", ACCIDENTS)
-def test_an_honest_accident_is_not_green(repository: OwnRepository, accident: str) -> None:
-    edit, status, words = ACCIDENTS[accident]
-    edit(repository)
+@dataclass(frozen=True)
+class Accident:
+    """An edit of a file: ``old`` becomes ``new``, or without ``old`` the whole file does (None: it
+    is deleted). outcome: of the verdict on a benchmark, whose text has these words."""
+
+    file: str
+    old: str
+    new: str | None
+    benchmark: str
+    outcome: str
+    words: tuple[str, ...] = ()
+
+    def happen(self, repository: Checkout) -> None:
+        if self.new is None:
+            (repository.root / self.file).unlink()
+        elif self.old:
+            repository.edit(self.file, self.old, self.new)
+        else:
+            (repository.root / self.file).write_text(self.new)
+
+
+# By what is gated together: the status, and accidents in files that have nothing in common.
+ACCIDENTS: dict[str, tuple[int, dict[str, Accident]]] = {
+    "missing": (
+        15,
+        {
+            "a renamed benchmark": Accident(
+                "kernels/once.py", '"sum"', '"plus"', NAME.format("once"), "MISSING"
+            ),
+            "under its new name": Accident(
+                "kernels/once.py", "plus", "plus", NAME.format("once").replace("sum", "plus"),
+                "NO BASELINE",
+            ),
+            "a deleted case": Accident(
+                "kernels/lazy.py", "timed=[Case(N=16", "timed=[Case(N=8", NAME.format("lazy"),
+                "MISSING",
+            ),
+            "a deleted op": Accident("kernels/back.py", "", None, NAME.format("back"), "MISSING"),
+        },
+    ),
+    "wrong": (
+        16,
+        {
+            "a constant in another file": Accident(
+                "own_helper.py", "1.0", "1.01", NAME.format("twice"), "WRONG RESULT"
+            ),
+            "a fix of what was wrong": Accident(
+                "own_fixed.py", "2.02", "2.0", NAME.format("fixed"), "NEW",
+                ("the base's result is wrong; the candidate's is right",),
+            ),
+            "a kernel that no provider declares": Accident(
+                "kernels/softmax.py", "column, powers / sum", "column, 1.01 * powers / sum",
+                "softmax-triton-N8192V1000-fp32/forward+backward", "WRONG RESULT",
+                ("y: at [", "softmax.forward_kernel (kernels/softmax.py:"),
+            ),
+            "a declared kernel": Accident(
+                "kernels/declared.py", "column, powers / sum", "column, 1.01 * powers / sum",
+                "declared-triton/results", "WRONG RESULT",
+                ("y: at [", "declared.forward_kernel (kernels/declared.py:"),
+            ),
+            "a layout of a new provider": Accident(
+                "kernels/new.py", "", "def columns" + WRONG_COLUMNS.partition("def columns")[2]
+                + OP.format(name="new", body="x + x") + MANUAL.format(name="new", provider="new"),
+                "new-new-N16D8-fp32-transposed/forward+backward", "WRONG RESULT",
+            ),
+        },
+    ),
+    "slower": (
+        10,
+        {
+            "a data file beside the op": Accident(
+                "kernels/times.json", "1", "400", NAME.format("table"), "SLOWER"
+            ),
+            "a shared default argument": Accident(
+                "own_repeated.py", "times=1", "times=400", NAME.format("shared"), "SLOWER"
+            ),
+            "a lazy slow path": Accident(
+                "own_late.py", "", REPEATED.replace("repeated", "doubled").replace("=1", "=400"),
+                NAME.format("lazy"), "SLOWER",
+            ),
+            "a cost that moved to the backward pass": Accident(
+                "own_backward.py", "range(1)", "range(400)", NAME.format("back"), "SLOWER"
+            ),
+            "copies of strided inputs": Accident(
+                "own_columns.py", "", SLOW_COLUMNS,
+                "manual-manual-N16D8-fp32-strided/forward+backward", "SLOWER",
+            ),
+        },
+    ),
+    "a cost that moved to the import": (
+        10,
+        {
+            "it": Accident(
+                "own_repeated.py", "def", "import time\ntime.sleep(8)\n\n\ndef", "import", "SLOWER"
+            )
+        },
+    ),
+    "an import that ends the process": (
+        17,
+        {
+            "it": Accident(
+                "kernels/once.py", "import torch", "import os; os._exit(0)", "candidate",
+                "NOT JUDGED", ("ended with status 0",),
+            )
+        },
+    ),
+    "an import that fails": (
+        17,
+        {
+            "it": Accident(
+                "kernels/once.py", "import torch", "import no_such_module", "candidate",
+                "NOT JUDGED", ("no_such_module",),
+            )
+        },
+    ),
+    "a bumped dependency": (
+        17,
+        {
+            "it": Accident(
+                "pyproject.toml", '"torch"', '"torch>=2.8"', "comparison", "NOT JUDGED",
+                ("dependencies differ in pyproject.toml",),
+            )
+        },
+    ),
+}  # fmt: skip
+
+
+SLOW = {
+    "wrong": "it interprets for half a minute",
+    "slower": "it times for a minute",
+    "a cost that moved to the import": "it waits for the import",
+}
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        pytest.param(name, marks=pytest.mark.slow(SLOW[name]) if name in SLOW else pytest.mark.long)
+        for name in ACCIDENTS
+    ],
+)
+def test_an_honest_accident_is_not_green(repository: Checkout, together: str) -> None:
+    for name, text in FILES.items():
+        (repository.root / name).write_text(text)
+    if together == "wrong":
+        pytest.importorskip("triton")
+        softmax = (ROOT / "docs/examples/softmax.py").read_text()
+        declared = softmax.replace('"softmax"', '"declared"')
+        undeclared = softmax.replace('    requires=("triton",),\n', "").replace("1024", "8192")
+        (repository.root / "kernels/declared.py").write_text(declared)
+        (repository.root / "kernels/softmax.py").write_text(undeclared)
+    git("add", "--all")
+    git("commit", "--quiet", "--message=further ops")
+    status, accidents = ACCIDENTS[together]
+    for accident in accidents.values():
+        accident.happen(repository)
     gated = repository.gate()
     assert gated.status == status, gated.out
-    assert words in gated.out
     assert str(repository.root) not in gated.out, "places are those in the repository"
+    for accident in accidents.values():
+        verdict = gated.verdicts[accident.benchmark]
+        assert verdict["outcome"] == accident.outcome, gated.out
+        assert all(words in verdict["text"] for words in accident.words), verdict
 
 
 @pytest.mark.long
-def test_a_fix_of_a_wrong_base_is_new_by_the_bases_reference(repository: OwnRepository) -> None:
-    repository.edit("own_helper.py", "1.0", "1.01")
-    git("commit", "--quiet", "--all", "--message=wrong")
-    repository.edit("own_helper.py", "1.01", "1.0")
-    gated = repository.gate("--time-limit", "40")  # the reference beside it is timed
-    assert gated.outcomes["twice-sum-N16D8-fp32/forward+backward"] == "NEW", gated.out
-    assert "the base's result is wrong; the candidate's is right" in gated.out
-    assert gated.status in (0, 2, 11)
-
-
-@pytest.mark.long
-def test_a_kernel_that_cannot_be_timed_here_is_verified(repository: OwnRepository) -> None:
-    pytest.importorskip("triton")
-    path = repository.root / "kernels/softmax.py"
-    path.write_text((ROOT / "docs/examples/softmax.py").read_text())
-    git("add", "--all")
-    git("commit", "--quiet", "--message=softmax")
-    repository.edit("kernels/softmax.py", "column, powers / sum", "column, 1.01 * powers / sum")
-    gated = repository.gate()
-    assert gated.status == 16, gated.out
-    assert gated.outcomes["softmax-triton/results"] == "WRONG RESULT"
-    assert "kernels/softmax.py:" in gated.out, "it names the line of the kernel"
-
-
-@pytest.mark.long
-def test_pytest_hands_over_before_a_conftest_imports_an_op(repository: OwnRepository) -> None:
+def test_pytest_hands_over_before_a_conftest_imports_an_op(repository: Checkout) -> None:
     (repository.root / "conftest.py").write_text("import os\nos._exit(0)\n")
     repository.edit("kernels/once.py", "def added", "# Why.\ndef added")
     command = ("pytest", "-p", "tinyllama.suites.entry", "--benchmark-compare", "--against", "main")
@@ -201,40 +315,14 @@ def test_pytest_hands_over_before_a_conftest_imports_an_op(repository: OwnReposi
 
 
 @pytest.mark.long
-def test_an_op_without_timed_cases_is_timed_on_a_larger_one_that_is_named(
-    repository: OwnRepository,
-) -> None:
-    text = OP.format(name="never", body="x + x").replace("    timed=[Case(N=16, D=8)],\n", "")
-    (repository.root / "kernels/never.py").write_text(text)
-    git("add", "--all")
-    git("commit", "--quiet", "--message=never")
-    (repository.root / "README.md").write_text("words")
-    gated = repository.gate()
-    assert gated.status == 0, gated.out
-    assert "never-sum-N3145728D8-fp32/forward+backward" in gated.outcomes
-
-
-@pytest.mark.long
 def test_a_gate_that_is_ended_early_writes_its_report_and_is_not_green(
-    repository: OwnRepository,
+    repository: Checkout,
 ) -> None:
     repository.edit("own_helper.py", "1.0", "1.0 + 0.0")
-    gated = repository.gate("--time-limit", "12")
+    gated = repository.gate("--time-limit", "6")
     assert gated.status == 2, gated.out
-    assert gated.report["ended"] == "the time limit of 12 s"
+    assert gated.report["ended"] == "the time limit of 6 s"
     assert repository.run("tinyllama", "gate", "--verify", "build/gate.json").status == 2
-
-
-@pytest.mark.slow("it times benchmarks for a minute")
-def test_twice_the_work_is_slower(repository: OwnRepository) -> None:
-    sized = repository.root / "kernels/once.py"
-    sized.write_text(sized.read_text().replace("N=16, D=8", "N=1024, D=1024"))
-    git("commit", "--quiet", "--all", "--message=larger")
-    repository.edit("kernels/once.py", "return x + x", "y = x + x\n    return (x + x + y) / 2.0")
-    gated = repository.gate()
-    assert gated.status == 10, gated.out
-    slower = [name for name, outcome in gated.outcomes.items() if outcome == "SLOWER"]
-    assert slower == ["once-sum-N1024D1024-fp32/forward+backward"]
 
 
 REFUSED = {
@@ -247,7 +335,9 @@ REFUSED = {
     "no such tree": ["--against", "main", "--tree", "nowhere"],
     "no interpreter": ["--against-env", "nowhere/python"],
     "a report that git tracks": ["--against", "main", "--gate-json", "pyproject.toml"],
-    "two reports in one place": ["--against", "main", "--gate-json", "a", "--junit", "a"],
+    "two reports in one place": [
+        *("--against", "main", "--gate-json", "a", "--summary-markdown", "a")
+    ],
     "no file of ops": ["--against", "main", "--ops", "none.py"],
     "no limit": ["--against", "main", "--time-limit", "0"],
     "no report": ["--against", "main", "--verify", "none.json"],
@@ -256,7 +346,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_an_unusable_option_is_refused_before_anything_starts(
-    repository: OwnRepository, why: str, capsys: pytest.CaptureFixture[str]
+    repository: Checkout, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tinyllama.cli import main
 
@@ -267,22 +357,8 @@ def test_an_unusable_option_is_refused_before_anything_starts(
     assert not git("status", "--porcelain"), "and every file is as it was"
 
 
-def test_an_op_that_no_file_names_is_refused_at_once(
-    repository: OwnRepository, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tinyllama.cli import main
-
-    repository.edit("own_helper.py", "1.0", "1.5")
-    assert main(["gate", "--against", "main", "--op", "nope"]) == 2
-    said = "--op 'nope': no Python file of either side names it"
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("seconds", [0.6, 1.5])
-def test_an_early_interrupt_ends_a_gate_without_a_traceback(
-    repository: OwnRepository, seconds: float
-) -> None:
+def test_an_early_interrupt_ends_a_gate_without_a_traceback(repository: Checkout) -> None:
     """While the judge's process imports torch."""
     repository.edit("own_helper.py", "1.0", "1.0 + 0.0")
     command = [sys.executable, "-m", "tinyllama", "gate", "--against", "main", "--device", "cpu"]
@@ -295,7 +371,7 @@ def test_an_early_interrupt_ends_a_gate_without_a_traceback(
         text=True,
         start_new_session=True,
     ) as process:
-        time.sleep(seconds)
+        time.sleep(1.5)
         os.killpg(process.pid, signal.SIGINT)
         said, _ = process.communicate(timeout=120)
     assert process.returncode in (2, 130)

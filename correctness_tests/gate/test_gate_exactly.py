@@ -41,14 +41,13 @@ def test_a_higher_count_is_slower_and_a_lower_one_is_faster(metric: str) -> None
     assert less.run()["a"].outcome is Outcome.FASTER
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 2.5, None, True, "3"])
+@pytest.mark.parametrize("value", [float("nan"), -1, None, True, "3"])
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("metric", COUNTED)
-def test_an_invalid_count_is_missing(side: str, metric: str, value: object) -> None:
+def test_an_invalid_count_is_missing(side: str, value: object) -> None:
     script = Script()
-    counts = {**COUNTS, metric: value}
+    counts = {**COUNTS, "kernels": value}
     script.on(side, "counted", {name: n for name, n in counts.items() if n is not None})
-    script.ends(Outcome.MISSING, f"{metric} was")
+    script.ends(Outcome.MISSING, "kernels was")
 
 
 @pytest.mark.parametrize("blind", [SIDES, (BASE,), (CANDIDATE,)], ids=" ".join)
@@ -150,8 +149,10 @@ def test_a_new_benchmark_is_verified_and_shown() -> None:
     assert outcomes(verdicts) == {"a": Outcome.SAME, "new": Outcome.NEW}
     assert script.status == 0
     assert script.session.report()["benchmarks"]["new"]["outcome"] == "NEW"
-    requests = [(side, method) for _, side, method, args in script.requests if args[:1] == ("new",)]
-    assert requests[:2] == [(CANDIDATE, "begin"), (CANDIDATE, "verify")]
+    requests = [request for request in script.requests if request[3][:1] == ("new",)]
+    assert {side for _, side, _, _ in requests} == {CANDIDATE}
+    draws = {args[1] for _, _, method, args in requests if method == "verify"}
+    assert len(draws) == 2, "its results on two draws of values"
     rules = [script.session.compared["a"].series[DEVICE].rule.tests]
     assert rules == [2], "it takes no alpha from what is compared"
 

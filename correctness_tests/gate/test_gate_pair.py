@@ -179,7 +179,7 @@ def test_a_comparison_with_pairs_started_ahead_is_the_same(
     monkeypatch.setattr(schedule, "Pair", lambda *args: ScriptedPair(script, *args))
     script.slower("a", device_seconds=1.05)
     with PairPool(0, ahead=2) as pool:
-        verdicts = script.run(pairs=pool.pairs, ahead=pool.opening)
+        verdicts = script.run(pairs=pool.pairs)
     assert verdicts["a"].outcome.title == "SLOWER"
     started, closed = (
         {(at, side) for at, side, method, _ in script.requests if method == what}

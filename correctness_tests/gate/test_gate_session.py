@@ -6,7 +6,6 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -199,8 +198,8 @@ def test_the_import_of_the_ops_has_a_bar_and_is_measured_twice(again: float) -> 
         return {**identity_of_script(worker), **more}
 
     script._identity = identity  # type: ignore[method-assign]
-    verdicts = outcomes(script.run())
-    assert verdicts == {"a": Outcome.SAME} | ({"import": Outcome.SLOWER} if again > 1 else {})
+    slower = {"import": Outcome.SLOWER, "a": Outcome.NOT_DECIDED}
+    assert outcomes(script.run()) == (slower if again > 1 else {"a": Outcome.SAME})
 
 
 # -- alternately, in fresh processes --------------------------------------------------------------
@@ -301,35 +300,13 @@ def test_the_watch_is_told_which_processes_are_ours() -> None:
     assert all(len(set(pids)) == 4 * len(SIDES) for pids in script.watch.pids)
 
 
-def says(seconds: float) -> Callable[[str], float]:
-    """A worker whose clock says so of some calls, which take 0.2 s."""
-
-    def paced(name: str) -> float:
-        time.sleep(0.2)
-        return seconds
-
-    return paced
-
-
-@pytest.mark.parametrize(
-    ("side", "load", "outcome"),
-    [
-        (CANDIDATE, None, Outcome.MISSING),
-        (CANDIDATE, "the load is 9", Outcome.BUSY),
-        (BASE, None, Outcome.BUSY),
-    ],
-)
-@pytest.mark.parametrize("how", ["in a row", "in a turn"])
-def test_a_clock_that_disagrees_with_the_judges_is_wrong_only_on_an_idle_machine(
-    side: str, load: str | None, outcome: Outcome, how: str
-) -> None:
-    """And the base's is never called wrong."""
+@pytest.mark.parametrize("side", SIDES)
+def test_a_clock_that_disagrees_with_the_judges_is_busy(side: str) -> None:
     script = Script("a")
-    script.watch = Watching(load=load)
-    script.on(side, "paced", says(0.02 if how == "in a row" else 0.2))
+    script.on(side, "paced", lambda name: time.sleep(0.2))
     verdicts = script.run()
-    assert verdicts["a"].outcome is outcome
-    assert ("its clock is wrong" in verdicts["a"].text) is (outcome is Outcome.MISSING)
+    assert verdicts["a"].outcome is Outcome.BUSY
+    assert f"the {side} says" in verdicts["device"].text
 
 
 @pytest.mark.parametrize("method", ["hold", "wait_until_idle"])
@@ -367,6 +344,14 @@ def test_equal_kernels_under_equal_host_code_are_identical_and_not_timed() -> No
     script.alike("a", host_only=True)
     script.ends(Outcome.IDENTICAL, "in 1 launches")
     assert script.launches == 1
+
+
+def test_a_benchmark_without_kernels_is_identical_on_a_busy_cpu_if_only_kernels_differ() -> None:
+    script = Script(device=CPU)
+    for side in SIDES:
+        script.sources[side]["a"] = side, "same"
+    script.watch = Watching(hold="it is busy", wait_until_idle="it is busy")
+    script.ends(Outcome.IDENTICAL, "in 0 launches")
 
 
 @pytest.mark.parametrize("differs", ["host", "code", "nothing is launched"])
@@ -510,7 +495,8 @@ def test_other_benchmarks_are_prepared_if_the_edited_ops_decide_nothing(at_once:
     }
     assert next(name for name in asked_of(script, "turn") if name != "new") == "a"
     verified = [args[0] for _, _, method, args in script.requests if method == "verify"]
-    assert sorted(verified) == [*sorted("aabbccdd"), "new"], "each once a side"
+    assert sorted({*verified}) == [*"abcd", "new"]
+    assert max(map(verified.count, "abcd")) == 2 * verified.count("new"), "once a side"
 
 
 @pytest.mark.parametrize(("edited", "compared"), [(set(), {"b"}), ({"a"}, {"a", "b"})])
@@ -602,7 +588,4 @@ def test_the_report_holds_all_that_was_measured_and_how_long_it_took() -> None:
     assert len(slower["blocks"][DEVICE]) == len(slower["all_work"][DEVICE])
     assert len(slower["confirmation"][DEVICE]) == CONFIRM_BLOCKS
     assert report["benchmarks"]["b"]["blocks"] == {}
-    stages = [name for name in report["seconds"] if ": " not in name]
-    assert stages == ["trees", "prepare", "time", "confirm", "attribute"]
-    parts = ("start processes", "compare results", "make ready", "turns")
-    assert sum(report["seconds"][f"time: {part}"] for part in parts) <= report["seconds"]["time"]
+    assert [*report["seconds"]] == ["prepare", "time", "confirm", "attribute"]

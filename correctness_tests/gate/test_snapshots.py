@@ -1,16 +1,12 @@
 """Trees of git: what is compared is what git would commit, and the checkout stays as it is."""
 
-import os
-import shutil
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from correctness_tests.support.own_repository import git, plain_git
 from tinyllama.harness.gate import snapshots
-from tinyllama.harness.gate.snapshots import Repository, SnapshotError, scratch
+from tinyllama.harness.gate.snapshots import Repository, SnapshotError
 
 
 @pytest.fixture
@@ -69,16 +65,6 @@ def test_differences_name_files_modes_and_what_is_gone(
     ]
 
 
-def test_files_written_into_a_snapshot_are_listed(repository: Repository, tmp_path: Path) -> None:
-    snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "base")
-    (snapshot.root / "__pycache__").mkdir()
-    (snapshot.root / "__pycache__/op.pyc").write_text("")
-    assert repository.written(snapshot) == []
-    (snapshot.root / "op.py").write_text("x = 4\n")
-    (snapshot.root / "left.txt").write_text("")
-    assert sorted(repository.written(snapshot)) == ["left.txt", "op.py"]
-
-
 def test_reports_of_the_gate_are_no_part_of_a_tree(checkout: Path, tmp_path: Path) -> None:
     reports = [checkout / "gate.json", checkout / "ignored", tmp_path / "elsewhere.json"]
     repository = Repository(checkout, tmp_path / "scratch", reports)
@@ -101,7 +87,6 @@ def test_submodules_are_unpacked_and_must_be_committed(
     git(*allow, "submodule", "--quiet", "add", str(tmp_path / "inner"), "inner")
     snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "candidate")
     assert (snapshot.root / "inner/header.h").read_text() == "1"
-    assert repository.written(snapshot) == []
     (checkout / "inner/header.h").write_text("2")
     with pytest.raises(SnapshotError, match="submodule inner has changes"):
         repository.of_working_tree()
@@ -121,43 +106,3 @@ def test_a_revision_that_is_not_there_says_how_to_fetch_it(
         snapshots.opened(tmp_path),
     ):
         pass
-
-
-def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    hour_ago = time.time() - 3600
-
-    def age() -> None:
-        for lock in tmp_path.glob("*/*.lock"):
-            os.utime(lock, (hour_ago, hour_ago))
-
-    with scratch() as used, scratch() as left:
-        copy = left.parent.with_name(f"{left.parent.name}-killed")
-        shutil.copytree(left.parent, copy)
-        age()
-        with scratch():
-            assert used.is_dir()
-            assert left.is_dir()
-            assert not copy.exists()
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize(
-    ("code", "may"),
-    [
-        ("Op('norm', cases=[])", False),
-        ("Op(\n    'rms_norm',\n)", True),
-        ("names = ['rms_norm']", True),
-        ("Op(\n    prefix + '_norm',\n)", True),
-        ("Op(f'{prefix}_norm')", True),
-        ("# rms_norms", False),
-    ],
-)
-def test_a_tree_may_declare_an_op_that_a_file_names_or_puts_together(
-    checkout: Path, code: str, may: bool
-) -> None:
-    (checkout / "op.py").write_text(code)
-    with snapshots.opened(checkout) as repository:
-        assert repository.may_declare(repository.of_working_tree(), "rms_norm") is may

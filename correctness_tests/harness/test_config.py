@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.timed_suite import Suite, lines
 from tinyllama.harness.gate import config
 
 pytest_plugins = ["pytester"]
@@ -19,14 +18,8 @@ def write(text: str, folder: Path = Path()) -> None:
     ("text", "key"),
     [
         ("group = ['one']", "group"),
-        ("groups = 'one'", "groups"),
-        ("groups = []", "groups"),
-        ("groups = ['one', 'one']", "groups"),
-        ("groups = [1]", "groups"),
-        ("lanes = ['one']", "lanes"),
-        ("lanes = { 'a,b' = ['one'] }", "lanes"),
-        ("lanes = { short = ['one'] }", "lanes"),
-        ("lanes = { a = [] }", "lanes"),
+        ("ops = ['a.py', 'a.py']", "ops"),
+        ("ops = [1]", "ops"),
         ("slowdowns = { seconds = 0.1 }", "slowdowns"),
         ("slowdowns = { device_seconds = 5 }", "slowdowns"),
         ("ops = ['']", "ops"),
@@ -37,11 +30,6 @@ def test_a_table_that_is_wrong_is_refused_by_its_key(tmp_path: Path, text: str, 
     write(text, tmp_path)
     with pytest.raises(ValueError, match=rf"pyproject\.toml.*{key}"):
         config.load(tmp_path)
-
-
-def test_a_session_refuses_such_a_table(suite: Suite) -> None:
-    write("groups = 'one'")
-    assert suite.run().ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_a_base_of_another_version_may_have_other_keys(tmp_path: Path) -> None:
@@ -67,27 +55,6 @@ def test_other_dependencies_are_seen(tmp_path: Path, base: str, candidate: str, 
         (tree / file).write_text(text)
     assert config.dependencies_changed(*trees, [file, "op.py"]) == [file]
     assert config.dependencies_changed(trees[0], trees[0], ["pyproject.toml"]) == []
-
-
-@pytest.mark.long
-def test_groups_and_lanes_are_what_is_measured_and_expected(suite: Suite) -> None:
-    suite.expect("one", "two")
-    write("groups = ['two', 'on-a-gpu']\nlanes = { nightly = ['one', 'two'], gpu = ['on-a-gpu'] }")
-    found = suite.run("--record")
-    assert found.ret == 0
-    assert [record["group"] for record in suite.records()] == ["two"]
-    lines(
-        found,
-        r"^\[tool.tinyllama\] of pyproject.toml: groups two, on-a-gpu; lane nightly one, two",
-        "^of pyproject.toml, not measured on this device: on-a-gpu$",
-        "2  not in groups of pyproject.toml",
-    )
-    assert suite.run("--record", "--groups", "one").ret == 0
-    assert suite.run("--record", "--groups", "nightly").ret == 0
-    assert sorted(record["group"] for record in suite.records()) == ["one", "one", "two", "two"]
-    none = suite.run("--record", "--groups", "gpu")
-    assert none.ret == pytest.ExitCode.USAGE_ERROR
-    lines(none, "pyproject.toml names 'on-a-gpu', which is not measured on this device")
 
 
 # -- the gate ---------------------------------------------------------------------------------

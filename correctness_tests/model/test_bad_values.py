@@ -12,6 +12,8 @@ import pytest
 
 from correctness_tests.support.commands import SHORT, refused, tinyllama
 from correctness_tests.support.faults import tier_with
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import check_writable
 from tinyllama.model.config import PRESETS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
@@ -110,6 +112,12 @@ def test_sizes_follow_from_shape() -> None:
     assert ODD.parameters == sum(p.numel() for p in TinyLlama(ODD).parameters()) == 7104
     # 6 for each parameter but the norms' and each token; 6 products of the 45 scores of 6 heads
     assert ODD.step_flops(5, 9) == 6 * (7104 - 7 * 24) * 45 + 6 * 2 * 3 * 5 * 6 * 4 * 45
+
+
+def test_disk_without_room_is_refused_before_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--save '.*x' takes \d+ bytes, and folder .* has \d+"):
+        check_writable(tmp_path / "x", "--save", 2**70)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long

@@ -59,11 +59,11 @@ class Rule:
 
 
 class Watching:
-    """Tells one after the other of some reasons, then none. load: why the machine is busy. busy:
-    why the device cannot be held, or is not idle, by the name of the method."""
+    """Tells one after the other of some reasons, then none. busy: why the device cannot be held, or
+    is not idle, by the name of the method."""
 
-    def __init__(self, *reasons: str | None, load: str | None = None, **busy: str) -> None:
-        self.reasons, self.load, self.busy = list(reasons), load, busy
+    def __init__(self, *reasons: str | None, **busy: str) -> None:
+        self.reasons, self.busy = list(reasons), busy
         self.pids: list[Sequence[int]] = []
         self.asked: list[str] = []
 
@@ -77,9 +77,6 @@ class Watching:
         self.asked.append(method)
         if method in self.busy:
             raise BusyError(self.busy[method])
-
-    def loaded(self) -> str | None:
-        return self.load
 
     def during(self, pids: Sequence[int]) -> str | None:
         self.pids.append(pids)
@@ -304,9 +301,6 @@ class Script:
 
     _proofs = _reference = _verify
 
-    def _paced(self, worker: "ScriptedWorker", name: str, calls: int) -> float:
-        return 0.0
-
     def _turn(
         self, worker: "ScriptedWorker", name: str, seed: int, call_number: int | None
     ) -> dict[str, float]:
@@ -326,11 +320,12 @@ class Script:
             worker.shifts[name, metric] = self.random[name].normal(0.0, self.noise)
         return self.ratios.get((name, metric), 1.0) * math.exp(worker.shifts[name, metric])
 
-    def _profiles(self, worker: "ScriptedWorker", name: str, times: int) -> list[dict[str, Any]]:
+    def _profiles(
+        self, worker: "ScriptedWorker", name: str, times: int
+    ) -> list[dict[str, tuple[int, float]]]:
         ratio = 1.0 if worker.tree.name == BASE else self.ratios.get((name, DEVICE), 1.0)
         took = SECONDS[DEVICE] * ratio
-        kernels = {f"{name}_kernel": (1, took), "fill": (2, 1e-6)}
-        return [{"kernels": kernels, "resources": {}}] * times
+        return [{f"{name}_kernel": (1, took), "fill": (2, 1e-6)}] * times
 
 
 class ScriptedWorker:

@@ -7,7 +7,7 @@ mkdir -p build
 base=$(git merge-base "${1:-origin/main}" HEAD)
 gate=0 report=0
 timeout 3h "$python" -m tinyllama gate --device cuda --against "$base" \
-    --junit build/gate.xml --gate-json build/gate.json | tee build/gate.txt &&
+    --gate-json build/gate.json | tee build/gate.txt &&
     "$python" -m tinyllama gate --verify build/gate.json --against "$base" --device cuda || gate=$?
 "$python" -m tinyllama report --html build/report.html --markdown build/summary.md || report=$?
 exit $((gate ? gate : report))

@@ -81,10 +81,10 @@ def show(noise: Noise, results: Path, device: torch.device) -> int:
     certificate = calibrate.certify(noise, versions(), rules)
     console().print(_table(certificate))
     bars = certificate.bars()
-    for bar in bars:
-        print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
+    for text, holds in bars.items():
+        print(f"{'holds ' if holds else 'MISSED'} {text}")
     print(f"wrote {certificate.save(results)}")
-    return 0 if all(bar.held for bar in bars) else 1
+    return 0 if all(bars.values()) else 1
 
 
 @contextmanager
@@ -115,7 +115,6 @@ def _session(noise: Noise, device: torch.device) -> Iterator[Session]:
                 measure_all=True,
                 all_verdicts=True,
                 pairs=pool.pairs,
-                ahead=pool.opening,
                 processor=processor,
                 at_once=pairs_at_once(device),
                 say=progress.line,
@@ -127,13 +126,11 @@ def _session(noise: Noise, device: torch.device) -> Iterator[Session]:
 def _table(certificate: Certificate) -> Table:
     blocks = f"{certificate.blocks} A/A blocks, {certificate.merges:,} merges"
     table = Table(title=f"{certificate.device}: {blocks}")
-    slowdowns = (f"{float(slowdown):.0%}" for slowdown in certificate.found[0].detected)
-    for name in ("benchmark", "metric", "spread", *slowdowns, "finds"):
+    for name in ("benchmark", "metric", "spread", "tolerance", "found of it", "finds"):
         table.add_column(name, justify="left" if name in ("benchmark", "metric") else "right")
     for detection in certificate.found:
-        shares = [f"{share:.1%}" for share in detection.detected.values()]
+        spread, tolerance = f"{detection.spread:.2%}", f"{detection.tolerance:.1%}"
         smallest = "none" if detection.smallest is None else f"{detection.smallest:.1%}"
-        table.add_row(
-            detection.benchmark, detection.metric, f"{detection.spread:.2%}", *shares, smallest
-        )
+        shares = (spread, tolerance, f"{detection.at_tolerance:.1%}", smallest)
+        table.add_row(detection.benchmark, detection.metric, *shares)
     return table

@@ -10,7 +10,7 @@ from tinyllama.harness.gate.options import Options
 from tinyllama.harness.machine.errors import UsageError
 
 _OF_A_COMPARISON = (
-    *("gate_json", "junit", "summary_markdown", "results_dir", "time_limit"),
+    *("gate_json", "summary_markdown", "results_dir", "time_limit"),
     *("unwatched", "all", "all_verdicts", "ops"),
 )
 

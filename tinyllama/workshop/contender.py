@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tinyllama.bench.curves import TEXT
 from tinyllama.bench.steps import UNTIMED, StepContender
-from tinyllama.harness.check.finding import Unsupported
+from tinyllama.harness.check.candidate import Unsupported
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.measure.clock import Queue, wall_seconds

@@ -144,15 +144,6 @@ def test_what_is_not_slower_is_to_be_green() -> None:
     assert BRANCHES["slower-host"].wrong(run(0, same))[0] == "status 0"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--only", "nope"], "'nope' is not a branch: use some of comments"),
-        (["--times", "0"], "--times is 0: use 1 or more"),
-    ],
-)
-def test_a_bad_value_is_status_2(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert try_gate.main(options) == 2
-    assert said in capsys.readouterr().err
+def test_an_unknown_branch_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert try_gate.main(["--only", "nope"]) == 2
+    assert "'nope' is not a branch: use some of comments" in capsys.readouterr().err

@@ -63,7 +63,7 @@ class Change:
 
         host: differences in the bodies of kernels do not count.
         """
-        names = [name for name in self.differing if not host or name in self._host]
+        names = (name for name in self.differing if not host or name in self._host)
         return next((name for name in names if self._reaches(name, benchmark)), "")
 
     def op_differs(self, benchmark: Benchmark) -> bool:
@@ -85,9 +85,10 @@ class Change:
         }
         return set().union(*(self.imported(root, n) for root in self.trees for n in modules if n))
 
-    def related(self) -> list[str]:
-        """The files that differ and that no pattern calls unrelated."""
-        return [name for name in self.differing if not self._unrelated(name)]
+    def related(self, *, host: bool = False) -> list[str]:
+        """The files that differ and that no pattern calls unrelated; host: as of `why`."""
+        names = [name for name in self.differing if not host or name in self._host]
+        return [name for name in names if not self._unrelated(name)]
 
     def _unrelated(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.unrelated)

@@ -1,9 +1,8 @@
-"""Which kernels of a SLOWER benchmark changed: profiles and compiled resources of both sides."""
+"""Which kernels of a SLOWER benchmark changed: profiles of both sides."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import scipy
 
@@ -11,15 +10,14 @@ SHARE = 0.1  # of the whole change; a kernel with less is not named
 MOST = 5
 PROFILES = 9  # of a side: enough for the test although one of them was disturbed
 ALPHA = 0.01  # the chance that an equal kernel is named
+Profile = Mapping[str, tuple[int, float]]
 
 
-def moved(
-    base: Sequence[dict[str, Any]], candidate: Sequence[dict[str, Any]], *, timed: bool
-) -> list[str]:
+def moved(base: Sequence[Profile], candidate: Sequence[Profile], *, timed: bool) -> list[str]:
     """Lines, the largest change first; a kernel that became faster is not named.
 
-    Each profile of a side has ``kernels`` (name -> launches, seconds) and ``resources`` (by name).
-    timed: whether device time is SLOWER; where it is not, only changed launch counts are named.
+    Each profile of a side gives, by the name of a kernel, its launches and seconds. timed: whether
+    device time is SLOWER; where it is not, only changed launch counts are named.
     """
     before, after = _kernels(base), _kernels(candidate)
     changes = {
@@ -37,7 +35,6 @@ def moved(
     for name in sorted(changes, key=lambda name: -abs(changes[name]))[:MOST]:
         if abs(changes[name]) >= SHARE * total:
             lines.append(f"{name}: {before.get(name, NONE)} -> {after.get(name, NONE)}")
-    lines += _resources(base[-1]["resources"], candidate[-1]["resources"])
     if not lines and not timed:
         return ["kernels are launched as often as before"]
     return lines or ["no kernel takes longer in a profile: the time is between them"]
@@ -64,10 +61,10 @@ class _Kernel:
 NONE = _Kernel(0, (0.0,))
 
 
-def _kernels(profiles: Sequence[dict[str, Any]]) -> dict[str, _Kernel]:
+def _kernels(profiles: Sequence[Profile]) -> dict[str, _Kernel]:
     kernels = {}
-    for name in sorted({name for profile in profiles for name in profile["kernels"]}):
-        readings = [profile["kernels"].get(name, (0, 0.0)) for profile in profiles]
+    for name in sorted({name for profile in profiles for name in profile}):
+        readings = [profile.get(name, (0, 0.0)) for profile in profiles]
         launches, seconds = zip(*readings, strict=True)
         kernels[name] = _Kernel(max(launches), seconds)
     return kernels
@@ -81,17 +78,3 @@ def _differ(before: _Kernel, after: _Kernel, timed: bool) -> bool:
         before.seconds, after.seconds, alternative="less", method="exact"
     )
     return bool(test.pvalue < ALPHA)
-
-
-def _resources(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> list[str]:
-    lines = []
-    for name in {**before, **after}:
-        then, now = before.get(name, {}), after.get(name, {})
-        changed = [
-            f"{field} {then.get(field)} -> {now.get(field)}"
-            for field in {**then, **now}
-            if then.get(field) != now.get(field)
-        ]
-        if changed and then and now:
-            lines.append(f"{name}: {', '.join(changed)}")
-    return lines

@@ -172,8 +172,7 @@ def _declared_by(
         yield benchmark(timed, {metric: slowdowns[metric] for metric in metrics})
         if DEVICE in metrics and provider.derived is not None:
             # Which layouts compositions of torch's functions copy is torch's decision.
-            layouts = getattr(op, "layouts", {})  # a base may be from before an op had these
-            for place, (layout, bar) in enumerate(layouts.items()):
+            for place, (layout, bar) in enumerate(layouts_of(op, provider).items()):
                 stated = {DEVICE: _further_slowdown(slowdowns) if place else slowdowns[DEVICE]}
                 laid_out = benchmark(replace(timed, layout=layout), stated)
                 yield replace(laid_out, further=place > 0, layout_bar=bar)
@@ -183,6 +182,12 @@ def _declared_by(
         reason = str(_not_timed(op, cases[0], device))
         name = f"{op.name}-{provider.name}/results"
         yield replace(benchmark(cases[0], {}), name=name, untimed=reason)
+
+
+def layouts_of(op: Op, provider: Provider) -> Mapping[str, float]:
+    """The layouts of an op that a provider takes, with the bar on its time on each."""
+    # A base may be from before an op had these.
+    return {} if provider.contiguous else getattr(op, "layouts", {})
 
 
 def _further_slowdown(slowdowns: Mapping[str, float]) -> float:

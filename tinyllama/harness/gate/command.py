@@ -95,20 +95,16 @@ def _opened(options: Options) -> Iterator[Repository]:
 
 
 def _check_trees(options: Options, repository: Repository) -> None:
-    """Refuse a base that is the candidate itself, and an op that no file of theirs names."""
+    """Refuse a base that is the candidate itself."""
     candidate = repository.of_working_tree()
-    trees = [candidate]
     for revision, python in options.comparisons:
-        if revision is not None:
-            trees.append(repository.of_commit(repository.resolve(revision)))
-            if trees[-1] == candidate and python == sys.executable:
-                raise UsageError(
-                    f"--against {revision!r}: this tree is that revision, byte for byte: check out "
-                    "the candidate"
-                )
-    for op in options.op:
-        if not any(repository.may_declare(tree, op) for tree in trees):
-            raise UsageError(f"--op {op!r}: no Python file of either side names it")
+        if revision is None or python != sys.executable:
+            continue
+        if repository.of_commit(repository.resolve(revision)) == candidate:
+            raise UsageError(
+                f"--against {revision!r}: this tree is that revision, byte for byte: check out "
+                "the candidate"
+            )
 
 
 def _chosen(options: Options, repository: Repository, folder: Path) -> Judge:
@@ -183,7 +179,7 @@ def _believed(status: int, options: Options, repository: Repository, path: Path)
         return _not_judged(options, repository, path, why)
     for line in written.lines():
         print(line, flush=True)
-    report.write_summaries(written, options)
+    report.write_summary(written, options)
     if written.status != 0:
         return written.status
     try:
@@ -201,7 +197,7 @@ def _not_judged(options: Options, repository: Repository, path: Path, why: str) 
     written = report.Report(repository.of_working_tree(), "nobody", "no device", verdicts=[verdict])
     written.conclude()
     written.write(path)
-    report.write_summaries(written, options)
+    report.write_summary(written, options)
     print(*written.lines(), sep="\n", flush=True)
     return NOT_JUDGED
 
@@ -209,7 +205,7 @@ def _not_judged(options: Options, repository: Repository, path: Path, why: str) 
 def _absolute(options: Options, root: Path) -> Options:
     """The options for a process with another current folder; files of ops by their place in the
     tree."""
-    places = ("results_dir", "gate_json", "junit", "summary_markdown")
+    places = ("results_dir", "gate_json", "summary_markdown")
     absolute = {
         name: os.path.abspath(value) for name in places if (value := getattr(options, name))
     }

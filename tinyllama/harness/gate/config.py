@@ -4,13 +4,9 @@
     ops = ["kernels/*.py"]                  # files of ops, or patterns, that are tested and gated
     unrelated = ["docs/*", "*.md"]          # what no op can read: see `affected.UNRELATED`
     slowdowns = { device_seconds = 0.01 }   # of the gate, where an op states none
-    groups = ["small-bf16", "ops-bf16"]     # what is timed where --groups names nothing
     package = "my_package.ops"              # instead of ops: each module of it declares ops
     benchmarks = "tinyllama.bench.gated:benchmarks"  # in the harness's own repository: further ones
     timing = ["tinyllama.bench.steps"]               # and modules that these are timed with
-
-    [tool.tinyllama.lanes]
-    nightly = ["small-bf16", "medium-bf16"]     # --groups nightly
 
 A change cannot loosen these for itself: the gate takes the base's, and the stricter slowdowns.
 """
@@ -37,47 +33,25 @@ _OF_TOOLS = ("group", "dev-dependencies", "sources", "override-dependencies", "p
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table [tool.tinyllama]. groups, unrelated: None where it names none. lanes: name -> groups.
-    slowdowns: metric -> the smallest share that the gate must not call SAME."""
+    """A table [tool.tinyllama]. unrelated: None where it names none. slowdowns: metric -> the
+    smallest share that the gate must not call SAME."""
 
     ops: tuple[str, ...] = ()
     unrelated: tuple[str, ...] | None = None
     package: str = ""
     benchmarks: str = ""
     timing: tuple[str, ...] = ()
-    groups: tuple[str, ...] | None = None
-    lanes: dict[str, tuple[str, ...]] = {}
     slowdowns: dict[str, float] = {}
 
     def __post_init__(self) -> None:
-        for key, names in (("ops", self.ops), ("groups", self.groups), *self.lanes.items()):
-            if names is not None and (len({*names}) < len(names) or not all(names)):
-                raise ValueError(f"{key}: name each once, and no empty one")
-        if () in (self.groups, *self.lanes.values()):
-            raise ValueError("groups and lanes: name at least one group")
-        for name in self.lanes:
-            if not name or "," in name or name == "short":
-                raise ValueError(f"lanes: {name!r} cannot be asked for by --groups: rename it")
+        if len({*self.ops}) < len(self.ops) or not all(self.ops):
+            raise ValueError("ops: name each once, and no empty one")
         for metric, share in self.slowdowns.items():
             if metric not in GATED or not is_number(share) or not 0 < share < 1:
                 raise ValueError(
                     f"slowdowns: {metric} = {share!r}: give {' or '.join(GATED)} a share above 0, "
                     "as 0.01"
                 )
-
-    def groups_of(self, name: str | None) -> tuple[str, ...] | None:
-        """The groups of a lane, or without a name those of every run; None where it sets none."""
-        return self.groups if name is None else self.lanes.get(name)
-
-    def lines(self) -> list[str]:
-        """What it sets, for a summary."""
-        said = [
-            *([f"ops {', '.join(self.ops)}"] if self.ops else []),
-            *([f"groups {', '.join(self.groups)}"] if self.groups else []),
-            *(f"lane {name} {', '.join(groups)}" for name, groups in self.lanes.items()),
-            *(f"{metric} {share:.2%} in the gate" for metric, share in self.slowdowns.items()),
-        ]
-        return [f"{TABLE} of {FILE}: {'; '.join(said)}"] if said else []
 
 
 def load(folder: Path, *, of_base: bool = False) -> Config:

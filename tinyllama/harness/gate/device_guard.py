@@ -26,34 +26,31 @@ def device_lock(
     device: torch.device, timeout: float, waiting: Callable[[str], None] = lambda reason: None
 ) -> Iterator[None]:
     """Hold a device against other gates of all users; wait up to ``timeout`` seconds for it.
-    waiting: is told whom it waits for.
+    waiting: is told what it waits for.
 
     The lock is a file in the folder for temporary files, named after the GPU itself and not after
     its number. It ends with the process that holds it.
     """
     path = Path(tempfile.gettempdir()) / f"tinyllama-gate-{identity(device)}.lock"
-    holder = path.with_suffix(".pid")
     lock = FileLock(path, mode=0o666)
     try:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            waiting(f"{device} is held by {_holder(holder)}")
+            waiting(f"{device} is held by another gate ({path})")
             lock.acquire(timeout=timeout)
     except Timeout as error:
         raise BusyError(
-            f"{device} was held by {_holder(holder)} for {timeout:g} s: wait until that gate has "
-            "ended"
+            f"{device} was held by another gate for {timeout:g} s: wait until it has ended (it "
+            f"holds {path})"
         ) from error
     except OSError as error:
         raise BusyError(
             f"{device} cannot be locked: {error}: let every user write {path}, or delete it"
         ) from error
     try:
-        _write(holder, str(os.getpid()))
         yield
     finally:
-        _write(holder, "")
         lock.release()
 
 
@@ -64,22 +61,6 @@ def identity(device: torch.device) -> str:
     properties = torch.cuda.get_device_properties(device)
     bus = getattr(properties, "pci_bus_id", device.index or 0)
     return re.sub(r"[^\w-]", "-", str(getattr(properties, "uuid", f"bus-{bus}")))
-
-
-def _write(holder: Path, pid: str) -> None:
-    """Note who holds the lock, as far as this user may; never through a link."""
-    with contextlib.suppress(OSError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(os.open(holder, flags, 0o666), "w") as file:
-            file.write(pid)
-
-
-def _holder(holder: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        pid = int(holder.read_text())
-        if _group(pid) is not None:
-            return f"process {pid}"
-    return "another process"
 
 
 _FIGURES = re.compile(r"\d+(\.\d+)?")
@@ -145,10 +126,8 @@ class DeviceGuard:
 
     def before(self) -> str | None:
         """Why nothing should be timed now; call it while nothing of ours runs on the device."""
-        return self.loaded() if self.device.type == "cpu" else self.after()
-
-    def loaded(self) -> str | None:
-        """Whether more runs on this machine than it has processors, whatever the device is."""
+        if self.device.type != "cpu":
+            return self.after()
         load, processors = os.getloadavg()[0], os.cpu_count() or 1  # both of the whole machine
         busy = f"the load is {load:.1f} on {processors} processors: other work runs here"
         return busy if load > processors else None

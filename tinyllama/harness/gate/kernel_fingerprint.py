@@ -7,7 +7,6 @@ memory, clusters) are equal.
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -65,19 +64,3 @@ def _digest(launch: Launched) -> str:
     options = {name: getattr(metadata, name, None) for name in _OPTIONS}
     content = [code_of(launch.kernel.asm), list(launch.grid), options]
     return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
-
-
-def resources(launches: Iterable[Launched]) -> dict[str, dict[str, int]]:
-    """The resources of each kernel by name; of several launches, those of the last."""
-    by_name = {}
-    for launch in launches:
-        kernel, metadata = launch.kernel, launch.kernel.metadata
-        by_name[str(getattr(metadata, "name", kernel))] = {
-            "registers": int(getattr(kernel, "n_regs", 0) or 0),
-            "spills": int(getattr(kernel, "n_spills", 0) or 0),
-            "shared": int(getattr(metadata, "shared", 0) or 0),
-            "warps": int(getattr(metadata, "num_warps", 0) or 0),
-            "stages": int(getattr(metadata, "num_stages", 0) or 0),
-            "programs": math.prod(launch.grid),
-        }
-    return by_name

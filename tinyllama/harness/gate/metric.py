@@ -54,14 +54,7 @@ Turn = Mapping[str, float]
 
 
 class ClockError(ValueError):
-    """A worker's clock and the judge's disagree, which also happens on a loaded machine.
-
-    side: whose worker it is.
-    """
-
-    def __init__(self, side: str, text: str) -> None:
-        super().__init__(text)
-        self.side = side
+    """A worker's clock and the judge's disagree: the machine is loaded, or that clock is wrong."""
 
 
 def check_turn(turn: Turn, side: str, metrics: Collection[str], pace: float) -> None:
@@ -81,7 +74,7 @@ def check_turn(turn: Turn, side: str, metrics: Collection[str], pace: float) -> 
         text = (
             f"a turn of the {side} says {longest:.3g} s for a call, the judge's clock {pace:.3g} s"
         )
-        raise ClockError(side, text)
+        raise ClockError(text)
 
 
 @dataclass(frozen=True)

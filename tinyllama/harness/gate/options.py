@@ -37,7 +37,6 @@ class Options:
     device: str | None = None
     results_dir: str | None = None
     gate_json: str | None = None
-    junit: str | None = None
     summary_markdown: str | None = None
     time_limit: float | None = None
     all: bool = False
@@ -63,8 +62,7 @@ class Options:
     @property
     def reports(self) -> tuple[Path, ...]:
         """The files that a gate writes."""
-        places = (self.gate_json, self.junit, self.summary_markdown)
-        return tuple(Path(place) for place in places if place)
+        return tuple(Path(place) for place in (self.gate_json, self.summary_markdown) if place)
 
     def check(self, root: Path) -> None:
         """Refuse what cannot be used. root: of the checkout. Raises UsageError."""
@@ -92,7 +90,7 @@ class Options:
             _check_files(pattern, root)
 
     def _check_places(self) -> None:
-        options = ("gate_json", "junit", "summary_markdown")
+        options = ("gate_json", "summary_markdown")
         places = {f"--{name.replace('_', '-')}": getattr(self, name) for name in options}
         named = {option: Path(place) for option, place in places.items() if place}
         for option, place in named.items():
@@ -132,7 +130,6 @@ def add_shared(option: Callable[..., Any]) -> None:
     option("--op", action="append", default=[], metavar="NAME", help="this op only (repeatable)")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     option("--results-dir", metavar="DIR", help="folder of A/A blocks (default results)")
-    option("--junit", "--junitxml", metavar="FILE", help="write the verdicts as JUnit XML")
 
 
 def of_pytest(arguments: Sequence[str]) -> Options | None:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import msgspec
 
@@ -154,20 +153,6 @@ class Report(msgspec.Struct):
         rest = [f"- {text}" for text in self.remarks()]
         return "\n".join([f"**Gate: {self.counted()}**", "", *table, "", *rest]) + "\n"
 
-    def junit(self) -> str:
-        """Each verdict as a test case, which fails unless it is green."""
-        bad = [line for line in self.verdicts if not line.verdict.green]
-        suites = ElementTree.Element("testsuites")
-        suite = ElementTree.SubElement(suites, "testsuite", name="gate")
-        suite.attrib |= {"tests": str(len(self.verdicts)), "failures": str(len(bad))}
-        for line in self.verdicts:
-            case = ElementTree.SubElement(suite, "testcase", name=line.name)
-            case.attrib["classname"] = f"gate against {line.against}"
-            if not line.verdict.green:
-                ElementTree.SubElement(case, "failure", message=line.outcome).text = line.text
-        ElementTree.indent(suites)
-        return ElementTree.tostring(suites, encoding="unicode") + "\n"
-
 
 def read(path: Path) -> Report:
     """Raises UsageError for what is no report of this version."""
@@ -212,10 +197,8 @@ def verify(path: Path, repository: Repository, options: Options, judges: Iterabl
     return f"{len(report.verdicts)} verdicts against {labels}, all green, of this tree"
 
 
-def write_summaries(report: Report, options: Options) -> None:
-    """The summaries that options ask for."""
-    if options.junit:
-        replace_text(Path(options.junit), report.junit())
+def write_summary(report: Report, options: Options) -> None:
+    """The summary for a comment, if options ask for it."""
     if options.summary_markdown:
         replace_text(Path(options.summary_markdown), report.markdown())
 

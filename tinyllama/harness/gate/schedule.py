@@ -7,13 +7,13 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.gate.device_guard import identity
-from tinyllama.harness.gate.pair import AT_ONCE, Pair, SideError, Tree
+from tinyllama.harness.gate.pair import AT_ONCE, Pair, Tree
 from tinyllama.harness.machine.worker import close_all
 
 PROCESSORS = 8  # from so many on, importing on most of them disturbs no turn
@@ -83,21 +83,6 @@ class PairPool:
             self._ending = self._pool.submit(close_pairs, pairs)
             if not self.ahead:
                 self._wait()
-
-    @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Open the pairs that start ahead during a `with` block, in which nothing is timed, and
-        have them use the device for the first time."""
-
-        def first_use(pair: Pair) -> None:
-            with suppress(SideError):  # of whoever asks it next
-                pair.open()
-                pair.ask_both("warm_up_blas")
-
-        with ThreadPoolExecutor(max(1, len(self._next))) as pool:
-            opening = pool.map(first_use, self._next)
-            yield
-        list(opening)
 
     def _wait(self) -> None:
         ending, self._ending = self._ending, None

@@ -52,6 +52,7 @@ AUDIT_LOOKS = LOOKS[:2]
 COMPILE = "compile_seconds"
 _ALIKE = "the same source, comments aside"
 _RENAMED = "new, while others are MISSING: if it is one of them, renamed, restore its name"
+_DECISIVE = (Outcome.MISSING, Outcome.SLOWER)  # before anything is prepared
 _NO_SLOWDOWN = (Outcome.SAME, Outcome.FASTER, Outcome.INCONCLUSIVE)
 
 
@@ -72,15 +73,12 @@ class Session(Processes):
         self.disturbed = self.discarded = 0
         self.changed: list[str] = []
         self.times_all = setting.measure_all or setting.toolchains
-        with self.seconds.of("trees"):
-            self._contents = {tree.name: setting.contents(tree) for tree in self.trees}
 
     def run(self) -> list[Verdict]:
         try:
             self._decide()
             with self.timed("attribute"):
                 self._attribute()
-            self._check_untouched()
         except Stopped as stop:
             self.further_verdicts.append(stop.verdict)
             for state in self._open():
@@ -116,8 +114,9 @@ class Session(Processes):
             for state in self.compared.values():
                 if state.name not in self.affected and not self.times_all:
                     state.settle(Outcome.IDENTICAL, _ALIKE)
-            missing = [v for v in self.further_verdicts if v.outcome is Outcome.MISSING]
-            if missing and self._leave_undecided(f"{missing[0].name} is missing"):
+            decisive = [v for v in self.further_verdicts if v.outcome in _DECISIVE]
+            why = f"{decisive[0].name} is {decisive[0].outcome.title}" if decisive else ""
+            if why and self._leave_undecided(why):
                 return
             nearest = self._nearest()
             if self._prepare_decides(pair, nearest):
@@ -200,7 +199,7 @@ class Session(Processes):
             "others": [str(verdict) for verdict in self.further_verdicts],
         }
 
-    # -- the device, and the trees ----------------------------------------------------------
+    # -- the device -------------------------------------------------------------------------
 
     def _ask_device(self, ask: Callable[[], None]) -> None:
         """Ask for the device, or for its idleness. Raises Stopped."""
@@ -214,40 +213,32 @@ class Session(Processes):
         if self.setting.device.type != "cpu":
             self._ask_device(self.setting.guard.hold)
 
-    def _check_untouched(self) -> None:
-        """Raise Stopped where a tree is not what it was at the start."""
-        for tree in self.trees:
-            if self.setting.contents(tree) != self._contents[tree.name]:
-                text = "its files were changed while it was compared: find what writes into them"
-                raise Stopped(Verdict(tree.name, Outcome.NOT_JUDGED, text))
-
     # -- listed -----------------------------------------------------------------------------
 
     def _list(self, pair: Pair) -> None:
         """The benchmarks of both sides. Raises Stopped where they cannot be compared."""
         setting = self.setting
-        with self.part("list benchmarks"):
-            who = pair.ask_both("identity")
-            self.versions = who[CANDIDATE]["versions"]
-            check_identities(
-                {name: tree.root for name, tree in pair.trees.items()},
-                who,
-                toolchains=setting.toolchains,
-                one_tree=self.times_all,
-            )
-            has = pair.ask_both("benchmarks")
-            base, candidate = (
-                {benchmark.name: benchmark for benchmark in has[side]} for side in (BASE, CANDIDATE)
-            )
-            listed = matched(
-                base, candidate, setting.accepted, ops=setting.ops, toolchains=setting.toolchains
-            )
+        who = pair.ask_both("identity")
+        self.versions = who[CANDIDATE]["versions"]
+        check_identities(
+            {name: tree.root for name, tree in pair.trees.items()},
+            who,
+            toolchains=setting.toolchains,
+            one_tree=self.times_all,
+        )
+        has = pair.ask_both("benchmarks")
+        base, candidate = (
+            {benchmark.name: benchmark for benchmark in has[side]} for side in (BASE, CANDIDATE)
+        )
+        listed = matched(
+            base, candidate, setting.accepted, ops=setting.ops, toolchains=setting.toolchains
+        )
         if not self.times_all:
             self.affected = setting.affected([*listed.common.values(), *listed.new.values()])
         edited = {name for name, affected in self.affected.items() if affected.op_differs}
         compared = {n: b for n, b in listed.common.items() if not b.further or n in edited}
         self.compared = {name: BenchmarkState(b) for name, b in compared.items()}
-        self.new = {n: BenchmarkState(b) for n, b in listed.new.items() if not b.further}
+        self.new = {name: BenchmarkState(b) for name, b in listed.new.items()}
         self.further_verdicts += listed.verdicts
         if not setting.toolchains:
             declared = pair.ask_both("declarations")
@@ -277,7 +268,7 @@ class Session(Processes):
             return
         self._use_device()
         again: list[BenchmarkState] = []
-        with self.part("compile and verify"), ExitStack() as stack:
+        with ExitStack() as stack:
             pairs = [pair]
             if more := min(self.setting.at_once, len(waiting)) - 1:
                 pairs += stack.enter_context(self.pairs(more))
@@ -288,9 +279,8 @@ class Session(Processes):
                 pool.submit(self._prepare_some, preparing, queue, again if more else None, audit)
                 for preparing in pairs
             ]
-            with self.setting.ahead():
-                for future in futures:
-                    future.result()
+            for future in futures:
+                future.result()
         self._prepare_some(pair, iter(again), None, audit)  # alone, they find more memory
         self._compile_again(waiting)
 
@@ -319,6 +309,11 @@ class Session(Processes):
     def _prepare_benchmark(self, pair: Pair, state: BenchmarkState, audit: bool) -> None:
         benchmark, name = state.benchmark, state.name
         seconds = pair.begin(benchmark)
+        if kernel := pair.interpreted(benchmark):
+            why = f"it launches {kernel}, which is interpreted on a CPU"
+            benchmark = replace(benchmark, untimed=why, slowdowns={}, layout_bar=0.0)
+            state.benchmark = benchmark
+            pair.begin(benchmark)
         if benchmark.new:
             pair.verify(benchmark)
             untimed = f", and not timed: {benchmark.untimed}" if benchmark.untimed else ""
@@ -343,9 +338,10 @@ class Session(Processes):
         alike = all(figure.outcome is Outcome.SAME for figure in state.figures)
         affected = self.affected.get(name)
         kernels_alone = affected is not None and not affected.host
-        if alike and kernels_alone and compiled[BASE] == compiled[CANDIDATE] != [] and not audit:
-            count = len(compiled[BASE])
-            text = f"the same host code, and the same kernels in {count} launches"
+        # Where kernels are compiled, a benchmark without launches may have some that are not seen.
+        seen = bool(compiled[BASE]) or self.setting.device.type == "cpu"
+        if alike and kernels_alone and seen and compiled[BASE] == compiled[CANDIDATE] and not audit:
+            text = f"the same host code, and the same kernels in {len(compiled[BASE])} launches"
             return state.settle(Outcome.IDENTICAL, text)
         self._verify(pair, state)
         return None
@@ -363,15 +359,15 @@ class Session(Processes):
             slower = any(figure.outcome is Outcome.SLOWER for figure in state.figures)
             if slower or not self._base_is_wrong(pair, state.benchmark, error):
                 raise
-            pair.verify(state.benchmark, reference_of_base=True)
-            text = f"the base's result is wrong; the candidate's is right ({error.words})"
+            pair.verify(state.benchmark, base_result=False)
+            text = f"the base's result is wrong; the candidate's is right ({error})"
             state.settle(Outcome.NEW, text)
         return state.verdict is None
 
     def _base_is_wrong(self, pair: Pair, benchmark: Benchmark, error: SideError) -> bool:
         """Whether an error says that the base's result is wrong, and so does another draw: one that
         is near what rounding allows may be wrong on a draw by chance."""
-        if not error.wrong or error.side != BASE or benchmark.factory:
+        if not error.wrong or error.side != BASE:
             return False
         try:
             pair.verify(benchmark)
@@ -456,7 +452,8 @@ class Session(Processes):
     def _hold_new_to_layout_bars(self) -> None:
         """Time what is NEW, has a bar on its layout and was verified, and the same on contiguous
         inputs, by the candidate alone. Their times have no verdict."""
-        pairs = [(s, other) for s in self.new.values() if (other := self._contiguous(s))]
+        bars = [(s, other) for s in self.new.values() if (other := self._contiguous(s))]
+        pairs = [(s, other) for s, other in bars if not other.benchmark.untimed]
         behind = [s for both in pairs for s in both if s.benchmark.new and s.has(Outcome.NEW)]
         if behind:
             self._ask_device(self.setting.guard.wait_until_idle)
@@ -476,7 +473,7 @@ class Session(Processes):
         again: they confirm a slowdown. Raises Stopped."""
         before = [state.verdict for state in states]
         wave = Wave(self, count)
-        wave.take(states, others_wait=len(self.undecided()) > len(states))
+        wave.take(states)
         if wave.disturbed:
             for state in states:
                 state.paces = {}  # the judge's clock was disturbed, too
@@ -500,17 +497,11 @@ class Session(Processes):
                 (series.again_work if again else series.all_work).append(work)
 
     def _discard(self, wave: Wave) -> None:
-        """Count a disturbed wave. After some of them nothing can be measured here; or, on a machine
-        that is otherwise idle, the candidate's clock is wrong."""
+        """Count a disturbed wave. After some of them nothing can be measured here."""
         self.disturbed, self.discarded = self.disturbed + 1, self.discarded + wave.count
         self.setting.say(f"blocks are discarded ({wave.count}): {wave.disturbed}")
-        if self.disturbed <= MAX_DISCARDED:
-            return
-        assert wave.disturbed is not None
-        if wave.accused is None or wave.base_accused or self.setting.guard.loaded():
-            raise Stopped(Verdict("device", Outcome.BUSY, wave.disturbed))
-        wave.accused.settle(Outcome.MISSING, f"{wave.disturbed}: its clock is wrong")
-        self.disturbed = 0
+        if self.disturbed > MAX_DISCARDED:
+            raise Stopped(Verdict("device", Outcome.BUSY, str(wave.disturbed)))
 
     def _series(self, state: BenchmarkState, metric: str) -> Series:
         """Of a metric of a benchmark, begun where it is not there yet."""
@@ -577,7 +568,8 @@ class Session(Processes):
                     state.moved = self._moved(self.working(pair), state)
         except Stopped as stop:
             for state in slower:
-                state.moved = state.moved or [f"not attributed: {stop.verdict.text}"]
+                why = f"{stop.verdict.name}: {stop.verdict.text}"
+                state.moved = state.moved or [f"not attributed: {why}"]
         for state in slower:
             assert state.verdict is not None
             state.settle(Outcome.SLOWER, "\n    ".join([state.verdict.text, *state.moved]))
@@ -593,5 +585,5 @@ class Session(Processes):
         except (SideError, ValueError) as error:
             if all_ended():
                 raise
-            return [f"not attributed: {getattr(error, 'words', error)}"]
+            return [f"not attributed: {error}"]
         return lines

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import mean, median
 from typing import Any
@@ -24,7 +24,7 @@ FIRST_CALL = "first_call_seconds"
 
 
 class Stages(dict[str, float]):
-    """Seconds by the name of a stage. Its parts are named ``stage: part`` and count in it too."""
+    """Seconds by the name of a stage."""
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
@@ -53,15 +53,13 @@ class Affected:
 class Setting:
     """The input of a comparison.
 
-    affected: of all benchmarks, by name, those that may differ; the others are IDENTICAL. pairs,
-    ahead: as of `PairPool`; while nothing is timed, pairs that were started ahead are opened.
-    toolchains: the interpreters are compared, not the trees. measure_all: time identical
-    benchmarks too, for A/A blocks. audit: how many IDENTICAL benchmarks are timed all the same.
-    all_verdicts: decide each benchmark, also after one is SLOWER. ops: the only ones that are
+    affected: of all benchmarks, by name, those that may differ; the others are IDENTICAL. pairs: as
+    of `PairPool`. toolchains: the interpreters are compared, not the trees. measure_all: time
+    identical benchmarks too, for A/A blocks. audit: how many IDENTICAL benchmarks are timed all the
+    same. all_verdicts: decide each benchmark, also after one is SLOWER. ops: the only ones that are
     compared; empty: all benchmarks. processor: both sides are pinned to it in their turns. at_once:
     how many pairs prepare benchmarks at the same time; one at a time is timed. seconds: by stage,
-    what came before. contents: a digest of all that is in a tree. say: prints a line; doing: is
-    told what takes time now.
+    what came before. say: prints a line; doing: is told what takes time now.
     """
 
     base: Tree
@@ -73,7 +71,6 @@ class Setting:
     guard: DeviceGuard
     affected: Callable[[Sequence[Benchmark]], Mapping[str, Affected]]
     pairs: Callable[..., AbstractContextManager[list[Pair]]]
-    ahead: Callable[[], AbstractContextManager[None]] = nullcontext
     toolchains: bool = False
     measure_all: bool = False
     audit: int = 0
@@ -82,7 +79,6 @@ class Setting:
     processor: int | None = None
     at_once: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
-    contents: Callable[[Tree], str] = lambda tree: ""
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
     doing: Callable[[str], None] = lambda text: None

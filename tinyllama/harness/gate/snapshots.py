@@ -9,16 +9,11 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-_SCRATCH, _ALIVE = "tinyllama-gate-", "alive.lock"  # a folder, and a file in it
-_FRESH = 60.0  # seconds
 _SUBMODULE = "160000"  # git's mode of one
 # A hook's variables may name another repository; the others change what a path or a commit means.
 _KEPT_VARIABLES = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
@@ -31,11 +26,10 @@ class SnapshotError(ValueError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An unpacked tree. tree: git's hash of its files. index: with which git sees what changed."""
+    """An unpacked tree. tree: git's hash of its files."""
 
     tree: str
     root: Path
-    index: Path
 
 
 @dataclass(frozen=True)
@@ -119,14 +113,6 @@ class Repository:
             return None
         return self.git("cat-file", "blob", f"{tree}:{name}")
 
-    def may_declare(self, tree: str, op: str) -> bool:
-        """Whether a Python file of a tree has this word, or puts names of ops together."""
-        python = ("--", "*.py")
-        if self.git("grep", "-lwFe", op, tree, *python, finds=True):
-            return True
-        calls = self.git("grep", "-hA1", "-e", "Op(", tree, *python, finds=True)
-        return re.search(r"\bOp\(\s*[^\s\"']", calls) is not None
-
     def has(self, tree: str, path: str) -> bool:
         """Whether a tree has a file or a folder."""
         return bool(self.git("ls-tree", tree, "--", path))
@@ -148,21 +134,14 @@ class Repository:
     def unpack(self, tree: str, folder: Path) -> Snapshot:
         """Write a tree into a fresh folder, with the submodules that the checkout has."""
         folder.mkdir(parents=True)
-        index = self.scratch / f"{folder.parent.name}-{folder.name}.index"
-        self.git("read-tree", tree, index=index)
-        self.git("checkout-index", "--all", "--quiet", "-u", index=index, at=folder)
+        with self._index() as index:
+            self.git("read-tree", tree, index=index)
+            self.git("checkout-index", "--all", "--quiet", index=index, at=folder)
         for name, commit, submodule in self._submodules(tree):
             if (folder / name).is_dir():
                 (folder / name).rmdir()
             submodule.unpack(submodule.of_commit(commit), folder / name)
-        return Snapshot(tree, folder, index)
-
-    def written(self, snapshot: Snapshot) -> list[str]:
-        """The files of a snapshot's folder that were changed since, without bytecode."""
-        options = ("--modified", "--deleted", "--others", "--exclude=__pycache__/")
-        names = self.git("ls-files", "-z", *options, index=snapshot.index, at=snapshot.root)
-        links = tuple(f"{name}/" for name, _, _ in self._submodules(snapshot.tree))
-        return [n for n in names.split("\0") if n and not f"{n}/".startswith(links or ("\0",))]
+        return Snapshot(tree, folder)
 
     def _submodules(self, tree: str) -> Iterator[tuple[str, str, "Repository"]]:
         for entry in filter(None, self.git("ls-tree", "-r", "-z", tree).split("\0")):
@@ -187,10 +166,9 @@ class Repository:
         index: Path | None = None,
         at: Path | None = None,
         feed: str = "",
-        finds: bool = False,
     ) -> str:
         """What git prints. index: in the place of the checkout's. at: the folder of the files.
-        feed: what git reads. finds: status 1 says that nothing was found. Raises SnapshotError."""
+        feed: what git reads. Raises SnapshotError."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -215,7 +193,7 @@ class Repository:
             )
         except FileNotFoundError as error:
             raise SnapshotError("git is not installed: a base is read with it") from error
-        if done.returncode and not (finds and done.returncode == 1):
+        if done.returncode:
             said = " ".join(os.fsdecode(done.stderr).split()) or f"status {done.returncode}"
             raise SnapshotError(f"{where} cannot be read as a checkout of git: {said}")
         return os.fsdecode(done.stdout)
@@ -223,16 +201,9 @@ class Repository:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder of this process, which holds a lock in it. Folders that killed processes
-    left, whose locks nobody holds, are removed."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{_ALIVE}"):
-        with suppress(OSError, Timeout):
-            if time.time() - lock.stat().st_mtime > _FRESH:  # else its process may not hold it yet
-                with FileLock(lock, timeout=0):
-                    shutil.rmtree(lock.parent)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as name, FileLock(Path(name) / _ALIVE):
-        (folder := Path(name) / "files").mkdir()
-        yield folder
+    """A temporary folder of this process."""
+    with tempfile.TemporaryDirectory(prefix="tinyllama-gate-") as name:
+        yield Path(name)
 
 
 @contextmanager

@@ -29,6 +29,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, evaluate
+from tinyllama.harness.declare.op import Provider
+from tinyllama.harness.gate.benchmarks import layouts_of
 from tinyllama.harness.gate.metric import ALL_WORK, CALL, DEVICE, HOST
 from tinyllama.harness.gate.verification import Proof, digest, prove
 from tinyllama.harness.kernels.launch import Launched, launched
@@ -70,7 +72,7 @@ class TimedCall(OpContender):
         self.row_clock = Clock(self.clock.queue, longer=SPIN)
         self.clocked = DEVICE in metrics and self.device.type != "cpu"
         self.repeated = DEVICE if self.device.type == "cpu" else HOST if HOST in metrics else None
-        self.master: Inputs | None = None  # drawn once, since drawing is slow
+        self.masters: dict[str, Inputs] = {}  # by layout
         self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
         self.seed = self.place = 0  # of the values of a turn; of the call that is prepared
         self.retained: _Call | None = None  # of the last turn, where the judge asked for it
@@ -163,32 +165,38 @@ class TimedCall(OpContender):
         self._prepare(self.passes[-1])
         synchronize(self.device)
 
-    def paced(self, calls: int) -> float:
-        """Seconds of calls in a row by this process's clock. The judge takes their time, too."""
-        start = time.perf_counter()
+    def paced(self, calls: int) -> None:
+        """Make calls in a row, until the device is idle. The judge takes their time."""
         for _ in range(calls):
             self._run()
         synchronize(self.device)
-        return time.perf_counter() - start
 
     # -- right results ----------------------------------------------------------------------
 
     def verify(self, seed: int) -> dict[str, Proof]:
-        """Hold a call on the values of a seed to float64, and check that it leaves its inputs
-        unchanged. Raises WrongResultError."""
-        self.seed, provider = seed, self.case.provider
-        inputs = self._varied(_copies(self._master()), 0)
-        try:
-            results = evaluate(self.op, provider.call, inputs, provider.overwrites)
-        except AssertionError as error:
-            raise WrongResultError(f"{self.case}: {error}") from error
-        return self._proven(results, inputs, "")
+        """Hold a call on the values of a seed to float64, on contiguous inputs and then on each
+        layout of the op, and check that it leaves its inputs unchanged. Raises WrongResultError."""
+        return self._proofs_of(self.case.provider, seed)
 
     def reference(self, seed: int) -> dict[str, Proof]:
-        """What the reference gives on the values of a seed."""
+        """What the reference gives on the same values and layouts."""
+        return self._proofs_of(self.op["eager"], seed)
+
+    def _proofs_of(self, provider: Provider, seed: int) -> dict[str, Proof]:
         self.seed = seed
-        inputs = self._varied(_copies(self._master()), 0)
-        return self._proven(evaluate(self.op, self.op["eager"].call, inputs), inputs, "")
+        layouts, proofs = [self.declared_layout], dict[str, Proof]()
+        if self.declared_layout == "contiguous" and self.case.provider.derived is not None:
+            layouts += layouts_of(self.op, self.case.provider)
+        for layout in layouts:
+            inputs = self._varied(self._master(layout), 0)
+            what = "" if layout == self.declared_layout else f"{layout} inputs: "
+            try:
+                results = evaluate(self.op, provider.call, inputs, provider.overwrites)
+            except AssertionError as error:
+                raise WrongResultError(f"{self.case}: {what}{error}") from error
+            proven = self._proven(results, inputs, what)
+            proofs |= {f"{what}{name}": proof for name, proof in proven.items()}
+        return proofs
 
     def proofs(self) -> dict[str, Proof]:
         """Hold the results of the call that the last turn kept to float64. Raises
@@ -198,7 +206,7 @@ class TimedCall(OpContender):
         call = self.retained
         self.inputs, self.args = call.inputs, call.args
         self.outputs, self.gradients = call.outputs, call.gradients
-        inputs = self._varied(_copies(self._master()), call.place)
+        inputs = self._varied(self._master(), call.place)
         return self._proven(self._collected(), inputs, "a timed call: ")
 
     def _proven(
@@ -258,20 +266,26 @@ class TimedCall(OpContender):
         its place."""
         if self.place not in self.places:
             self.places[self.place] = _copies(self._master())
-        return self._varied(self.places[self.place], self.place)
+        return self._varied(self._master(), self.place, self.places[self.place])
 
-    def _master(self) -> Inputs:
-        if self.master is None:
-            self.master = self._drawn()
-        return self.master
+    def _master(self, layout: str = "") -> Inputs:
+        """The inputs of a layout (by default that which is timed) of which those of each call are
+        made; drawn once, since drawing is slow."""
+        layout = layout or self.declared_layout
+        if layout not in self.masters:
+            self.layout = layout
+            self.masters[layout] = self._drawn()
+            self.layout = self.declared_layout
+        return self.masters[layout]
 
-    def _varied(self, into: Inputs, place: int) -> Inputs:
-        """Write the values of this turn's call into inputs."""
+    def _varied(self, master: Inputs, place: int, into: Inputs | None = None) -> Inputs:
+        """The values of this turn's call, written into inputs, by default new ones."""
+        into = into or _copies(master)
         generator = torch.Generator(self.device).manual_seed((1 + CALLS) * self.seed + place)
         numbers = torch.rand(FACTORS, generator=generator, device=self.device)
         numbers.sub_(0.5).mul_(WIDTH).add_(1)
         factors: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by width and dtype
-        for target, value in zip(tensors_of(into), tensors_of(self._master()), strict=True):
+        for target, value in zip(tensors_of(into), tensors_of(master), strict=True):
             if value.dtype.is_floating_point and value.numel() > 1 and 0 not in value.stride():
                 key = width, _ = value.shape[-1], value.dtype
                 if key not in factors:

@@ -5,27 +5,63 @@ Kernels of Triton are interpreted on a CPU, where their time says nothing and th
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase, elements, op_cases
 from tinyllama.harness.check.evaluate import Inputs, evaluate
-from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.judge import faults, run_case
+from tinyllama.harness.gate.benchmarks import layouts_of
 from tinyllama.harness.gate.timed_call import tensors_of
 from tinyllama.harness.gate.verification import SLACK, Proof, Results, digest, proof_of
+from tinyllama.harness.kernels.bounds import watched
+from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError, ops_of
 
 MOST_ELEMENTS = 2**14  # of the inputs of a case that is tried: interpreting takes long
 
 
+class _InterpretedError(BaseException):
+    """Ends a call in the kernel that it launches, also where that call catches each Exception."""
+
+
+def interpreted_kernel(call: Callable[[], object]) -> str:
+    """Make a call, and return the name of an interpreted kernel that it launches, at which the call
+    ends: interpreting a large case takes minutes. Empty if it launches none."""
+    kernels: list[str] = []
+
+    def end(*_: Any) -> None:
+        from tinyllama.harness.kernels import interpreter
+
+        kernels.append(interpreter.running()[0].kernel)
+        raise _InterpretedError
+
+    if not HAS_TRITON:
+        call()
+        return ""
+    try:
+        with watched(end):
+            call()
+    except (_InterpretedError, Exception):
+        if not kernels:
+            raise
+    return kernels[0] if kernels else ""
+
+
 class Untimed:
-    """A provider on its small declared cases. Raises ValueError where it cannot run here."""
+    """A provider on its small declared cases, and its first one on each layout of the op. Raises
+    ValueError where it cannot run here.
+
+    layout: of `Timed`; one that is not contiguous is the only one that is tried.
+    """
 
     def __init__(self, timed: Timed, device: str, package: str, files: tuple[str, ...]) -> None:
         op = ops_of(package, files)[timed.op]
         self.candidate = Candidate(op, op[timed.provider], torch.device(device))
+        self.layout = timed.layout
         missing = (cannot(need, self.candidate.device) for need in self.candidate.provider.requires)
         if reason := next(filter(None, missing), None):
             raise ValueError(f"it can be neither timed nor verified here: {reason}")
@@ -82,7 +118,12 @@ class Untimed:
             raise ValueError(f"{op.name}-{name} covers none of its declared cases")
         smallest = min(elements(op, case.case) for case in cases)
         most = max(MOST_ELEMENTS, smallest)
-        return [case for case in cases if elements(op, case.case) <= most]
+        small = [case for case in cases if elements(op, case.case) <= most]
+        first = [case for case in small if case.case is small[0].case]  # in each dtype
+        further = layouts_of(op, self.candidate.provider)
+        layouts = further if self.layout == "contiguous" else [self.layout]
+        laid_out = [replace(case, layout=layout) for layout in layouts for case in first]
+        return [*small, *laid_out] if self.layout == "contiguous" else laid_out
 
 
 def _proofs(results: Results, reference: Results, exact: Results, slack: float) -> dict[str, Proof]:

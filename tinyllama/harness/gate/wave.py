@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,19 +45,12 @@ class Processes:
         with self.seconds.of(stage):
             yield
 
-    def part(self, name: str) -> AbstractContextManager[None]:
-        """Add the seconds of a `with` block to those of a part of the stage."""
-        return self.seconds.of(f"{self.stage}: {name}")
-
     @contextmanager
     def pairs(self, count: int = 1) -> Iterator[list[Pair]]:
         """Fresh pairs. Where a side cannot start, the comparison stops."""
-        setting, starting = self.setting, ExitStack()
+        setting = self.setting
         try:
-            starting.enter_context(self.part("start processes"))
-            arguments = (self.trees, setting.device, setting.registered, count)
-            with starting, setting.pairs(*arguments) as pairs:
-                starting.close()
+            with setting.pairs(self.trees, setting.device, setting.registered, count) as pairs:
                 yield pairs
         except SideError as error:
             if all_ended():
@@ -82,7 +75,7 @@ class Processes:
                 raise
             accused = error.wrong and error.side == CANDIDATE  # the base's error is not its fault
             outcome = Outcome.WRONG_RESULT if accused else Outcome.NOT_JUDGED
-            state.settle(outcome, error.words)
+            state.settle(outcome, f"{error.side}: {error.words}")
         except ValueError as error:
             state.settle(Outcome.MISSING, str(error))
 
@@ -100,41 +93,34 @@ class Wave:
     """Blocks of some benchmarks, each by a pair of its own.
 
     launches: by benchmark, of those whose every pair gave a block. disturbed: why the blocks do not
-    count. accused: that of which a side's clock disagreed with this process's; base_accused: it was
-    the base's.
+    count.
     """
 
     processes: Processes
     count: int
     launches: dict[str, list[Launch]] = field(default_factory=dict)
     disturbed: str | None = None
-    accused: BenchmarkState | None = None
-    base_accused: bool = False
     _looked: float = field(default_factory=time.monotonic)
 
-    def take(self, states: Sequence[BenchmarkState], *, others_wait: bool) -> None:
-        """Take a block of each benchmark from each pair, until the device is disturbed.
-        others_wait: for pairs that were started ahead."""
-        processes, setting = self.processes, self.processes.setting
+    def take(self, states: Sequence[BenchmarkState]) -> None:
+        """Take a block of each benchmark from each pair, until the device is disturbed."""
+        processes = self.processes
         with processes.pairs(self.count) as pairs, ThreadPoolExecutor(self.count) as pool:
             for pair in pairs:
-                pair.processor = setting.processor
+                pair.processor = processes.setting.processor
                 pair.leading = (BASE, CANDIDATE)[processes.launched % 2]
                 processes.launched += 1
             warm_up = max(WARM_UP, processes.effort.first)
             for state in states:
-                ahead = others_wait and state is states[-1]
                 with processes.errors_as_verdict(state):
                     try:
-                        context = setting.ahead() if ahead else nullcontext()
-                        self._take(pairs, state, pool, warm_up, context)
+                        self._take(pairs, state, pool, warm_up)
                     except SideError as error:
                         if not (error.memory and self.count > 1):
                             raise
                         self._alone(pairs, state)
                     except ClockError as error:
-                        self.disturbed, self.accused = str(error), state
-                        self.base_accused = error.side == BASE
+                        self.disturbed = f"{state.name}: {error}"
                 if self.disturbed or self._is_disturbed(pairs, late=True):
                     break
                 warm_up = WARM_UP
@@ -146,7 +132,6 @@ class Wave:
         state: BenchmarkState,
         pool: ThreadPoolExecutor,
         warm_up: float,
-        ahead: AbstractContextManager[None],
     ) -> None:
         """A block of a benchmark from each pair. Raises the first error, after all pairs have
         ended with it."""
@@ -157,12 +142,10 @@ class Wave:
             return Launch(pair.make_ready(benchmark, state.proofs, warm_up))
 
         try:
-            with processes.part("make ready"):
-                launches = _all(pool, make_ready, pairs)
+            launches = _all(pool, make_ready, pairs)
             for pair, launch in zip(pairs, launches, strict=True):
                 launch.block = self._timed(pair, state)
-            with processes.part("compare results"), ahead:
-                _all(pool, lambda pair: pair.hold_results(benchmark), pairs)
+            _all(pool, lambda pair: pair.hold_results(benchmark), pairs)
         except BaseException:
             for pair in pairs:
                 if not pair.failed:
@@ -177,17 +160,15 @@ class Wave:
         self.launches.pop(state.name, None)
         with ThreadPoolExecutor(1) as pool:
             for pair in pairs:
-                self._take([pair], state, pool, WARM_UP, nullcontext())
+                self._take([pair], state, pool, WARM_UP)
 
     def _timed(self, pair: Pair, state: BenchmarkState) -> Block:
         """The turns of a benchmark that is ready. In its first block also the seconds of a call by
         this process's clock."""
         processes, benchmark = self.processes, state.benchmark
         if not (state.paces or benchmark.factory):
-            with processes.part("judge's clock"):
-                state.paces = {side: pair.pace(side, benchmark) for side in pair.sides(benchmark)}
-        with processes.part("turns"):
-            return pair.take(benchmark, processes.effort.of(benchmark), state.paces)
+            state.paces = {side: pair.pace(side, benchmark) for side in pair.sides(benchmark)}
+        return pair.take(benchmark, processes.effort.of(benchmark), state.paces)
 
     def _is_disturbed(self, pairs: Sequence[Pair], *, late: bool) -> bool:
         """Whether other work was seen on the device. late: look only where that was long ago."""

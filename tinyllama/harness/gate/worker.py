@@ -26,9 +26,9 @@ from tinyllama.harness.gate.benchmarks import (
     usual_slowdowns,
 )
 from tinyllama.harness.gate.declarations import declarations
-from tinyllama.harness.gate.kernel_fingerprint import fingerprint, resources
+from tinyllama.harness.gate.kernel_fingerprint import fingerprint
 from tinyllama.harness.gate.timed_call import TimedCall
-from tinyllama.harness.gate.unproven import Untimed
+from tinyllama.harness.gate.unproven import Untimed, interpreted_kernel
 from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.machine.device import current, device_name
 from tinyllama.harness.machine.worker import PRELOADED, caches_in
@@ -50,6 +50,7 @@ class Side:
         self.package, self.files = registered.package, registered.paths()
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
+        self.kernels: dict[str, str] = {}
         began = time.perf_counter()
         loaded(self.package, self.files)
         self.import_seconds = PRELOADED.get(self.package, 0.0) + time.perf_counter() - began
@@ -106,7 +107,7 @@ class Side:
 
     def begin(self, name: str, metrics: Sequence[str]) -> float:
         """Prepare a benchmark; returns the seconds until its first call ended, compiling included.
-        metrics: those of its times.
+        metrics: those of its times; none: only its results are verified.
 
         The name is looked up here: the other side may have it at another place of its timed cases.
         """
@@ -116,17 +117,22 @@ class Side:
         start = time.perf_counter()
         timed, device = benchmark.timed, str(self.device)
         subject: Any
-        if benchmark.untimed:
+        if not metrics:
             subject = Untimed(timed, device, self.package, self.files)
         elif benchmark.factory:
             subject = _imported(benchmark.factory)(timed, device)
+            subject.run_once()
         else:
             subject = TimedCall(timed, device, self.package, self.files, metrics)
-        if not benchmark.untimed:
-            subject.run_once()
+            self.kernels[name] = interpreted_kernel(subject.run_once)
         seconds = time.perf_counter() - start
         self.subjects[name] = subject
         return seconds
+
+    def interpreted(self, name: str) -> str:
+        """The kernel that is interpreted here when a benchmark begins, at which its first call was
+        ended; empty if none is."""
+        return self.kernels.get(name, "")
 
     def verify(self, name: str, seed: int) -> Any:
         """Hold a benchmark's results on the values of a seed to float64; returns the proofs."""
@@ -167,10 +173,9 @@ class Side:
     def ready(self, name: str) -> None:
         self.subjects[name].ready()
 
-    def paced(self, name: str, calls: int) -> float:
-        """Seconds of some calls in a row, of which the caller takes the time too."""
-        seconds: float = self.subjects[name].paced(calls)
-        return seconds
+    def paced(self, name: str, calls: int) -> None:
+        """Make some calls in a row, of which the caller takes the time."""
+        self.subjects[name].paced(calls)
 
     def compiled(self, name: str) -> list[str]:
         """A digest of each launch of a kernel; none on a CPU."""
@@ -184,11 +189,9 @@ class Side:
         """The exact metrics: peak bytes, kept bytes, kernels, copies, synchronisations."""
         return self.subjects[name].counted()
 
-    def profiles(self, name: str, times: int) -> list[dict[str, Any]]:
-        """Seconds of each kernel, call by call, and the resources of Triton's."""
-        subject = self.subjects[name]
-        taken = resources(subject.launched())
-        return [{"kernels": subject.profile(), "resources": taken} for _ in range(times)]
+    def profiles(self, name: str, times: int) -> list[dict[str, tuple[int, float]]]:
+        """Of some calls each: by kernel, how often it ran, and its seconds in all."""
+        return [self.subjects[name].profile() for _ in range(times)]
 
     def end(self, name: str) -> None:
         self.subjects.pop(name, None)

@@ -6,9 +6,8 @@ of the harness itself, its files replace those of both trees (`protected_files`)
 
 import importlib
 import os
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from tinyllama.harness.gate.report import Base
 from tinyllama.harness.gate.schedule import PairPool, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Affected, Setting, Stages
-from tinyllama.harness.gate.snapshots import Repository, Snapshot
+from tinyllama.harness.gate.snapshots import Repository
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.progress import Progress
@@ -92,7 +91,6 @@ def prepared(request: Request) -> Iterator[Prepared]:
             )
             for side, tree in ((BASE, base_tree), (CANDIDATE, request.tree))
         }
-        _compile_bytecode(snapshots.values())
     base, candidate = (snapshot.root for snapshot in snapshots.values())
     of_base, here = config.load(base, of_base=True), config.load(candidate)
     toolchains = request.base.python != sys.executable
@@ -128,17 +126,16 @@ def prepared(request: Request) -> Iterator[Prepared]:
             guard=request.guard,
             affected=lambda benchmarks: _affected(change, benchmarks, everything=options.all),
             toolchains=toolchains,
-            audit=affected.AUDITED if change.related() else 0,
+            # On a CPU no body of a kernel is in what is timed.
+            audit=affected.AUDITED if change.related(host=device.type == "cpu") else 0,
             all_verdicts=options.all_verdicts,
             ops=options.op,
             processor=processor,
             at_once=pairs_at_once(device),
-            contents=lambda tree: repr(repository.written(snapshots[tree.name])),
             seconds=request.seconds,
             say=request.progress.line,
             doing=request.progress,
             pairs=pool.pairs,
-            ahead=pool.opening,
         )
         protected = [
             name
@@ -221,15 +218,3 @@ def _code(repository: Repository, tree: str, name: str) -> str | None:
     if text is None or not name.endswith(".py"):
         return text
     return affected.code_of(os.fsencode(text), kernels=True)
-
-
-def _compile_bytecode(snapshots: Iterable[Snapshot]) -> None:
-    """Workers write none into a tree. A file that cannot be compiled fails where it is imported."""
-    processes = str(max(1, len(os.sched_getaffinity(0)) // 4))  # processes
-    command = (sys.executable, "-I", "-S", "-m", "compileall", "-qq", "-j", processes)
-    compiling = [
-        subprocess.Popen([*command, str(snapshot.root)], stdout=subprocess.DEVNULL)
-        for snapshot in snapshots
-    ]
-    for process in compiling:
-        process.wait()

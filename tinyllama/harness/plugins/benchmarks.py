@@ -27,24 +27,12 @@ import pytest
 from tinyllama.harness.gate import config as settings
 from tinyllama.harness.gate.device_guard import BusyError
 from tinyllama.harness.machine.files import check_results_dir
-from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.report.tables import terminal
 
 RECORDING = pytest.StashKey[Recording]()
-# Options under which nothing is timed, or that end the session before its verdict is shown.
-REFUSED = {
-    "benchmark_disable": "--benchmark-disable measures nothing: remove it",
-    "benchmark_skip": "--benchmark-skip measures nothing: remove it",
-    "benchmark_histogram": "--benchmark-histogram draws no records: remove it",
-    "collectonly": "--collect-only measures nothing: remove it",
-    "setuponly": "--setup-only measures nothing: remove it",
-    "showfixtures": "--fixtures measures nothing: remove it",
-    "show_fixtures_per_test": "--fixtures-per-test measures nothing: remove it",
-    "markers": "--markers measures nothing: remove it",
-}
 
 
 class Hooks:
@@ -73,8 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--groups",
         metavar="A,B",
-        help="measure and expect only these groups; short: the few that the suite declares; a lane "
-        "of [tool.tinyllama] in pyproject.toml: its groups",
+        help="measure and expect only these groups; short: the few that the suite declares",
     )
 
 
@@ -87,11 +74,14 @@ def pytest_configure(config: pytest.Config) -> None:
         warnings.filterwarnings("ignore", "Can't compare. No benchmark files")
         config.add_cleanup(warned.close)
     compare = bool(saved_run)
-    recording = Recording(config, _root(config), compare=compare, team=team_of(config))
+    recording = Recording(config, _root(config), compare=compare)
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
     if recording.active:
-        check_measuring(config)
+        if getattr(config.option, "dist", "no") != "no":
+            raise pytest.UsageError(
+                "-n: timings are taken one after the other, in processes of their own: remove it"
+            )
         try:
             check_results_dir(recording.root)
         except ValueError as error:
@@ -104,18 +94,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Wait for the GPU only now, when every plugin has refused the options that it refuses."""
     recording = session.config.stash[RECORDING]
     if recording.active:
-        _hold(session.config, recording.card)
-
-
-def _hold(config: pytest.Config, card: Card) -> None:
-    """Hold the GPU of ``--device``, or of several the first that is free, which is then named."""
-    try:
-        if config.option.device or len(gpus()) < 2:
-            card.hold(worker_device(config))
-        else:
-            config.option.device = str(card.hold_one_of(gpus()))
-    except BusyError as error:
-        raise pytest.UsageError(str(error)) from error
+        try:
+            recording.card.hold(worker_device(session.config))
+        except BusyError as error:
+            raise pytest.UsageError(str(error)) from error
 
 
 def team_of(config: pytest.Config) -> settings.Config:
@@ -129,17 +111,6 @@ def team_of(config: pytest.Config) -> settings.Config:
 
 def _root(config: pytest.Config) -> Path:
     return Path(config.option.results_dir or config.rootpath / "results")
-
-
-def check_measuring(config: pytest.Config) -> None:
-    """Refuse options under which nothing is measured, or several tests at a time."""
-    if getattr(config.option, "dist", "no") != "no":
-        raise pytest.UsageError(
-            "-n: timings are taken one after the other, in processes of their own: remove it"
-        )
-    for name, message in REFUSED.items():
-        if getattr(config.option, name, False):
-            raise pytest.UsageError(message)
 
 
 def _stored(root: Path) -> list[results.Record]:

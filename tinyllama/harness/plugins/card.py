@@ -1,11 +1,11 @@
 """The GPUs of a session that times: no other such session, and no gate, has them meanwhile."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 
-from tinyllama.harness.gate.device_guard import BusyError, device_lock
+from tinyllama.harness.gate.device_guard import device_lock
 
 WAIT = 180.0  # seconds for another session or gate to end
 
@@ -29,15 +29,6 @@ class Card:
         if device.type != "cpu" and device not in self._held:
             self._lock.enter_context(device_lock(device, wait, self._waiting))
             self._held.add(device)
-
-    def hold_one_of(self, devices: Sequence[torch.device]) -> torch.device:
-        """Hold the first GPU that is free; where none is, wait for the first one."""
-        for device in devices:
-            with suppress(BusyError):
-                self.hold(device, 0)
-                return device
-        self.hold(devices[0])
-        return devices[0]
 
     def release(self) -> None:
         self._lock.close()

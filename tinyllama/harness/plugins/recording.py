@@ -16,7 +16,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from tinyllama.harness.gate.config import Config
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.plugins.card import WAIT, Card
 from tinyllama.harness.plugins.showing import beside_tests
@@ -117,9 +116,8 @@ class Group:
 class Recording:
     """The groups of this session, and the verdicts on them."""
 
-    def __init__(self, config: pytest.Config, root: Path, *, compare: bool, team: Config) -> None:
+    def __init__(self, config: pytest.Config, root: Path, *, compare: bool) -> None:
         self.config = config
-        self.team = team
         self.compare = compare
         self.root = root
         self.ops = tuple(getattr(config.option, "op", ()))  # only these are compared; not recorded
@@ -131,7 +129,7 @@ class Recording:
         self.group_of: dict[str, str] = {}  # by node id
         self.current: str | None = None  # node id of the item that runs
         self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
-        self.lines: list[str] = team.lines()
+        self.lines: list[str] = []
         self.progress, self.waits = beside_tests(), ""
         self.card = Card(self._wait)
 
@@ -193,9 +191,9 @@ class Recording:
         option = self.config.option.groups
         alone = {*self.short} - {*self.declared, *self.expected}
         left_out = dict.fromkeys(alone, f"a part of a group, measured with --groups {SHORT}")
-        if option is not None or self.team.groups is not None:
-            why = "not in --groups" if option is not None else "not in groups of pyproject.toml"
-            left_out |= dict.fromkeys(self.groups.keys() - {*self.expected, *alone}, why)
+        if option is not None:
+            unnamed = self.groups.keys() - {*self.expected, *alone}
+            left_out |= dict.fromkeys(unnamed, "not in --groups")
         if self.ops and self.active:
             about = {_group_name(item) for item in items if _op_name(item) in self.ops}
             unrelated = {*self.expected, *self.groups} - about
@@ -204,29 +202,18 @@ class Recording:
         _leave_out(self.config, items, left_out)
 
     def _chosen(self) -> list[str]:
-        """The groups that the options or pyproject.toml mean, of those of this device."""
+        """The groups that ``--groups`` means, of those of this device."""
         option = self.config.option.groups
-        lane = self.team.groups_of(option)
-        if option is None and lane is None:
+        if option is None:
             return self.declared
-        if lane is not None:
-            names = list(lane)
-        elif option == SHORT:
-            names = self.short
-        else:
-            names = [name.strip() for name in option.split(",")]
+        names = self.short if option == SHORT else [name.strip() for name in option.split(",")]
         measurable = list(dict.fromkeys([*self.declared, *self.short]))
-        chosen = [name for name in names if name in measurable]
-        elsewhere = ", ".join(name for name in names if name not in measurable)
-        if not chosen or (elsewhere and lane is None):
-            where = "--groups" if lane is None else "pyproject.toml"
+        if elsewhere := [name for name in names or [option] if name not in measurable]:
             raise pytest.UsageError(
-                f"{where} names {(elsewhere or option)!r}, which is not measured on this device: "
+                f"--groups names {', '.join(elsewhere)!r}, which is not measured on this device: "
                 f"choose from {', '.join(measurable) or 'none'}"
             )
-        if elsewhere:
-            self.lines.append(f"of pyproject.toml, not measured on this device: {elsewhere}")
-        return chosen
+        return names
 
     # -- while they run ---------------------------------------------------------------------
 

@@ -113,7 +113,8 @@ def terminal(records: Sequence[Record]) -> list[str]:
 
 
 def tables_of(record: Record) -> list[Rows]:
-    """Tables of the steps, the ops and the sweep of a record that were timed; no empty one."""
+    """A table of the steps of a record that were timed, one of its ops and one of its sweep; no
+    empty one."""
     steps = [entry for entry in record.of(StepEntry) if entry.cannot is None]
     ops = [entry for entry in last_passes(record) if entry.cannot is None]
     sweep = [entry for entry in record.of(SweepEntry) if entry.cannot is None]
