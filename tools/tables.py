@@ -73,6 +73,13 @@ def _of_kind(kind: type[Entry]) -> list[Record]:
     return [record for records in newest(kind) for record in records]
 
 
+def _last(kind: type[Entry]) -> list[Record]:
+    """The newest record of each group, of whatever device."""
+    by_date = sorted(_of_kind(kind), key=lambda record: record.date)
+    of_group = {record.group: record for record in by_date}
+    return [of_group[group] for group in sorted(of_group)]
+
+
 def _tables(tables: Iterable[tuple[Sequence[Record], Sequence[Sequence[str]]]]) -> str:
     """Tables as Markdown, each with the sources of its records and their groups below it."""
     parts = []
@@ -86,8 +93,9 @@ def _tables(tables: Iterable[tuple[Sequence[Record], Sequence[Sequence[str]]]]) 
 
 
 def ladder() -> str:
-    """The newest ladders of each device, from short steps to long ones."""
-    return _tables((records, _ladder(records)) for records in newest(StepEntry))
+    """The newest ladders, from short steps to long ones."""
+    records = _last(StepEntry)
+    return _tables([(records, _ladder(records))])
 
 
 def _ladder(records: Sequence[Record]) -> list[list[str]]:
@@ -106,7 +114,7 @@ def _ladder(records: Sequence[Record]) -> list[list[str]]:
 
 def claims() -> str:
     """What the published example claims of V4, beside the newest record of `small` in bf16."""
-    (record,) = (record for record in _measured_last() if record.group == "small-bf16")
+    (record,) = (record for record in _last(StepEntry) if record.group == "small-bf16")
     steps = {step.contender: step for step in record.of(StepEntry)}
     rows = [["", "claimed", "V4 over V1", "V4 over V3"]]
     for title, claimed, value in (
@@ -120,8 +128,9 @@ def claims() -> str:
 
 
 def ops() -> str:
-    """The newest timings of each device's ops, provider by provider."""
-    return _tables((records, _ops(records)) for records in newest(OpEntry))
+    """The newest timings of ops, provider by provider."""
+    records = _last(OpEntry)
+    return _tables([(records, _ops(records))])
 
 
 def _ops(records: Sequence[Record]) -> list[list[str]]:
@@ -175,7 +184,7 @@ def scaling() -> str:
     return _tables(
         # Sums of gradients by copies between GPUs were a way that training had.
         ([r], table_of(SCALING, [e for e in r.of(ScalingEntry) if e.sharing != "copies"]))
-        for r in _of_kind(ScalingEntry)
+        for r in _last(ScalingEntry)
     )
 
 
