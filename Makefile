@@ -17,10 +17,10 @@ SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
-test: bootstrap ## the correctness tests, but for those that take long
-	$(RUN) pytest correctness_tests $(WORKERS) -m "not long"
+test: bootstrap ## the correctness tests, but for the corpus and those that take long
+	$(RUN) pytest correctness_tests $(WORKERS) -m "not long" --ignore correctness_tests/corpus
 
-test-all: bootstrap ## those as well, as CI does
+test-all: bootstrap ## all of these, as CI does
 	$(RUN) pytest correctness_tests $(WORKERS)
 
 QUICK := ops/test_ops.py ops/test_references.py check/test_compare.py project/test_imports.py
@@ -37,7 +37,7 @@ test-checks: bootstrap ## our kernels through our checks: every case, every conf
 test-tools: bootstrap ## the tests of tools/, and of a new op in a copy of this tree
 	$(RUN) pytest tools/tests $(WORKERS)
 
-PROCESSES := $(addprefix gate/test_gate_,command.py certify_command.py) $(addprefix project/test_,cli_signals.py extras.py) \
+PROCESSES := $(addprefix gate/test_gate_,command.py certify_command.py) $(addprefix project/test_,cli_signals.py extras.py readme.py) \
 	$(addprefix harness/test_,plugin.py lost_gpu.py declarations.py)
 
 test-processes: bootstrap ## the tests that start gates, workers of pytest or training runs

@@ -1,12 +1,12 @@
 """Runs every check on kernels of other projects: releases with a known bug, without it, the newest.
 
-    python -m field.run [--cache FOLDER] [--jobs N] [--ops A,B]
+    python -m field.run [--jobs N] [--ops A,B]
 
-Releases are installed from the package index, each into a folder of its own in the cache, and not
-into python's own folders. Writes results/field.json and the tables of docs/FIELD.md. Exit status 1
-when a check that a case names passes in the release with the bug, or when a check finds a wrong or
-unsafe result that `cases.toml` does not list, in the release without it or in the newest; or when a
-check was not tried although no fault of the release says why.
+Releases are installed from the package index, each into a folder of its own in a cache. Writes
+results/field.json and the tables of docs/FIELD.md. Exit status 1 when a check that a case names
+passes in the release with the bug, or when a check finds a wrong or unsafe result that `cases.toml`
+does not list, in the release without it or in the newest; or when a check was not tried although no
+fault of the release says why.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.harness.report.tables import markdown_table
@@ -86,22 +88,20 @@ class Case:
 def declared() -> list[Case]:
     """The bugs of `cases.toml`."""
     data = tomllib.loads(CASES.read_text(encoding="utf-8"))
-    newest, known = data["newest"], data["known"]
-
-    def case(row: dict[str, Any]) -> Case:
-        checks = tuple(fault["check"] for fault in known if row["op"] in fault["ops"])
-        row = {**row, "found_by": tuple(row["found_by"]), "newest": newest[row["library"]]}
-        return Case(**row, known=checks)
-
-    return [case(row) for row in data["case"]]
+    cases = []
+    for row in data["case"]:
+        known = [fault["check"] for fault in data["known"] if row["op"] in fault["ops"]]
+        row = {**row, "newest": data["newest"][row["library"]], "known": known}
+        cases.append(msgspec.convert(row, Case))
+    return cases
 
 
-def installed(library: str, release: str, cache: Path) -> Path:
+def installed(library: str, release: str) -> Path:
     """The folder of a release; it is installed there if it is not there yet."""
-    folder = cache / f"{library}-{release}"
+    folder = CACHE / f"{library}-{release}"
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as part:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as part:
             target = Path(part) / "release"
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
             packages = [f"{library}=={release}", *NEEDED.get(library, ())]
@@ -178,35 +178,32 @@ def recorded() -> dict[str, Any]:
     return record
 
 
+def row_of(case: Case) -> tuple[dict[str, Any] | None, list[str]]:
+    """The row of a case in the record, None where something could not be checked; and what is not
+    as declared."""
+    faults = {}
+    for place, release in enumerate(case.releases):
+        try:
+            folder = installed(case.library, release)
+            faults[release] = checked(case.library, case.op, folder, reference=not place)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            return None, [f"{case.library} {case.op} {release}: {error}"]
+        failing = ", ".join(faults[release]) or "nothing fails"
+        print(f"{case.library} {case.op} {release}: {failing}", flush=True)
+    return {**asdict(case), "found": faults}, case.surprises(faults)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m field.run", description=__doc__)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="of releases")
     parser.add_argument("--jobs", type=int, default=1, help="so many releases at a time (1)")
     parser.add_argument("--ops", default="", help="A,B: only these; other rows stay as they are")
     args = parser.parse_args()
     cases = declared()
-    chosen = args.ops.split(",") if args.ops else [case.op for case in cases]
-    wrong: list[str] = []
-
-    def row_of(case: Case) -> dict[str, Any] | None:
-        """The row of the record; None where something could not be checked."""
-        faults = {}
-        for place, release in enumerate(case.releases):
-            try:
-                folder = installed(case.library, release, args.cache)
-                faults[release] = checked(case.library, case.op, folder, reference=not place)
-            except (RuntimeError, subprocess.CalledProcessError) as error:
-                wrong.append(f"{case.library} {case.op} {release}: {error}")
-                return None
-            failing = ", ".join(faults[release]) or "nothing fails"
-            print(f"{case.library} {case.op} {release}: {failing}", flush=True)
-        wrong.extend(case.surprises(faults))
-        return {**asdict(case), "found": faults}
-
-    by_op = {row["op"]: row for row in recorded()["cases"] if args.ops}
+    ops = args.ops.split(",") if args.ops else [case.op for case in cases]
     with ThreadPoolExecutor(max(1, args.jobs)) as pool:
-        new = pool.map(row_of, (case for case in cases if case.op in chosen))
-        by_op |= {row["op"]: row for row in filter(None, new)}
+        results = list(pool.map(row_of, (case for case in cases if case.op in ops)))
+    by_op = {row["op"]: row for row in recorded()["cases"] if args.ops}
+    by_op |= {row["op"]: row for row, _ in results if row}
     versions = {name: version(name) for name in ("torch", "triton")}
     record = {
         "date": date.today().isoformat(),
@@ -215,9 +212,9 @@ def main() -> int:
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     subprocess.run([sys.executable, "-m", "tools.generate_docs"], cwd=ROOT, check=True)
-    for line in wrong:
-        print(f"not as declared: {line}")
-    return 1 if wrong else 0
+    wrong = [line for _, lines in results for line in lines]
+    print("\n".join(f"not as declared: {line}" for line in wrong))
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Mutants of the Triton kernels: does a check fail when a kernel is changed in one place?
 
-    python -m tools.mutants [--only rope,silu_mul] [--sample 10] [--seed 0] [--jobs 2]
+    python -m tools.mutants [--only rope,silu_mul] [--sample 10] [--jobs 2]
 
 Each function under ``jit`` in the file or folder of an op is changed in one place at a time: an
-operator, a comparison, a number, or a mask. A seeded sample of each function's mutants is written
+operator, a comparison, a number, or a mask. A sample of each function's mutants is written
 to a copy of the package, one at a time, and `tinyllama check` runs `CHECKS` there on the Triton
 providers of the op. A mutant is killed by a wrong or unsafe result; one that only raises an error,
 or does not end, is counted apart, since it shows that the code runs and not that it is checked.
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,17 +125,17 @@ def outcome(mutant: Mutant) -> str:
     return "killed" if "failed" in outcomes else "raised" if outcomes else "survived"
 
 
-def sampled(ops: Sequence[str], sample: int, seed: int) -> Iterator[Mutant]:
-    for op in ops:
-        folder = OPS[op].folder
-        files = sorted(folder.glob("*.py")) if folder else [ROOT / f"tinyllama/ops/{op}.py"]
-        for file in files:
-            by_function: dict[str, list[Mutant]] = {}
-            for mutant in mutants_of(op, file):
-                by_function.setdefault(mutant.function, []).append(mutant)
-            for name, mutants in by_function.items():
-                draw = random.Random(f"{seed} {file.name} {name}")
-                yield from draw.sample(mutants, min(sample, len(mutants)))
+def sampled(op: str, sample: int) -> Iterator[Mutant]:
+    """At most so many mutants of each function of an op, the same ones each time."""
+    folder = OPS[op].folder
+    files = sorted(folder.glob("*.py")) if folder else [ROOT / f"tinyllama/ops/{op}.py"]
+    for file in files:
+        by_function: dict[str, list[Mutant]] = {}
+        for mutant in mutants_of(op, file):
+            by_function.setdefault(mutant.function, []).append(mutant)
+        for name, mutants in by_function.items():
+            draw = random.Random(f"{file.name} {name}")
+            yield from draw.sample(mutants, min(sample, len(mutants)))
 
 
 def main() -> int:
@@ -143,13 +143,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="these ops: rope,silu_mul")
     count = whole_within(1, 10_000)
     parser.add_argument("--sample", type=count, default=10, help="mutants of each function (10)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=count, default=2)
     args = parser.parse_args()
     ops = args.only.split(",") if args.only else list(OPS)
     if unknown := set(ops) - set(OPS):
         parser.error(f"no op {', '.join(sorted(unknown))}: use {', '.join(OPS)}")
-    mutants = list(sampled(ops, args.sample, args.seed))
+    mutants = [mutant for op in ops for mutant in sampled(op, args.sample)]
     outcomes: Counter[str] = Counter()
     with ThreadPoolExecutor(args.jobs) as pool:
         for mutant, result in zip(mutants, pool.map(outcome, mutants), strict=True):

@@ -4,8 +4,8 @@ of the model's presets and tiers, and of what README states.
 Only records that git tracks count: what a reader measures must not make the documents stale.
 """
 
-import json
 import re
+import statistics
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from tinyllama.harness.records.entries import (
     StepEntry,
     Timed,
 )
-from tinyllama.harness.records.results import Record, load, short
+from tinyllama.harness.records.results import Record, load
 from tinyllama.harness.records.targets import covered, shown
 from tinyllama.harness.report.plots import ladder as ladder_plot
 from tinyllama.harness.report.tables import (
@@ -38,7 +38,6 @@ from tinyllama.harness.report.tables import (
 from tinyllama.model.config import PRESETS, WORKLOADS
 from tinyllama.model.tiers import TIERS, V1, Tier
 from tinyllama.ops.block import PARTS
-from tinyllama.workshop.running import KIND as STAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs/pictures/ladder.svg"
@@ -74,6 +73,13 @@ def _of_kind(kind: type[Entry]) -> list[Record]:
     return [record for records in newest(kind) for record in records]
 
 
+def _last(kind: type[Entry]) -> list[Record]:
+    """The newest record of each group, of whatever device."""
+    by_date = sorted(_of_kind(kind), key=lambda record: record.date)
+    of_group = {record.group: record for record in by_date}
+    return [of_group[group] for group in sorted(of_group)]
+
+
 def _tables(tables: Iterable[tuple[Sequence[Record], Sequence[Sequence[str]]]]) -> str:
     """Tables as Markdown, each with the sources of its records and their groups below it."""
     parts = []
@@ -87,8 +93,9 @@ def _tables(tables: Iterable[tuple[Sequence[Record], Sequence[Sequence[str]]]]) 
 
 
 def ladder() -> str:
-    """The newest ladders of each device, workload by workload."""
-    return _tables((records, _ladder(records)) for records in newest(StepEntry))
+    """The newest ladders, workload by workload."""
+    records = _last(StepEntry)
+    return _tables([(records, _ladder(records))])
 
 
 def _ladder(records: Sequence[Record]) -> list[list[str]]:
@@ -114,8 +121,9 @@ def _by_size(steps: Sequence[StepEntry]) -> list[StepEntry]:
 
 
 def ops() -> str:
-    """The newest timings of each device's ops, provider by provider."""
-    return _tables((records, _ops(records)) for records in newest(OpEntry))
+    """The newest timings of ops, provider by provider."""
+    records = _last(OpEntry)
+    return _tables([(records, _ops(records))])
 
 
 def _ops(records: Sequence[Record]) -> list[list[str]]:
@@ -160,7 +168,7 @@ def scaling() -> str:
     return _tables(
         # Sums of gradients by copies between GPUs were a way that training had.
         ([r], [head, *(_scaled(e) for e in r.of(ScalingEntry) if e.sharing != "copies")])
-        for r in _of_kind(ScalingEntry)
+        for r in _last(ScalingEntry)
     )
 
 
@@ -178,6 +186,48 @@ def _scaled(entry: ScalingEntry) -> list[str]:
         hidden,
         entry.plan or "",
     ]
+
+
+# Bytes a second of one adapter of 400 Gb/s; a DGX H100 has one for each of its eight GPUs.
+ADAPTER = 50e9
+
+
+def expected_scaling() -> str:
+    """V4's step of medium in bf16 with a full batch on each of 1, 2, 8 and 64 GPUs: the first two
+    measured, the others computed from these as docs/train.md says."""
+    records = [r for r in _of_kind(ScalingEntry) if r.group == "scaling-medium-bf16"]
+    record = max(records, key=lambda record: record.date)
+    steps = {e.case: e.time for e in record.of(ScalingEntry) if e.contender == "v4"}
+    alone, pair = steps["one"], steps["weak"]
+    rates = [e.link_bytes_per_second for r in records for e in r.of(ScalingEntry)]
+    link = statistics.median(rate for rate in rates if rate)
+    gradients, backward = 4 * PRESETS["medium"].parameters, alone * 2 / 3
+    slowed = (pair - alone) / (gradients / link)  # by a collective under the backward pass
+
+    def row(gpus: int, where: str, rate: float, step: float = 0.0) -> list[str]:
+        sent = 2 * (gpus - 1) / gpus * gradients
+        takes = sent / rate
+        seconds = step or alone + slowed * min(takes, backward) + max(0.0, takes - backward)
+        return [
+            f"{gpus}{where}",
+            f"{sent / 1e6:,.0f}" if sent else "",
+            f"{rate / 1e9:.0f}" if sent else "",
+            f"{takes * 1e3:.1f}" if sent else "",
+            f"{seconds * 1e3:.1f}",
+            f"{alone / seconds:.2f}" if sent else "",
+            "measured" if step else "computed",
+        ]
+
+    head = ["GPUs", "MB that each sends", "GB/s", "ms that takes", "ms a step", "efficiency", ""]
+    rows = [
+        row(1, "", link, alone),
+        row(2, "", link, pair),
+        row(8, " of one host", link),
+        row(64, ", an adapter for each", min(link, 8 * ADAPTER)),
+        row(64, ", an adapter for each host of 8", ADAPTER),
+    ]
+    text = f"Steps of one and two GPUs: {escaped(source(record))}."
+    return f"{markdown_table([head, *rows])}\n\n{text}"
 
 
 def curves() -> str:
@@ -253,16 +303,9 @@ def _grid(head: list[str], rows: Mapping[tuple[str, ...], Mapping[str, str]]) ->
 
 
 def stages() -> str:
-    """The newest comparison that `tinyllama stages --keep` kept of each device, and whether the
-    documents' order holds there."""
-    tables = []
-    for folder in sorted((ROOT / "results").glob(f"*/{STAGES}")):
-        run = json.loads(max(folder.glob("*.json")).read_text(encoding="utf-8"))
-        lines = "\n".join(f"- {line}" for line in run["order"])
-        where = f"{run['device']}, `{run['group']}`, torch {run['versions']['torch']}"
-        when = f"commit {short(run['commit'])}, {run['date'][:10]}"
-        tables.append(f"{markdown_table(run['rows'])}\n\n{lines}\n\nMeasured on {where}, {when}.")
-    return "\n\n".join(tables) or NOTHING
+    """The comparison that `tinyllama stages` wrote on each device."""
+    texts = [path.read_text(encoding="utf-8") for path in tracked("results/*/stages/comparison.md")]
+    return "\n\n".join(text.strip() for text in texts) or NOTHING
 
 
 # -- the model -------------------------------------------------------------------------------------

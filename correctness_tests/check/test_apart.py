@@ -20,9 +20,9 @@ def mine(x, weight, eps):
 SLICE = RIGHT.replace("return ", "y = ") + "    return torch.cat([x[:1], y])[1:]\n"
 WRONG = RIGHT.replace("return ", "return 1.05 * ")
 RUNNER = """
-from tinyllama.harness.check import remote
+from tinyllama.harness.check import process
 from tinyllama.harness.check.run import Finding, Outcome
-remote.Checks.findings = lambda self, provider, only, *rest: [
+process.Checks.findings = lambda self, provider, only, *rest: [
     Finding(name, Outcome.PASSED) for name in only
 ]
 """

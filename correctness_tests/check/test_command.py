@@ -21,7 +21,7 @@ ON_STRIDES = "if q.stride()[-1] == 2: "
 
 
 def test_a_right_file_holds_every_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quick = [name for name in DEFAULT if name != "sizes"]
+    quick = [name for name in DEFAULT if name not in ("sizes", "special values")]
     status, findings = checked(tmp_path, str(EXAMPLES / "softmax.py"), "--only", ",".join(quick))
     assert status == 0
     assert list(findings) == ["softmax-triton", "softmax-eager"], "the reference last"
@@ -44,7 +44,7 @@ def test_a_wrong_file_fails_the_check_that_is_about_its_fault(
     assert [name for name, outcome in outcomes.items() if outcome == "failed"] == [only[1][:16]]
     out, err = capsys.readouterr()
     case = findings["rms_norm-hasty"]["gradient layouts"]["case"]
-    block = f"gradient layouts: wrong result in {case}\n    grad x: at [0, 0, 0]: got "
+    block = f"gradient layouts: wrong result in {case}\n    tried: "
     assert out.index(block) < out.index("verdict"), "it is told before the table"
     assert "gradient layouts: wrong result (" in err
 
@@ -103,7 +103,7 @@ def test_what_was_found_before_the_end_is_shown(
     assert ended == status
     assert [findings[name]["outcome"] for name in ("outputs", "autocast")] == ["passed", "blocked"]
     out = capsys.readouterr().out
-    assert "not tried: autocast, second derivative (stopped by " in out
+    assert "not tried: autocast, second derivative (" in out
     assert ("input layouts: wrong result" in out) is bool(faulty)
 
 

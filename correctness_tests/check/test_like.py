@@ -11,6 +11,7 @@ from correctness_tests.support.commands import ROOT, printed, python, refused
 from tinyllama.harness import Op, Registry, load_file
 from tinyllama.harness.check.cases import op_cases
 
+pytestmark = pytest.mark.usefixtures("forked")
 FUNCTIONS = """
 import torch
 
@@ -154,6 +155,10 @@ def test_gradients_are_those_of_floating_point_inputs_unless_they_are_left_out(
         (["mine.py:soft", "--like", "torch.softmax", "--shape", "N D"], "'soft'"),
         (["mine.py:softmax", "--like", "torch.softmax"], "--shape"),
         (["mine.py", "--shape", "N D"], "--like"),
+        (
+            ["mine.py:norm", "--like", "mine.py:norm_in_torch", "--shape", "N D"],
+            "--shape 'x: N D, eps: N D, gain: N D'",
+        ),
         (["mine.py:softmax", "--like", "torch.softmax", "--shape", "y: N D"], "'y'"),
         (
             ["mine.py:loss", "--like", "torch.softmax", "--shape", "logits: N V, target: N int"],

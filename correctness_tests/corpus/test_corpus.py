@@ -1,5 +1,9 @@
-"""Each wrong variant of the corpus is found, by the first check that can, and right ones pass."""
+"""Each wrong variant of the corpus is found, by the first check that can, and right ones pass.
 
+`make test` leaves out the variants for which the record says that a check takes longer.
+"""
+
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.corpus.matrix import RECORD
 from correctness_tests.corpus.variants import (
     Loaded,
     Variant,
@@ -18,11 +23,21 @@ from correctness_tests.corpus.variants import (
 )
 from tinyllama.harness.check.run import CHECKS
 
+QUICK = 1.0  # seconds
 ALL = variants()
+ROWS = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
+LONG = {row["variant"] for row in ROWS if row["first_seconds"] > QUICK}
+
+
+def marks(variant: Variant) -> list[pytest.MarkDecorator]:
+    slow = [pytest.mark.slow(variant.slow)] if variant.slow else []
+    return [*slow, *([pytest.mark.long] if str(variant) in LONG else [])]
+
+
 WRONG = [
-    pytest.param(each, id=str(each), marks=[pytest.mark.slow(each.slow)] if each.slow else [])
-    for each in ALL
-    if each.fault and not each.open
+    pytest.param(variant, id=str(variant), marks=marks(variant))
+    for variant in ALL
+    if variant.fault and not variant.open
 ]
 
 # Small, and of different kinds: rows, a norm, an index, several outputs, refused inputs.
@@ -51,6 +66,6 @@ def test_a_right_variant_passes_every_check(variant: Variant, tmp_path: Path) ->
     assert not said
 
 
-@pytest.mark.parametrize("variant", ALL, ids=str)
-def test_the_edits_of_a_variant_fit_its_file(variant: Variant) -> None:
-    compile(variant.text(), str(variant.path), "exec")
+def test_the_edits_of_each_variant_fit_its_file() -> None:
+    for variant in ALL:
+        compile(variant.text(), str(variant.path), "exec")

@@ -302,6 +302,19 @@ def test_an_honest_accident_is_not_green(repository: Checkout, together: str) ->
 
 
 @pytest.mark.long
+def test_pytest_hands_over_before_a_conftest_imports_an_op(repository: Checkout) -> None:
+    (repository.root / "conftest.py").write_text("import os\nos._exit(0)\n")
+    repository.edit("kernels/once.py", "def added", "# Why.\ndef added")
+    command = ("pytest", "-p", "tinyllama.suites.entry", "--benchmark-compare", "--against", "main")
+    gated = repository.run(*command)
+    assert gated.status == 0, gated.out
+    assert "4 verdicts against main, all green" in gated.out
+    assert "collected" not in gated.out
+    for option in (["-k", "once"], ["--collect-only"], ["--deselect", "x"], ["tests::test"]):
+        assert repository.run(*command, *option).status == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.long
 def test_a_gate_that_is_ended_early_writes_its_report_and_is_not_green(
     repository: Checkout,
 ) -> None:

@@ -6,6 +6,7 @@ Each test runs a suite of two groups whose timings come from a file.
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,6 +20,7 @@ from tinyllama.harness.records import results
 pytest_plugins = ["pytester"]
 
 
+Change = Callable[[Suite], None]
 CURVE = """CurveEntry(
                 name=name, workload="w", contender="c", precision="fp32", steps=2, window=1,
                 every=1, losses=[3.0, 2.0],
@@ -61,37 +63,45 @@ def test_a_slowdown_is_10_and_never_becomes_the_baseline(baseline: Suite) -> Non
     assert baseline.run(COMPARE).ret == 0
 
 
-@pytest.mark.long
-def test_a_speed_up_is_0_and_the_next_baseline(baseline: Suite) -> None:
-    baseline.measure(0.5)
-    ends(baseline.run(COMPARE), 0, "FASTER one/a")
-    baseline.measure(1.0)
-    assert baseline.run(COMPARE).ret == 10
+def figures(seconds: Any = 1.0, names: str = "ab") -> Change:
+    return lambda suite: suite.measure(seconds, names)
 
 
-@pytest.mark.parametrize(("statement", "failed"), [("assert True", False), ("assert False", True)])
-def test_the_table_says_whether_a_run_that_is_not_recorded_failed(
-    suite: Suite, statement: str, failed: bool
+def statement(text: str) -> Change:
+    return lambda suite: suite.right(text)
+
+
+UNCHANGED, SKIPPED = figures(), r"MISSING test_timed.py::test_it_is_right\[one\]: SKIPPED: "
+CHANGES: dict[str, tuple[Change, list[str], int, str]] = {
+    "a speed-up": (figures(0.5), [], 0, "FASTER one/a"),
+    "a new benchmark": (figures(names="abc"), [], 12, "NO BASELINE one/c: seconds is new"),
+    "a missing benchmark": (figures(names="a"), [], 15, "MISSING one/b: in the baseline, not in"),
+    **{
+        f"{seconds} seconds": (figures(seconds), [], 15, "MISSING one/a")
+        for seconds in (float("nan"), 0, -1.0, "fast", None)
+    },
+    "a skip": (statement("pytest.skip('no such card')"), [], 15, SKIPPED + "no such card"),
+    "an expected failure": (statement("pytest.xfail('known')"), [], 15, SKIPPED + "xfail"),
+    **{
+        " ".join(options): (UNCHANGED, options, 15, "^MISSING ")
+        for options in (
+            ["-k", "fast"],
+            ["-k", "nothing"],
+            ["--deselect", "test_timed.py::test_it_is_right"],
+            ["--benchmark-only"],
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(("change", "options", "status", "line"), CHANGES.values(), ids=CHANGES)
+def test_a_change_has_its_status_and_only_a_good_run_becomes_the_baseline(
+    baseline: Suite, change: Change, options: list[str], status: int, line: str
 ) -> None:
-    suite.right(statement)
-    text = suite.run().stdout.str()
-    assert "ladder" in text
-    assert ("INCOMPLETE" in text) is failed
-
-
-@pytest.mark.long
-def test_a_missed_target_fails_the_run_and_the_record_says_so(suite: Suite) -> None:
-    suite.target('missed = ["v3 speed >= 2: measured 1"]; assert not missed, "\\n".join(missed)')
-    ends(
-        suite.run("--record"),
-        pytest.ExitCode.TESTS_FAILED,
-        "^MISSED one: v3 speed >= 2: measured 1$",
-    )
-    said = [(r["complete"], r["missed"]) for r in suite.records()]
-    assert said == [(True, ["v3 speed >= 2: measured 1"])] * 2, "it was measured whole"
-    suite.target("assert True")
-    assert suite.run(COMPARE).ret == 0
-    assert sum(r["missed"] == [] for r in suite.records()) == 2
+    change(baseline)
+    ends(baseline.run(COMPARE, *options), status, line)
+    complete = sum(record["complete"] for record in baseline.records())
+    assert complete == (2 if status == 15 else 4)
 
 
 @pytest.mark.long
@@ -153,16 +163,6 @@ def test_what_its_tests_hold_needs_nothing_to_compare(suite: Suite) -> None:
     assert sorted(r["complete"] for r in suite.records()) == [False, True]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seconds", [float("nan"), 0, -1.0, "fast", None])
-def test_what_is_no_measurement_is_never_green(baseline: Suite, seconds: Any) -> None:
-    baseline.measure(seconds)
-    assert baseline.run(COMPARE).ret == 15
-    result = baseline.run("--record")
-    assert result.ret == 15
-    assert sum(record["complete"] for record in baseline.records()) == 2
-
-
 def test_every_comparison_is_a_test_case_of_junit(baseline: Suite) -> None:
     baseline.measure(1.2)
     result = baseline.run(COMPARE, "--junitxml", "out.xml")
@@ -177,22 +177,6 @@ def test_every_comparison_is_a_test_case_of_junit(baseline: Suite) -> None:
 
 
 # -- missing and new --------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_new_benchmark_is_12_and_recorded(baseline: Suite) -> None:
-    baseline.measure(names="abc")
-    ends(baseline.run(COMPARE), 12, "NO BASELINE one/c: seconds is new")
-    assert baseline.run(COMPARE).ret == 0
-
-
-@pytest.mark.long
-def test_a_missing_benchmark_is_15_until_it_is_recorded_without(baseline: Suite) -> None:
-    baseline.measure(names="a")
-    for _ in range(2):
-        ends(baseline.run(COMPARE), 15, "MISSING one/b: in the baseline, not in this run")
-    assert baseline.run("--record").ret == 0
-    assert baseline.run(COMPARE).ret == 0
 
 
 @pytest.mark.long
@@ -213,56 +197,10 @@ def test_a_run_that_expects_or_collects_nothing_is_15(suite: Suite, option: str)
 
 
 @pytest.mark.long
-def test_a_group_that_cannot_be_measured_is_missing(suite: Suite) -> None:
-    path = suite.pytester.path / "test_timed.py"
-    text = path.read_text()
-    late = "        assert request.param != 'one', 'late'\n        for name,"
-    path.write_text(text.replace("        for name,", late))
-    result = suite.run("--record")
-    result.assert_outcomes(errors=2, passed=2, failed=1)
-    lines(result, "^MISSING one: expected, and not measured to its end$")
-    assert [record["group"] for record in suite.records() if record["complete"]] == ["two"]
-
-
-@pytest.mark.long
 def test_a_group_nobody_expects_is_an_error(suite: Suite) -> None:
     suite.expect("one")
     assert suite.run(COMPARE).ret == 1
     assert suite.run().ret == 0
-
-
-@pytest.mark.parametrize(
-    ("statement", "text"),
-    [
-        ("pytest.skip('no such card')", "SKIPPED: no such card"),
-        ("pytest.xfail('known')", "SKIPPED: xfail"),
-    ],
-)
-def test_a_skipped_benchmark_is_15(baseline: Suite, statement: str, text: str) -> None:
-    baseline.right(statement)
-    ends(baseline.run(COMPARE), 15, rf"MISSING test_timed.py::test_it_is_right\[one\]: {text}")
-    assert len(baseline.records()) == 2
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["-k", "fast"],
-        ["-k", "one"],
-        ["-k", "nothing"],
-        ["--deselect", "test_timed.py::test_it_is_right"],
-        ["--benchmark-only"],
-    ],
-    ids=" ".join,
-)
-@pytest.mark.parametrize("option", [COMPARE, "--record"])
-def test_what_was_not_run_is_15_and_no_baseline(
-    baseline: Suite, args: list[str], option: str
-) -> None:
-    result = baseline.run(option, *args)
-    assert result.ret == 15
-    complete = sorted(record["group"] for record in baseline.records() if record["complete"])
-    assert complete == sorted(["one", "two", *(["one"] if args == ["-k", "one"] else [])])
 
 
 def test_tests_chosen_by_name_may_not_be_all(baseline: Suite) -> None:
@@ -288,13 +226,10 @@ def test_slow_benchmarks_may_be_left_out_but_not_what_they_measured(baseline: Su
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("option", [COMPARE, "--record"])
-@pytest.mark.parametrize("args", [[], ["-x"]], ids=["", "x"])
-def test_timings_of_a_failed_test_are_no_baseline(
-    suite: Suite, option: str, args: list[str]
-) -> None:
+@pytest.mark.parametrize("options", [[COMPARE], ["--record", "-x"]], ids=" ".join)
+def test_timings_of_a_failed_test_are_no_baseline(suite: Suite, options: list[str]) -> None:
     suite.right("assert group.record.group != 'two'")
-    assert suite.run(option, *args).ret == pytest.ExitCode.TESTS_FAILED
+    assert suite.run(*options).ret == pytest.ExitCode.TESTS_FAILED
     assert [r["group"] for r in suite.records() if r["complete"]] == ["one"]
     suite.right()
     ends(suite.run(COMPARE), 12, "NO BASELINE two")
@@ -311,10 +246,9 @@ def test_a_failure_keeps_its_status_and_the_verdict_is_said(baseline: Suite) -> 
     )
 
 
-@pytest.mark.parametrize("scope", ["function", "module"])
-def test_an_error_while_tearing_down_the_last_test_counts(suite: Suite, scope: str) -> None:
+def test_an_error_while_tearing_down_the_last_test_counts(suite: Suite) -> None:
     text = Path("test_timed.py").read_text() + (
-        f"\n@pytest.fixture(scope='{scope}')\ndef broken(group):\n    yield\n"
+        "\n@pytest.fixture(scope='module')\ndef broken(group):\n    yield\n"
         "    assert group.record.group != 'two'\n"
         "\ndef test_last(group, broken): pass\n"
     )

@@ -19,8 +19,6 @@ from tinyllama.harness.measure.clock import (
     wall_seconds,
 )
 
-pytest_plugins = ["pytester"]
-
 
 def test_a_pair_of_events_without_a_spin_reads_the_host() -> None:
     """The fault that the spin repairs: the idle device waits for the launch inside the pair."""
@@ -102,29 +100,6 @@ def test_queued_is_never_claimed_of_a_device_that_waited() -> None:
         if reading.queued:
             assert reading.device == pytest.approx(KERNEL)
     assert 500 < claimed < 4500, "both outcomes were seen"
-
-
-def test_a_clock_is_a_timer_of_pytest_benchmark(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # there it would time nothing
-    pytester.makepyfile(
-        """
-        import pytest
-        from correctness_tests.support.queues import KERNEL, SimulatedQueue
-        from tinyllama.harness.measure.clock import Clock
-
-        QUEUE = SimulatedQueue()
-        CLOCK = Clock(QUEUE, spin_seconds=1e-3)
-
-        @pytest.mark.benchmark(timer=CLOCK)
-        def test_it(benchmark):
-            benchmark.pedantic(QUEUE.call(), setup=QUEUE.synchronize, rounds=5)
-            assert benchmark.stats.stats.data == pytest.approx([KERNEL] * 5)
-        """
-    )
-    plugins = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
-    pytester.runpytest_inprocess(*plugins).assert_outcomes(passed=1)
 
 
 def test_wall_time_is_from_idle_to_idle() -> None:

@@ -52,18 +52,6 @@ def test_the_chips_table_decides_for_its_keys_only(space: Space) -> None:
     assert TUNED.kwargs() == {"ROWS": 4, "num_warps": 8, "num_stages": 3}
 
 
-def test_a_forced_configuration_holds_for_its_key_and_ends(space: Space) -> None:
-    write(space, spaces())
-    first, second = Config(ROWS=2), Config(ROWS=8)
-    with space.force(first, D=512, dtype="bf16"):
-        assert chosen(space) == chosen(space, chip="sm_90") == first
-        assert chosen(space, D=256) == DEFAULT
-        with space.force(second, D=512, dtype="bf16"):
-            assert chosen(space) == second
-        assert chosen(space) == first
-    assert chosen(space) == TUNED
-
-
 WRONG: dict[str, Any] = {
     "no JSON": "{",
     "no spaces": {"spaces": []},

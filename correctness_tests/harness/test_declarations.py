@@ -1,7 +1,6 @@
 """A declaration is data, checked before it is registered; discovery refuses duplicates."""
 
 import sys
-from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -49,6 +48,7 @@ def declare(**changes: Any) -> Op:
         {"layouts": {"strided": 1.0}},
         {"inputs": {"x": Tensor("B D", optional=True)}},
         {"inputs": {"x": Tensor("B D/2")}, "outputs": {"y": "B"}},
+        {"inputs": {"x": Tensor("B D", off_by=1)}},
     ],
 )
 def test_a_contradiction_is_refused_by_the_op_s_name(changes: dict[str, Any]) -> None:
@@ -65,6 +65,23 @@ def test_a_provider_is_registered_once_and_with_the_declared_arguments() -> None
         with pytest.raises(DeclarationError, match=r"declared are \(x, eps\)"):
             op.provider("other")(wrong)
     op.provider("other")(lambda x_BD, eps: x_BD)
+
+
+@pytest.mark.parametrize(
+    "traits",
+    [
+        {"frozen": ("gain",)},
+        {"overwrites": ("dy",)},
+        {"output_dtypes": {"z": torch.float32}},
+        {"slack": {torch.float32: 1e9}},
+    ],
+    ids=str,
+)
+def test_a_trait_of_nothing_and_a_slack_without_end_are_refused(traits: dict[str, Any]) -> None:
+    op = declare()
+    op.reference(lambda x: x)
+    with pytest.raises(DeclarationError, match=f"{next(iter(traits))} of 'other'"):
+        op.provider("other", **traits)(lambda x: x)
 
 
 class Inputs(NamedTuple):
@@ -137,31 +154,6 @@ def test_a_file_is_all_that_a_new_op_takes(tmp_path: Path) -> None:
     assert {case.layout for case in cases} == set(LAYOUTS)
     assert {case.upstream for case in cases} == {*UPSTREAMS, "broadcast", FAINT}
     assert all(comparison.passed for case in cases for comparison in case.compare())
-
-
-KERNEL = """
-import triton
-import triton.language as tl
-
-@triton.jit
-def twice(x, y, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(y + at, 2 * tl.load(x + at))
-"""
-
-
-def test_a_kernel_of_a_package_runs_on_a_cpu_under_tritons_jit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("triton")
-    (tmp_path / "packaged").mkdir()
-    for name, content in {"__init__": "", "kernels": KERNEL}.items():
-        (tmp_path / "packaged" / f"{name}.py").write_text(content)
-    monkeypatch.syspath_prepend(tmp_path)
-    registry_file.discover("packaged", plugins=False)
-    y = torch.zeros(4)
-    import_module("packaged.kernels").twice[(1,)](torch.ones(4), y, BLOCK=4)
-    assert y.eq(2).all()
 
 
 PROVIDER = """

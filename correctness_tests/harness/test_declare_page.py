@@ -15,6 +15,7 @@ from tinyllama.harness.values import uniform
 PAGE = (ROOT / "docs" / "declare.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_every_example_of_the_page_is_right_in_all_its_cases(tmp_path: Path) -> None:
     """They follow each other in one file."""
     file = tmp_path / "declared.py"

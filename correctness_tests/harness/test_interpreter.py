@@ -142,47 +142,6 @@ def test_a_product_is_rounded_once_wherever_its_terms_stand(dtype: torch.dtype) 
 
 
 @jit
-def masked_by(x, y, n, rows, OUTER: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
-    inside = at < n
-    if OUTER == 0:
-        mask = row < rows  # a scalar alone
-    elif OUTER == 1:
-        mask = (row < rows) & inside
-    elif OUTER == 2:
-        mask = inside & ~(row >= rows)
-    else:
-        mask = inside & (tl.load(x + row * n) > -1e9) & (row < rows)  # of a loaded value
-    tl.store(y + row * n + at, tl.load(x + row * n + at, mask=mask, other=0.0), mask=mask)
-
-
-@pytest.mark.parametrize("outer", range(4))
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_a_mask_of_a_block_and_a_scalar_works_as_compiled(outer: int, dtype: torch.dtype) -> None:
-    x = torch.arange(1.0, 25.0).view(3, 8).to(dtype)
-    y = torch.zeros_like(x)
-    masked_by[(3,)](x, y, 8, 2, OUTER=outer, BLOCK=8)
-    assert torch.equal(y, torch.cat((x[:2], torch.zeros(1, 8, dtype=dtype))))
-
-
-@jit
-def through_bits(x, bits, y, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    seen = tl.load(x + at).to(tl.int16, bitcast=True)
-    tl.store(bits + at, seen)
-    tl.store(y + at, seen.to(tl.bfloat16, bitcast=True))
-
-
-def test_bitcasts_are_of_bits() -> None:
-    numbers = PATTERNS[~PATTERNS.isnan()][: 15 * 4096]
-    bits, back = torch.zeros(numbers.shape, dtype=torch.int16), torch.zeros_like(numbers)
-    through_bits[(15,)](numbers, bits, back, BLOCK=4096)
-    assert torch.equal(bits, numbers.view(torch.int16))
-    assert_same(back, numbers)
-
-
-@jit
 def added(x, y, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     tl.atomic_add(y + at, tl.load(x + at))
@@ -193,24 +152,6 @@ def test_an_atomic_on_bfloat16_is_refused() -> None:
     with pytest.raises(Exception, match=r"bfloat16|bf16"):
         added[(1,)](draw(16), y[:16], BLOCK=16)
     assert not y.any()
-
-
-@jit
-def counts(x, y, N, stride):  # type: ignore[no-untyped-def]
-    for row in range(tl.program_id(0), N, tl.num_programs(0)):
-        at = x + row.to(tl.int64) * stride  # type: ignore[attr-defined]
-        for column in tl.range(0, 2):
-            place = (column.to(row.dtype) + (2 * row).to(tl.int64)).to(row.dtype)  # type: ignore[attr-defined]
-            tl.store(y + place, tl.load(at + (column - 1 + 1).to(tl.int64)))
-
-
-def test_a_loop_variable_can_be_cast_as_where_it_compiles() -> None:
-    x, y = torch.randn(5, 3), torch.zeros(5, 2)
-    counts[(2,)](x, y, 5, 3)
-    assert torch.equal(y, x[:, :2])
-    with recorded("sm_90") as launches:
-        counts[(2,)](x.to("meta"), y.to("meta"), 5, 3)
-    assert lacking("sm_90") or compilation(launches[0], "sm_90").run()
 
 
 @jit

@@ -14,18 +14,12 @@ from tinyllama.harness.kernels import HAS_TRITON, layout
 from tinyllama.harness.kernels.copying import DIGITS, dense_copy
 from tinyllama.harness.kernels.launch import Launch, recorded
 from tinyllama.harness.kernels.layout import (
-    as_one,
-    as_rows,
     contiguous,
     dense_matrices,
     dense_rows,
     even_rows,
-    joined,
-    stacked,
 )
 from tinyllama.harness.kernels.resources import compilation, lacking
-from tinyllama.model.config import ModelConfig
-from tinyllama.model.llama import ALIGNMENT, TinyLlama
 
 BF16 = torch.bfloat16
 WIDE, CUBE = torch.randn(2, 3, 8), torch.randn(2, 3, 4)
@@ -63,50 +57,6 @@ def test_only_what_is_not_dense_is_copied(function: Callable[..., torch.Tensor])
         assert copies_of(function, x) == 1
         assert function(x).is_contiguous()
         assert torch.equal(function(x), x)
-
-
-# By what lies where: whether the tensors are one view, and how far apart they are as a stack.
-TOGETHER: dict[str, tuple[Callable[[torch.Tensor], list[torch.Tensor]], bool, int | None]] = {
-    "side by side": (lambda b: [b[0:6], b[6:12], b[12:18]], True, 6),
-    "one": (lambda b: [b[4:10]], True, 6),
-    "in rows": (lambda b: [b[0:6].view(2, 3), b[6:12].view(2, 3)], True, 6),
-    "a gap each": (lambda b: [b[0:6], b[8:14], b[16:22]], False, 8),
-    "interleaved": (lambda b: [b[0:12:2], b[1:13:2]], False, 1),
-    "uneven": (lambda b: [b[0:6], b[6:12], b[13:19]], False, None),
-    "the first twice": (lambda b: [b[0:6], b[0:6]], False, None),
-    "backwards": (lambda b: [b[6:12], b[0:6]], False, None),
-    "other strides": (lambda b: [b[0:6].view(2, 3), b[6:12].view(3, 2).T], False, None),
-    "other memory": (lambda b: [b[0:6], b.clone()[6:12]], False, None),
-}
-
-
-@pytest.mark.parametrize(("tensors", "is_one", "apart"), TOGETHER.values(), ids=TOGETHER)
-def test_tensors_side_by_side_or_equally_far_apart_are_views(
-    tensors: Callable[[torch.Tensor], list[torch.Tensor]], is_one: bool, apart: int | None
-) -> None:
-    parts = tensors(torch.arange(40.0)[3:])
-    assert (as_one(*parts) is not None) == is_one
-    assert copies_of(joined, parts) == (not is_one)
-    assert torch.equal(joined(parts), torch.cat([part.flatten() for part in parts]))
-    assert copies_of(stacked, parts) == (apart is None)
-    assert torch.equal(stacked(parts), torch.stack(parts))
-    assert apart is None or stacked(parts).data_ptr() == parts[0].data_ptr()
-    assert not stacked([part.clone().requires_grad_() for part in parts]).requires_grad
-
-
-def test_rows_are_a_matrix() -> None:
-    shapes = [as_rows(x).shape for x in (CUBE, CUBE[0], CUBE[0, 0], CUBE[None])]
-    assert shapes == [(6, 4), (3, 4), (1, 4), (6, 4)]
-
-
-def test_a_models_matrices_lie_side_by_side() -> None:
-    sizes = {"vocab_size": 70, "hidden_dim": 24, "num_layers": 3, "num_heads": 4}
-    model = TinyLlama(ModelConfig(**sizes, num_kv_heads=2, ffn_dim=41), "v1").double()
-    for layer in model.layers:
-        view = as_one(*(p for p in layer.parameters() if p.dim() > 1))
-        assert view is not None
-        assert view.storage_offset() % ALIGNMENT == 0
-    assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 1
 
 
 # -- the copy ---------------------------------------------------------------------------------
@@ -160,7 +110,6 @@ def test_every_dtype_gap_and_repeated_element_is_copied(
 
 
 @needs_triton
-@pytest.mark.usefixtures("checked")
 def test_nothing_beside_the_tensor_is_read_and_elements_may_lie_2_to_the_31_apart() -> None:
     memory = GuardedMemory()
     with memory, watched(memory.watch):

@@ -89,6 +89,7 @@ def loses(q, k, cos, sin, interleaved=True):
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_the_checks_behind_a_lost_gpu_have_another_process(tmp_path: Path) -> None:
     path, out = tmp_path / "candidate.py", tmp_path / "result.json"

@@ -11,11 +11,8 @@ from tinyllama.harness.measure import memory
 from tinyllama.harness.measure.cache import Flush, last_level_bytes
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.harness.measure.clock import Clock, queue_of
-from tinyllama.harness.measure.launches import (
-    covered,
-    kind_of,
-    launches,
-)
+from tinyllama.harness.measure.launches import covered, kind_of, launches
+from tinyllama.harness.measure.overlap import overlap_of
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -28,37 +25,26 @@ NAMES = {
     "products": [
         "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT",
         "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1_execute",
-        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn>",
-        "ampere_sgemm_128x64_tn",
-        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true>",
         "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>",
         "Cijk_Alik_Bljk_SB_MT128x128x16_MI32x32x2x1_SN_1LDSB0",
         "triton_tem_fused_addmm_relu_3",
         "aten::mm",
-        "aten::addmm",
     ],
     "attention": [
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x64x64_4x1x1",
-        "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)",
-        "attn_fwd",
         "bwd_kernel_dk_dv",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
     ],
     "optimizer": [
         f"{AT}(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMeta<4>, "
         "FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>>",
-        f"{AT}(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<1>, "
-        "BinaryOpScalarFunctor<float, 1, 1, 0>, std::multiplies<float>, float>",
         "aten::_fused_adamw_",
     ],
     "elementwise": [
         f"{AT}vectorized_elementwise_kernel<4, {AT}FillFunctor<float>, std::array<char*, 1ul>>",
         f"{AT}reduce_kernel<512, 1, {AT}ReduceOp<float, {AT}MeanOps<float, float, float>>>",
-        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, true>",
-        f"{AT}(anonymous namespace)::CatArrayBatchedCopy_contig<OpaqueType<2u>, unsigned int, 4>",
         "triton_poi_fused_mul_silu_2",
-        "triton_poi_fused__scaled_dot_product_flash_attention_view_5",
     ],
     "copies": ["Memcpy DtoD (Device -> Device)", "Memset (Device)", "memcpy32_post"],
     "other": ["spin_kernel(long)"],
@@ -85,6 +71,26 @@ def test_a_kernel_is_of_a_kind(name: str, kind: str) -> None:
 )
 def test_overlapping_kernels_count_once(spans: list[tuple[float, float]], length: float) -> None:
     assert covered(spans) == length
+
+
+@pytest.mark.parametrize(
+    ("kernels", "collective", "hidden"),
+    [
+        ([], 0, 0),
+        ([("gemm", 0, 5)], 0, 0),
+        ([("ncclAllReduce", 0, 5)], 5, 0),
+        ([("ncclAllReduce", 0, 5), ("gemm", 3, 9)], 5, 2),
+        ([("rccl_sum", 0, 5), ("rccl_max", 4, 8), ("gemm", 1, 2), ("add", 7, 9)], 8, 2),
+        ([("rcclGenericKernel", 1, 3), ("gemm", 0, 2), ("copy_kernel", 2, 4)], 2, 2),
+    ],
+)
+def test_overlap_of_collectives_is_what_lies_under_computation(
+    kernels: list[tuple[str, float, float]], collective: float, hidden: float
+) -> None:
+    overlap = overlap_of(kernels)
+    assert (overlap.collective, overlap.hidden) == pytest.approx((collective * 1e-6, hidden * 1e-6))
+    expected = hidden / collective if collective else None
+    assert overlap.share == (None if expected is None else pytest.approx(expected))
 
 
 def test_on_a_cpu_the_operators_are_timed_and_nothing_is_counted() -> None:
@@ -163,16 +169,6 @@ def test_what_a_captured_graph_allocates_is_live(gpu: torch.device) -> None:
     assert memory.live_bytes(gpu) - live < 64 * MIB
     assert 64 * MIB <= memory.live_bytes(gpu, [graph]) - live < 96 * MIB
     assert memory.peak_bytes(gpu, [graph]) >= memory.live_bytes(gpu, [graph])
-
-
-def test_the_peak_of_a_process_does_not_fall() -> None:
-    before = memory.resident_peak_bytes()
-    block = torch.ones(64 * MIB, dtype=torch.int8)
-    memory.forget_peak(CPU)
-    peak = memory.resident_peak_bytes()
-    assert peak >= before > 32 * MIB
-    del block
-    assert memory.resident_peak_bytes() >= peak
 
 
 # -- caches and ceilings ----------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Attention held to one backend of torch, as a peer of ours."""
 
+import pytest
+
 from correctness_tests.support.commands import python
 
 # In a process of its own: the peers are providers of the tree's ops from then on.
@@ -16,6 +18,7 @@ attention(q, k, v, provider="cudnn")
 """
 
 
+@pytest.mark.long
 def test_attention_by_a_backend_is_that_backend_or_an_error() -> None:
     """A CPU has a flash kernel, and no cuDNN."""
     done = python("-c", COMPARED)

@@ -6,8 +6,8 @@ No GPU is needed: see `correctness_tests.support.posed`.
 import contextlib
 import functools
 import gc
+import itertools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,14 +18,90 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.planned import BOTH, SCALE, Calls, X, scale_kernel, scaled, shifted
 from correctness_tests.support.posed import Posed
+from correctness_tests.support.tried import derived
+from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.kernels import launch, launch_cache
 from tinyllama.harness.kernels.chips import processors
-from tinyllama.harness.kernels.configs import Config
-from tinyllama.harness.kernels.launch import launched, recorded
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.launch import jit, launched, recorded, tl
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.plans import Repeated
+
+
+@jit
+def scale_kernel(x, y, factor, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, factor * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+SCALE = Space(
+    "planned.scale",
+    default=lambda: Config(BLOCK=16),
+    configs=lambda: [Config(BLOCK=16), Config(BLOCK=32)],
+)
+
+
+def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    y = torch.empty_like(x)
+    config = SCALE.choose(x.device)
+    n = x.numel()
+    scale_kernel[(-(-n // config["BLOCK"]),)](x, y, factor, n, **config.kwargs())
+    return y
+
+
+NUMBERS = itertools.count()  # torch knows a custom op by its name
+BOTH = ["forward", "backward"]
+X = torch.arange(64.0)
+
+
+def shifted(places: int) -> torch.Tensor:
+    return torch.arange(64.0 + places)[places:]
+
+
+class Calls:
+    """An op of its own, y = factor x, whose calls plans may repeat.
+
+    ran: the passes that were run as they are written."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        inputs = {"x": Tensor("N", grad=True)}
+        self.op = Op(
+            f"scaling_{next(NUMBERS)}",
+            inputs=inputs,
+            params={"factor": 3.0},
+            outputs={"y": "N"},
+            cases=[Case(N=64)],
+        )
+        self.op.reference(lambda x, factor=3.0: x * factor)
+
+        def forward(x: torch.Tensor, factor: float) -> torch.Tensor:
+            self.ran.append("forward")
+            return scaled(contiguous(x), factor)
+
+        def backward(grads: Any, kept: Any, saved: Any, needs: Any, factor: float) -> Any:
+            self.ran.append("backward")
+            return {"x": scaled(grads[0].contiguous(), factor)}
+
+        self.op.provider("triton", requires=("triton",), replays=True)(derived(forward, backward))
+
+    def __call__(self, x: torch.Tensor, grad: torch.Tensor | None = None, **params: Any) -> None:
+        """Call it, and its backward pass; the results are right, whether from a plan or not."""
+        x = x.detach().requires_grad_()
+        y = self.op["triton"](x, **params)
+        grad = torch.ones_like(y) if grad is None else grad
+        y.backward(grad)
+        factor = params.get("factor", 3.0)
+        assert torch.equal(y, x * factor)
+        assert x.grad is not None
+        assert torch.equal(x.grad, grad * factor)
+
+    def new(self, call: Callable[[], None]) -> list[str]:
+        """The passes that a call runs as they are written."""
+        before = len(self.ran)
+        call()
+        return self.ran[before:]
 
 
 @pytest.fixture
@@ -186,8 +262,9 @@ def test_a_function_gives_its_own_results_whatever_it_does(
     function: Callable[[torch.Tensor], torch.Tensor], posed: Posed
 ) -> None:
     call, inside = repeated(lambda x: [function(x)]), torch.arange(128.0)[4:68]
+    negative = torch.complex(torch.zeros(64), -X).conj().imag  # of its memory
     with torch.autocast("cpu", torch.bfloat16):
-        for x in (X, X + 1, X * 3, X * 0.5, inside, shifted(1), X - 7):
+        for x in (X, X + 1, X * 3, X * 0.5, inside, shifted(1), negative, X - 7):
             assert torch.equal(call(x)[0], function(x))
 
 
@@ -220,19 +297,3 @@ def test_a_plan_keeps_no_tensor_and_makes_new_memory(posed: Posed) -> None:
     del x, first, second
     gc.collect()
     assert alive() is None
-
-
-@pytest.mark.long
-def test_threads_may_use_plans_at_once(posed: Posed) -> None:
-    calls, results = Calls(), []
-
-    def many(seed: int) -> None:
-        for x in (X + seed * 100 + i for i in range(20)):
-            results.append(torch.equal(calls.op["triton"](x), x * 3))
-
-    threads = [threading.Thread(target=many, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 80

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.commands import python
-
 pytest_plugins = ["pytester"]
 
 PLUGINS = 'pytest_plugins = ["tinyllama.suites.entry", "tinyllama.harness.plugins.suite"]'
@@ -82,16 +80,3 @@ def test_a_device_that_is_not_there_is_refused_where_nothing_uses_it(
     result = suite.runpytest_inprocess("--device", "warp", *quiet)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "--device warp: " in result.stderr.str()
-
-
-# -- ``--ops FILE`` of a file that cannot be used: one line with its place, and no test runs -----
-
-
-@pytest.mark.long
-def test_a_run_with_such_a_file_ends_before_any_test(tmp_path: Path) -> None:
-    path = tmp_path / "wrong.py"
-    path.write_text("from tinyllama.harness import Op\nOp('Name', inputs={}, outputs={}, cases=[])")
-    result = python("-m", "pytest", "-q", str(ROOT / "correctness_tests"), "--ops", str(path))
-    assert result.returncode == pytest.ExitCode.USAGE_ERROR, result.stdout + result.stderr
-    (line,) = result.stderr.strip().splitlines()
-    assert line.startswith(f"ERROR: --ops {path}: op 'Name'")

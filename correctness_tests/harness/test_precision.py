@@ -9,25 +9,12 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness.check.guards import GuardedMemory, watched
-from tinyllama.harness.kernels import precision
-from tinyllama.harness.kernels.launch import described, jit, tl
-from tinyllama.harness.kernels.precision import compute_dtype
-from tinyllama.harness.kernels.tf32 import descriptors_round, rounded_to_tf32, to_tf32
+from tinyllama.harness.kernels.launch import jit, tl
+from tinyllama.harness.kernels.tf32 import rounded_to_tf32, to_tf32
 from tinyllama.ops.linear import rounding_kernels
 from tinyllama.ops.linear.rounding_kernels import BLOCK
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-
-
-def test_autocast_holds_for_its_device_and_for_float32() -> None:
-    meta = torch.empty(1, device="meta")
-    assert [precision.autocast_kind(x) for x in (torch.empty(1), meta)] == ["cpu", "cuda"]
-    with torch.autocast("cpu", BF16), torch.autocast("cuda", FP16, enabled=False):
-        dtypes = (FP32, FP16, torch.float64)
-        computed = [compute_dtype(torch.empty(1, dtype=dtype)) for dtype in dtypes]
-        assert computed == [BF16, FP16, torch.float64]
-        assert compute_dtype(meta) is FP32
-    assert compute_dtype(torch.empty(1)) is FP32
 
 
 # -- tf32 -------------------------------------------------------------------------------------
@@ -91,29 +78,3 @@ def test_an_operand_is_rounded_in_place_and_nothing_beside_it(device: torch.devi
         rounding_kernels.round_kernel[(2,)](guarded, len(x), BLOCK=BLOCK, num_warps=4)
     assert torch.equal(guarded, rounded)
     assert not memory.broken()
-
-
-@jit
-def copy_kernel(x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    tl.store(y + at, x.load([0, 0]))
-
-
-def loaded(x: torch.Tensor) -> torch.Tensor:
-    y = torch.empty_like(x)
-    copy_kernel[(1,)](described(x, x.shape, to_tf32=True), y, *x.shape)
-    return y
-
-
-def test_the_loads_of_a_descriptor_round(device: torch.device) -> None:
-    """Where two numbers are equally near, either is right: products have no bias by ties."""
-    if not descriptors_round():
-        pytest.skip("descriptors of this triton have no option to round")
-    x = values(device)[: 64 * 64].view(64, 64)
-    x = torch.where(x.abs() < torch.finfo(x.dtype).tiny, 1.25, x)
-    if device.type == "cpu" and torch.equal(loaded(x), x):
-        pytest.skip("this triton's interpreter ignores that option of a descriptor")
-    nearest, result = rounded_to_tf32(x), loaded(x)
-    tied = (x.view(torch.int32) & 0x1FFF) == 0x1000
-    assert torch.equal(result[~tied], nearest[~tied])
-    assert ((result - x).abs() <= (nearest - x).abs())[tied & x.isfinite()].all()

@@ -1,7 +1,6 @@
 """What pytest-benchmark saves and compares, in a suite of the plugin for timings."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,10 @@ pytest_plugins = ["pytester"]
 
 @pytest.mark.parametrize("value", ["", "=0001"])
 def test_a_saved_run_is_in_the_table_and_the_verdict_is_ours(suite: Suite, value: str) -> None:
-    suite.monkeypatch.chdir(suite.pytester.path)
     assert suite.run("--record", "--benchmark-save=first").ret == 0
-    assert [path.name for path in Path().glob(".benchmarks/*/*.json")] == ["0001_first.json"]
+    assert [path.name for path in suite.pytester.path.glob(".benchmarks/*/*.json")] == [
+        "0001_first.json"
+    ]
     result = suite.run(COMPARE + value)
     assert result.ret == 0, result.stdout.str()
     lines(result, r"^SAME one/a")
@@ -25,12 +25,11 @@ def test_a_saved_run_is_in_the_table_and_the_verdict_is_ours(suite: Suite, value
     assert suite.run(COMPARE + value).ret == 10
 
 
-def test_readings_are_entered_under_benchmark_only(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Under it pytest-benchmark would disable itself in the run that this test starts.
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    pytester.makeconftest("from tinyllama.bench.table import readings_clock, table")
+def test_readings_are_entered_under_benchmark_only(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import os\nos.environ.pop('PYTEST_XDIST_WORKER', None)  # it disables pytest-benchmark\n"
+        "from tinyllama.bench.table import readings_clock, table"
+    )
     pytester.makepyfile(
         """
         import pytest

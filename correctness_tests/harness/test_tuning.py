@@ -1,8 +1,6 @@
 """Which configuration a search keeps, and how its table is put together."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -10,14 +8,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.cli import main
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.kernels import chips
 from tinyllama.harness.kernels.configs import FORCED, Config, Space
-from tinyllama.harness.machine import device
-from tinyllama.harness.measure import tuning
-from tinyllama.harness.measure.tuning import MARGIN, Search, search
+from tinyllama.harness.measure.tuning import MARGIN, Search, merged, search
 from tinyllama.ops import OPS
 
 OLD, NEW, OTHER = (Config(BLOCK=block, num_warps=4) for block in (64, 128, 256))
@@ -98,19 +92,11 @@ def test_a_search_times_each_configuration_and_counts_spills(
     assert set(result.spilled.values()) == {0}
 
 
-def test_a_search_adds_to_the_chips_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_search_adds_to_the_chips_table() -> None:
     """What it did not search stays, and so does what it found first."""
-    table, config = tmp_path / "sm_90.json", Config(num_warps=8, BLOCK=64)
-    before = {"another": {"D=1": config.kwargs()}, "transpose": {"D=2": config.kwargs()}}
-    table.write_text(json.dumps({"chip": "sm_90", "spaces": before}))
-    searches = [Search("transpose", {"D": d}, config, {config: 1.0}) for d in (3, 4)]
-    monkeypatch.setattr(device, "default_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(device, "device_name", lambda chosen: "a GPU")
-    monkeypatch.setattr(chips, "chip_of", lambda chosen: "sm_90")
-    monkeypatch.setattr(tuning, "compiled_ahead", lambda *arguments: None)
-    monkeypatch.setattr(tuning, "search", lambda *arguments: iter(searches))
-    assert main(["tune", "--op", "transpose", "--output", str(tmp_path)]) == 0
-    spaces = json.loads(table.read_text())["spaces"]
+    before = {"another": {"D=1": OLD.kwargs()}, "transpose": {"D=2": OLD.kwargs()}}
+    searches = [Search("transpose", {"D": d}, OLD, {OLD: 1.0}) for d in (3, 4)]
+    spaces = merged(merged(before, searches[:1]), searches[1:])
     assert {name: sorted(keys) for name, keys in spaces.items()} == {
         "another": ["D=1"],
         "transpose": ["D=2", "D=3", "D=4"],

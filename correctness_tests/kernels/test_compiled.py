@@ -6,65 +6,79 @@ configurations chosen for the chip. `make test` compiles each op's own kernels f
 in bfloat16 for two chips; `make test-slow` all cases, dtypes and chips.
 """
 
-from collections.abc import Iterable
+import functools
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-
-from correctness_tests.support import limits
-from correctness_tests.support.launched import (
-    KNOWN,
-    LIMITS,
-    MINOR,
-    Planned,
-    plan,
-    planned,
-)
-from correctness_tests.support.limits import Known, stale, suggestion, verdict
-from tinyllama.harness.check.launched import launches_of
-from tinyllama.harness.declare.op import Op
-from tinyllama.harness.kernels.resources import CHIPS, Compilation, lacking
-from tinyllama.harness.plugins.suite import asks_for_slow
+from correctness_tests.support.launched import WHOLLY
+from correctness_tests.support.limits import FILE, Known, of_op, stale, triton_minor, verdict
+from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.launched import launches_of, with_kernels
+from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.kernels.resources import CHIPS, Compilation, compilation, lacking
 from tinyllama.ops import OPS
 
-UNMEASURED = f"the limits of its op were not measured with triton {MINOR}"
+MODES = [
+    (torch.bfloat16, "ieee"),
+    (torch.float32, "ieee"),
+    (torch.float32, "tf32"),
+    (torch.float16, "ieee"),
+]
+MINOR = triton_minor()
+LIMITS = {op.name: of_op(op.name, op.folder) for op in OPS.values()}
+KNOWN = [entry for limits in LIMITS.values() for entry in limits.of(MINOR)]
 NONE = pytest.param(None, marks=pytest.mark.skip("nothing is listed for this triton"))
+PROVIDERS = [pytest.param(*pair, id=str(pair[1])) for pair in with_kernels(OPS.values())]
+each_provider = pytest.mark.parametrize(("op", "provider"), PROVIDERS)
 
 
-def compilations(ops: Iterable[Op], chips: Iterable[str]) -> list[Compilation]:
-    return [each.compilation for each in plan(ops, chips).values() if each.compilation]
+def compilations(
+    op: Op, provider: Provider, chip: str, *, largest: bool = False
+) -> list[Compilation]:
+    """Each distinct one that the cases ask for; largest: those of the op's own kernels alone, in
+    its largest case in bfloat16."""
+    if reason := lacking(chip):
+        pytest.skip(reason)
+    cases = op.timed[-1:] if largest else [*op.timed, *(op.cases if chip in WHOLLY else ())]
+    distinct: dict[str, Compilation] = {}
+    for dtype, precision in MODES[: 1 if largest else None]:
+        for case in cases:
+            if OpCase(op, provider, case, dtype).unsupported() is None:
+                launches = launches_of(op, provider, case, dtype, chip=chip, precision=precision)
+                for launch in launches:
+                    compiled = compilation(launch, chip)
+                    if compiled.kernel.startswith(f"{op.name}.") or not largest:
+                        distinct.setdefault(compiled.key, compiled)
+    return list(distinct.values())
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "planned" in metafunc.fixturenames:
-        slow = pytest.mark.slow("kernels are compiled for more chips, cases and dtypes")
-        soon = not asks_for_slow(metafunc.config)
-        params = [
-            pytest.param(each, id=each.where, marks=[] if each.quick and soon else [slow])
-            for each in planned(only_quick=soon).values()
-        ]
-        if soon:
-            params.append(pytest.param(None, id="others", marks=slow))
-        for chip, reason in ((chip, lacking(chip)) for chip in CHIPS):
-            if reason:
-                params.append(pytest.param(None, id=chip, marks=pytest.mark.skip(reason)))
-        metafunc.parametrize("planned", params)
+def assert_within_limits(compiled: list[Compilation]) -> None:
+    """Fail for what does not compile, or passes a limit that no entry of the op's file allows."""
+    for each in compiled:
+        excesses, taken = verdict(each, KNOWN)
+        assert not excesses, (
+            f"{taken or each.kernel}: {'; '.join(excesses)}\n"
+            f"Choose another configuration; a spill that must be is listed in the op's {FILE}"
+        )
 
 
-def test_compiles_within_the_chips_limits(planned: Planned) -> None:
-    if planned.compilation is None:
-        assert planned.error is not None
-        raise planned.error
-    excesses, taken = verdict(planned.compilation, KNOWN)
-    entry = suggestion(planned.compilation, taken, MINOR)
-    assert not excesses, (
-        f"{taken or planned.compilation.kernel}: {'; '.join(excesses)}\n"
-        f"Choose another configuration; a spill that must be is listed in the op's {limits.FILE}:\n"
-        f"{entry}"
-    )
+@each_provider
+@pytest.mark.parametrize("chip", WHOLLY)
+def test_largest_case_compiles_within_the_chips_limits(
+    op: Op, provider: Provider, chip: str
+) -> None:
+    assert_within_limits(compilations(op, provider, chip, largest=True))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.slow("kernels are compiled for more chips, cases and dtypes")
+@each_provider
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_case_compiles_within_the_chips_limits(op: Op, provider: Provider, chip: str) -> None:
+    assert_within_limits(compilations(op, provider, chip))
 
 
 @pytest.mark.long
@@ -83,12 +97,16 @@ def test_every_provider_that_launches_kernels_says_so() -> None:
                 assert bool(launches) == says, f"{provider} launches {len(launches)} kernels"
 
 
+@functools.cache
+def all_compilations(chip: str) -> list[Compilation]:
+    pairs = with_kernels(OPS.values())
+    return [each for op, provider in pairs for each in compilations(op, provider, chip)]
+
+
 @pytest.mark.slow("the kernels that spill most are compiled")
 @pytest.mark.parametrize("entry", KNOWN or [NONE], ids=str)
 def test_a_known_limit_is_still_needed(entry: Known) -> None:
     if MINOR not in LIMITS[entry.kernel.partition(".")[0]].measured:
-        pytest.skip(UNMEASURED)
-    if reason := lacking(entry.chip):
-        pytest.skip(reason)
-    reason = stale(entry, compilations(OPS.values(), [entry.chip]))
+        pytest.skip(f"the limits of its op were not measured with triton {MINOR}")
+    reason = stale(entry, all_compilations(entry.chip))
     assert reason is None, reason

@@ -12,6 +12,8 @@ import pytest
 
 from correctness_tests.support.commands import SHORT, refused, tinyllama
 from correctness_tests.support.faults import tier_with
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import check_writable
 from tinyllama.model.config import PRESETS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
@@ -25,9 +27,9 @@ from tinyllama.ops import OPS
         ("--num-heads 7", "--num-heads 7 is odd: give --num-kv-heads, too"),
         ("--seq-len 0", "seq_len is 0: use a whole number from 1 to 2147483647"),
         (f"--seq-len {10**40}", "seq_len is 1000000000"),
-        ("--num-steps ten", "argument --num-steps: 'ten' is not a whole number: use one"),
+        ("--num-steps ten", "argument --num-steps: invalid int value: 'ten'"),
         ("--seed -1", "seed is -1: use a whole number from 0"),
-        ("--learning-rate fast", "argument --learning-rate: 'fast' is not a number: use one like"),
+        ("--learning-rate fast", "argument --learning-rate: invalid float value: 'fast'"),
         ("--learning-rate nan", "learning_rate is nan: use a number from 0 to 1e+20"),
         ("--max-grad-norm 0", "max_grad_norm is 0.0: use a number above 0, up to 1e+20"),
         ("--tier v9", "argument --tier: invalid choice: 'v9'"),
@@ -110,6 +112,12 @@ def test_sizes_follow_from_shape() -> None:
     assert ODD.parameters == sum(p.numel() for p in TinyLlama(ODD).parameters()) == 7104
     # 6 for each parameter but the norms' and each token; 6 products of the 45 scores of 6 heads
     assert ODD.step_flops(5, 9) == 6 * (7104 - 7 * 24) * 45 + 6 * 2 * 3 * 5 * 6 * 4 * 45
+
+
+def test_disk_without_room_is_refused_before_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--save '.*x' takes \d+ bytes, and folder .* has \d+"):
+        check_writable(tmp_path / "x", "--save", 2**70)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long

@@ -18,29 +18,12 @@ from tinyllama.training.step import TrainStep
 
 BATCH = RandomTokens(MODEL.vocab_size, CONFIG).batch(0)
 
-LAYER = [
-    "rms_norm",
-    "qkv.q",
-    "qkv.k",
-    "qkv.v",
-    "rope.q_rotated",
-    "rope.k_rotated",
-    "attention",
-    "add_rms_norm.y",
-    "add_rms_norm.sum",
-    "swiglu",
-]
+OF_ROPE = ["qkv.q", "qkv.k", "qkv.v", "rope.q_rotated", "rope.k_rotated"]
+OF_NORM = ["add_rms_norm.y", "add_rms_norm.sum"]
+LAYER = ["rms_norm", *OF_ROPE, "attention", *OF_NORM, "swiglu"]
 IN_ONE_PIECE = ["embedding", "layers.0", "layers.1", "final_norm", "logits", "loss"]
-NAMES = [
-    "embedding",
-    *[f"layers.0.{op}" for op in LAYER],
-    "layers.0",
-    *[f"layers.1.{op}" for op in LAYER],
-    "layers.1",
-    "final_norm",
-    "logits",
-    "loss",
-]
+LAYERS = [[*(f"layers.{i}.{op}" for op in LAYER), f"layers.{i}"] for i in range(2)]
+NAMES = ["embedding", *LAYERS[0], *LAYERS[1], "final_norm", "logits", "loss"]
 
 
 def make_step(tier: str | Tier = "v1", model: ModelConfig = MODEL, **changes: Any) -> TrainStep:
@@ -77,10 +60,10 @@ def test_diagnosis_shows_fp16_gradients_unscaled() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_diagnosed_run_has_same_curve(precision: str) -> None:
     plain = run(precision=precision).losses
-    diagnosed = run(precision=precision, diagnose_at=(1, 3, 4))
-    assert [diagnosis.step for diagnosis in diagnosed.diagnoses] == [1, 3, 4]
+    diagnosed = run(precision=precision, diagnosed=True)
+    assert [diagnosis.step for diagnosis in diagnosed.diagnoses] == [1, 4]
     assert diagnosed.losses == plain
-    assert [diagnosis.loss for diagnosis in diagnosed.diagnoses] == [plain[i] for i in (0, 2, 3)]
+    assert [diagnosis.loss for diagnosis in diagnosed.diagnoses] == [plain[i] for i in (0, 3)]
 
 
 def test_captured_run_goes_on_after_diagnosis(device: torch.device) -> None:
@@ -90,7 +73,7 @@ def test_captured_run_goes_on_after_diagnosis(device: torch.device) -> None:
         pytest.skip(f"capture: {reason}")
     plan = StepPlan(capture=True)
     plain = run("v2", device=device, plan=plan).losses
-    diagnosed = run("v2", device=device, plan=plan, diagnose_at=(1, 3, 4)).losses
+    diagnosed = run("v2", device=device, plan=plan, diagnosed=True).losses
     assert diagnosed == pytest.approx(plain, rel=1e-5)
 
 

@@ -49,6 +49,7 @@ def ends_at(result: Result) -> float:
 
 
 # Those of one process share the curves of V1 and of the control.
+@pytest.mark.long
 @pytest.mark.parametrize("tiers", [ON_CPU, KERNELS], ids="-".join)
 def test_loss_falls_by_more_than_lost_gradients_allow(
     tiers: list[str], device: torch.device

@@ -74,7 +74,7 @@ def test_gradient_that_is_missing_is_refused(missing: int) -> None:
 
 
 @pytest.mark.parametrize("provider", ["eager", "torch", "triton"])
-@pytest.mark.parametrize("loss", [1.0, torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("loss", [1.0, torch.nan])
 def test_updates_in_parts_are_those_of_a_whole_step(provider: str, loss: float) -> None:
     """Counted once, and judged by the loss."""
 

@@ -5,6 +5,7 @@ A stand-in for a GPU cuts what kernels multiply. They round it first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,10 +17,13 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.cut_operands import cut_operands
-from correctness_tests.support.launched import tree_ops
-from correctness_tests.support.stacks import forced, plans_forgotten  # noqa: F401 (a fixture)
+from correctness_tests.support.stacks import (  # noqa: F401 (fixtures)
+    forced,
+    plans_forgotten,
+    turn_fixture,
+)
 from correctness_tests.support.steps import SHAPE
-from correctness_tests.support.ways import ways
+from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import evaluate
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import Config
@@ -27,9 +31,10 @@ from tinyllama.harness.kernels.tf32 import rounded_to_tf32
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
+from tinyllama.ops import OPS
 from tinyllama.ops.attention import attend, attend_backward, attention
+from tinyllama.ops.stack import provider_of
 from tinyllama.ops.stack.configs import PRODUCTS
-from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.training.step import TrainStep
 
 pytestmark = pytest.mark.long
@@ -37,7 +42,6 @@ pytestmark = pytest.mark.long
 MODEL = replace(SHAPE, num_layers=2, ffn_dim=128, num_heads=2, num_kv_heads=1)
 ROWS, TOKENS = 4, 16
 BOUND = 5e-4  # of the share of an error that points along the gradient
-MULTIPLY = {"attention", "block", "stack"}  # by kernels, in tf32
 TILES = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=1, num_warps=4, num_stages=2)
 
 ROUND = False
@@ -65,36 +69,26 @@ def scale_error(gradient: Any, exact: torch.Tensor) -> float:
     return float(along.abs())
 
 
-class Errors:
-    """The scale error of each parameter's gradient in a step."""
-
-    def __init__(self, exact: dict[str, torch.Tensor], patched: pytest.MonkeyPatch) -> None:
-        self.exact, self.patched = exact, patched
-
-    def largest(self, plan: str = "all", turn: int = 0, described: bool = False) -> float:
-        config = TrainConfig(batch_size=ROWS, seq_len=TOKENS, precision="fp32")
-        self.patched.setattr(InSeveral, "turns", lambda x, dtype: turn)
-        self.patched.setattr("tinyllama.model.optim.turns", lambda x, dtype: turn)
-        with cut_operands(), ExitStack() as every:
-            step = TrainStep(TinyLlama(MODEL, V4.with_plan(plan)), config)
-            if described:
-                tiles = {f"stack.{name}": TILES for name in PRODUCTS}
-                probe = partial(step.probe, batch()[:, :-1], batch()[:, 1:])
-                every.enter_context(forced(probe, tiles.get))
-            step.prepare(warm_up=0)
-            step(batch())
-        grads = {name: p.grad for name, p in step.model.named_parameters()}
-        return max(scale_error(grads[name], expected) for name, expected in self.exact.items())
-
-
-@pytest.fixture
-def errors(exact: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Errors:
-    return Errors(exact, monkeypatch)
+def largest_error(
+    exact: dict[str, torch.Tensor], plan: str = "all", described: bool = False
+) -> float:
+    """The largest scale error of a parameter's gradient in a step."""
+    config = TrainConfig(batch_size=ROWS, seq_len=TOKENS, precision="fp32")
+    with cut_operands(), ExitStack() as every:
+        step = TrainStep(TinyLlama(MODEL, V4.with_plan(plan)), config)
+        if described:
+            tiles = {f"stack.{name}": TILES for name in PRODUCTS}
+            probe = partial(step.probe, batch()[:, :-1], batch()[:, 1:])
+            every.enter_context(forced(probe, tiles.get))
+        step.prepare(warm_up=0)
+        step(batch())
+    grads = {name: p.grad for name, p in step.model.named_parameters()}
+    return max(scale_error(grads[name], expected) for name, expected in exact.items())
 
 
 @pytest.mark.parametrize("plan", ["all", "single"])
-def test_operands_are_rounded_in_registers(plan: str, errors: Errors) -> None:
-    assert errors.largest(plan) < BOUND
+def test_operands_are_rounded_in_registers(plan: str, exact: dict[str, torch.Tensor]) -> None:
+    assert largest_error(exact, plan) < BOUND
 
 
 def rounded(x: Any) -> Any:
@@ -102,28 +96,33 @@ def rounded(x: Any) -> Any:
     return rounded_to_tf32(x.detach().contiguous()) if wide else x
 
 
-@pytest.mark.parametrize("name", [op.name for op in tree_ops()])
-def test_no_operand_of_a_kernel_is_cut_that_was_not_rounded(name: str) -> None:
-    """Of inputs and upstream gradients that are. What another kernel or a BLAS made, and a kernel
-    reads as it is, was rounded where it was made. A BLAS rounds its own operands."""
-    cut: dict[str, bool] = {}
-    for way in ways(name, torch.float32):
-        inputs = way.inputs("cpu")
+@pytest.mark.parametrize(
+    ("name", "provider"),
+    [("attention", "triton"), ("block", "triton"), ("stack", "all"), ("stack", "single")],
+)
+def test_no_operand_of_a_kernel_is_cut_that_was_not_rounded(name: str, provider: str) -> None:
+    """Of inputs and upstream gradients that are, in the first case and in the longest one. What
+    another kernel or a BLAS made, and a kernel reads as it is, was rounded where it was made."""
+    op = OPS[name]
+    chosen = op[provider_of(provider) if name == "stack" else provider]
+    for case in (op.cases[0], max(op.cases, key=lambda case: int(case.dims["T"]))):
+        inputs = OpCase(op, chosen, case, torch.float32).inputs()
         args, upstream = (
             {key: rounded(x) for key, x in values.items()}
             for values in (inputs.args, inputs.upstream)
         )
         with cut_operands() as changed:
-            evaluate(way.op, way.provider.call, replace(inputs, args=args, upstream=upstream))
-        cut |= {kernel: wrong or cut.get(kernel, False) for kernel, wrong in changed.items()}
-    assert not [kernel for kernel, wrong in cut.items() if wrong]
-    assert cut or name not in MULTIPLY
+            evaluate(op, chosen.call, replace(inputs, args=args, upstream=upstream))
+        assert changed
+        assert not [kernel for kernel, wrong in changed.items() if wrong]
 
 
 @described
-@pytest.mark.parametrize("turn", [0, 2])
-def test_descriptors_round_operands(turn: int, errors: Errors) -> None:
-    assert errors.largest(turn=turn, described=True) < BOUND
+def test_descriptors_round_operands(
+    exact: dict[str, torch.Tensor], turn: Callable[[int], None]
+) -> None:
+    turn(2)
+    assert largest_error(exact, described=True) < BOUND
 
 
 @pytest.mark.parametrize("tokens", [48, 150])

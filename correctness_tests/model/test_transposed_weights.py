@@ -1,6 +1,6 @@
 """The transposes of weights that the optimizer keeps for a step in tf32."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +9,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness.declare.registry import providers_restored
+from correctness_tests.support.stacks import (  # noqa: F401 (fixtures)
+    plans_forgotten,
+    turn_fixture,
+)
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import TransposedWeights
 from tinyllama.model.tiers import V4
 from tinyllama.ops.adamw import State, count, update, update_matrices
-from tinyllama.ops.stack import stack
-from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.training.step import TrainStep
 
 SHAPE = ModelConfig(
@@ -24,18 +25,6 @@ SHAPE = ModelConfig(
 )
 CONFIG = TrainConfig(batch_size=2, seq_len=4, precision="fp32", learning_rate=1e-2)
 TOKENS = torch.randint(20, (2, 5), generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture
-def turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Sets whether steps go by transposes."""
-
-    def choose(choice: int) -> None:
-        monkeypatch.setattr(InSeveral, "turns", lambda x, dtype: choice)
-        monkeypatch.setattr("tinyllama.model.optim.turns", lambda x, dtype: choice)
-
-    with providers_restored([stack]):
-        yield choose
 
 
 def make_step(device: torch.device, plan: str = "all", **changes: Any) -> TrainStep:
@@ -75,14 +64,13 @@ def test_step_trains_as_without_and_keeps_transposes(
 ) -> None:
     """With updates block by block, and with all of them at the end."""
     curves = []
-    for choice in (0, 1, 2):
+    for choice in (0, 2):
         turn(choice)
         step = make_step(device, **changes)
         assert isinstance(step.weight_copies, TransposedWeights) == (choice > 0)
         curves.append(train(step))
         assert choice == 0 or kept(step)
-    for losses in curves[1:]:
-        assert losses == pytest.approx(curves[0], rel=1e-5)
+    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
     assert curves[0][0] > curves[0][-1]
 
 
@@ -110,8 +98,7 @@ def test_weight_that_is_changed_by_hand_is_transposed_again(
 SHAPES = [
     [(6, 4), (4, 3), (10, 4), (4, 5)],
     [(64, 32), (32, 32), (128, 32), (32, 64)],
-    [(33, 32), (32, 64), (6, 64), (32, 32)],
-    [(32, 33), (64, 32), (64, 6), (32, 32)],
+    [(33, 32), (32, 64), (6, 64), (64, 6)],
 ]
 RATES: dict[str, Any] = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
@@ -125,9 +112,16 @@ def state_of(shapes: list[tuple[int, int]], device: torch.device, found_inf: flo
     return State._make((*lists, *(torch.tensor(n, device=device) for n in (2.0, found_inf))))
 
 
-@pytest.mark.parametrize("found_inf", [0.0, 1.0])
-@pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("shapes", SHAPES, ids=["ragged", "even", "ragged_rows", "ragged_columns"])
+@pytest.mark.parametrize(
+    ("shapes", "beside", "found_inf"),
+    [
+        (SHAPES[0], True, 0.0),
+        (SHAPES[1], False, 0.0),
+        (SHAPES[1], True, 1.0),
+        (SHAPES[2], False, 0.0),
+    ],
+    ids=["ragged", "even", "even, not finite", "ragged rows"],
+)
 def test_matrices_are_updated_as_any_parameter(
     shapes: list[tuple[int, int]], beside: bool, found_inf: float, device: torch.device
 ) -> None:

@@ -89,19 +89,6 @@ def test_blocks_of_any_proportion(
         assert_close(*results(device, tokens))
 
 
-@pytest.mark.long
-def test_a_head_may_have_one_column(length: str, device: torch.device) -> None:
-    """In whole blocks of tokens, beside the next head."""
-    generator = torch.Generator().manual_seed(0)
-    buffer = torch.randn(B, 64, H + 2 * G, 1, generator=generator).to(device)
-    q, k, v = buffer.split((H, G, G), 2)
-    gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
-    with blocks(32, 16):
-        o, lse = attend(q, k, v)
-        attend_backward(q.flip(1), q, k, v, o, lse, *gradients)
-    assert_close((o, lse, *gradients), exact(q.flip(1), q, k, v))
-
-
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize(("tokens", "rows", "step"), [(37, 16, 32), (37, 32, 16), (64, 32, 32)])
 def test_products_may_read_transposes_and_come_in_another_order(

@@ -16,8 +16,8 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 LEADING = [
-    *((rms_norm, axes) for axes in ((), (3,), (2, 0), (2, 3, 1, 5))),
-    *((linear, axes) for axes in ((), (2, 0), (2, 3, 5))),
+    *((rms_norm, axes) for axes in ((), (2, 0), (2, 3, 1, 5))),
+    *((linear, axes) for axes in ((), (2, 3, 5))),
     (add_rms_norm, (2, 3, 1)),
 ]
 

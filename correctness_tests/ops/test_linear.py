@@ -1,9 +1,11 @@
 """The products of a projection's backward pass, whose operands may be transposed first."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from tinyllama.harness.kernels.configs import FORCED, Config
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import linear as linear_file
 from tinyllama.ops.linear import INPUT_GRADIENT, WEIGHT_GRADIENT, input_gradient, weight_gradient
@@ -15,11 +17,11 @@ TURN = Config(TURN=1)
 
 
 @pytest.fixture
-def turning(monkeypatch: pytest.MonkeyPatch) -> None:
+def turning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products count as tf32, and every operand that may be transposed is."""
     monkeypatch.setattr(linear_file, "input_precision", lambda x: "tf32")
-    monkeypatch.setitem(FORCED, (WEIGHT_GRADIENT.name, "longer=64"), TURN)
-    monkeypatch.setitem(FORCED, (INPUT_GRADIENT.name, "inner=64,rows=128"), TURN)
+    with WEIGHT_GRADIENT.force(TURN, longer=64), INPUT_GRADIENT.force(TURN, inner=64, rows=128):
+        yield
 
 
 def random(*shape: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.posed import Posed
 from tinyllama.harness import Op
+from tinyllama.harness.check.cases import elements
 from tinyllama.harness.check.evaluate import make_inputs
 from tinyllama.harness.check.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare.autograd import several
@@ -29,6 +30,7 @@ REPEATED = [
 EACH = pytest.mark.parametrize(
     ("op", "provider"), [pytest.param(*pair, id=str(pair[1])) for pair in REPEATED]
 )
+MANY_CASES = 6  # the smallest ones: larger ones take the same steps of Python
 LAID_OUT: list[tuple[torch.dtype, dict[str, str]]] = [
     *((dtype, {}) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
     *((torch.float32, {"layout": name}) for name in LAYOUTS if name != "contiguous"),
@@ -57,12 +59,14 @@ def assert_repeated(op: Op, provider: Provider, inputs: Any, used: str = "") -> 
 
 @EACH
 def test_repeated_calls_give_the_same_bits(op: Op, provider: Provider, posed: Posed) -> None:
-    """The first two calls are planned, and later ones made by the plan."""
-    laid_out = [(case, *LAID_OUT[0]) for case in op.cases]
-    laid_out += [(op.cases[0], dtype, options) for dtype, options in LAID_OUT[1:]]
+    """The fourth call of a signature is made by a plan."""
+    cases = sorted(op.cases, key=lambda case: elements(op, case))
+    laid_out = [(case, *LAID_OUT[0]) for case in cases[:MANY_CASES]]
+    laid_out += [(cases[0], dtype, options) for dtype, options in LAID_OUT[1:]]
     for case, dtype, options in laid_out:
-        for seed in range(4):
-            assert_repeated(op, provider, make_inputs(op, case, dtype, seed=seed, **options))
+        for seed in range(3):
+            results(op, provider, make_inputs(op, case, dtype, seed=seed, **options))
+        assert_repeated(op, provider, make_inputs(op, case, dtype, seed=3, **options))
 
 
 @pytest.mark.gpu
@@ -81,23 +85,6 @@ def test_so_do_calls_of_which_one_output_is_used(op: Op, provider: Provider, pos
     inputs = make_inputs(op, op.cases[0], torch.float32)
     for name in [*op.outputs] * 5:
         assert_repeated(op, provider, inputs, used=name)
-
-
-def negative(x: torch.Tensor) -> torch.Tensor:
-    """The same values, as a tensor that stands for the negative of its memory."""
-    turned: torch.Tensor = torch.complex(torch.zeros_like(x), -x).conj().imag
-    assert turned.is_neg()
-    return turned
-
-
-@EACH
-def test_a_tensor_that_stands_for_its_negative_is_read_as_its_values(
-    op: Op, provider: Provider, posed: Posed
-) -> None:
-    inputs = make_inputs(op, op.cases[0], torch.float32)
-    for _ in range(4):
-        expected = results(op, provider, inputs)
-    assert all(map(torch.equal, results(op, provider, inputs.mapped(negative)), expected))
 
 
 @EACH

@@ -20,7 +20,7 @@ from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.suites.accuracy import assert_accurate
 
-EXAMPLES = 5  # of each provider
+EXAMPLES = 3  # of each provider
 MANY, PARTS = 200, 8  # in the slow lane they are drawn in parts, so that several workers share them
 
 pytest.importorskip("triton")

@@ -96,7 +96,7 @@ def test_bytes_of_step_are_those_of_its_ops() -> None:
     ("options", "reason"),
     [
         (["trace", "--with", "ncu"], "--with 'ncu' cannot do trace: use rocprofv3 or torch"),
-        (["all", "--with", "torch"], "remove it"),
+        (["all", "--with", "torch"], "use it with a single tool"),
         (["flops", "left-over"], "left-over is no option of flops"),
         (["hotspots", "--tier", "v9"], "invalid choice: 'v9'"),
         (["hotspots", "--device", "cuda:99"], "cuda:99"),
@@ -151,13 +151,20 @@ def test_captured_step_is_mapped_by_order() -> None:
     ]
 
 
+def test_report_shows_recorded_sweep_over_lengths_and_batches(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="extra 'report' is not installed")
+    page = tmp_path / "page.html"
+    text = printed("report", "--all", "--results-dir", ROOT / "results", "--html", page)
+    assert re.search(r"^8 x 512 +v2 +[\d.]+ +\d+ +\d+$", text, re.M)
+
+
 # -- the published course -------------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_commands_for_published_course_exist() -> None:
     page = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `[^`]+` \| `tinyllama ([^`]+)` \|", page, re.M)
+    rows = re.findall(r"^\| `.*` \| `tinyllama ([^`]+)`", page, re.M)
     assert rows
     for row in rows:
         command, *words = row.split()

@@ -54,7 +54,7 @@ FIRST = {
     "train": SMALL,
     "profile": ["--print-command", *SMALL],
     "stages": ["--list"],
-    "exercise": ["memory-pattern"],
+    "exercise": ["attention-memory"],
 }
 TOO_LARGE = {"medium", "large"}
 

@@ -4,12 +4,10 @@
 """
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from correctness_tests.support.commands import ENVIRONMENT, ROOT
+from correctness_tests.support.commands import ROOT, python
 from tinyllama.harness.machine.parsed import tomllib
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -19,52 +17,16 @@ EXTRAS = {
     if extra != "test"
 }
 MODULES = {"nvidia-ml-py": "pynvml", "liger-kernel": "liger_kernel"}  # where names differ
+# None in sys.modules: an import of it fails as that of what is not installed.
 COLLECT = """
 import sys
-
+hidden = sys.argv[1].split()
+sys.modules.update(dict.fromkeys(hidden))
 import pytest
-
-hidden = set(sys.argv[1].split())
-
-
-class Others:
-    def __init__(self, finders):
-        self.finders = finders
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in hidden:
-            return None
-        specs = (finder.find_spec(name, path, target) for finder in self.finders)
-        return next(filter(None, specs), None)
-
-    def invalidate_caches(self):
-        pass
-
-    def find_distributions(self, context):
-        for finder in self.finders:
-            if hasattr(finder, "find_distributions"):
-                yield from finder.find_distributions(context)
-
-
-sys.meta_path[:] = [Others(sys.meta_path[:])]
-assert not hidden & sys.modules.keys()
 status = pytest.main(sys.argv[2:])
-assert not hidden & sys.modules.keys()
+assert not any(map(sys.modules.get, hidden))
 sys.exit(status)
 """
-
-
-def collected(*hidden: str) -> subprocess.CompletedProcess[str]:
-    """Collects the whole suite where these modules are not there."""
-    words = ["correctness_tests", "--collect-only", "-qq", "--device", "cpu", "-p", "no:xdist"]
-    return subprocess.run(
-        [sys.executable, "-c", COLLECT, " ".join(hidden), *words],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 @pytest.mark.slow("it collects all tests twice, in processes of their own")
@@ -72,6 +34,8 @@ def collected(*hidden: str) -> subprocess.CompletedProcess[str]:
 def test_all_tests_are_collected_without_an_extra(without: str) -> None:
     """Triton is apart: a file that is skipped without it may import more that is missing."""
     alone = without == "triton"
-    extras = [packages for extra, packages in EXTRAS.items() if (extra == "triton") == alone]
-    result = collected(*(MODULES.get(name, name) for packages in extras for name in packages))
-    assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
+    extras = [names for extra, names in EXTRAS.items() if (extra == "triton") == alone]
+    hidden = " ".join(MODULES.get(name, name) for names in extras for name in names)
+    words = ["correctness_tests", "--collect-only", "-qq", "--device", "cpu", "-p", "no:xdist"]
+    done = python("-c", COLLECT, hidden, *words, cwd=ROOT)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

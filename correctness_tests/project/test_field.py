@@ -23,7 +23,7 @@ def name(case: field.Case) -> str:
 def release_folder(library: str, release: str) -> Path:
     """The folder of a release; the test is skipped where pip cannot install it."""
     try:
-        return field.installed(library, release, field.CACHE)
+        return field.installed(library, release)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"{library} {release} cannot be installed: pip ended with {error.returncode}")
 

@@ -34,6 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_assertion_in_a_test_fails_as_shown(folder: Path) -> None:
     (folder / "test_softmax.py").write_text(block("# test_softmax.py"), encoding="utf-8")
     done = python("-m", "pytest", "test_softmax.py", "-p", "no:cacheprovider", cwd=folder)
@@ -41,7 +42,7 @@ def test_the_assertion_in_a_test_fails_as_shown(folder: Path) -> None:
     assert not missing(block("$ pytest test_softmax.py"), done.stdout), done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow("a check in a process of its own takes a quarter of a minute")
 def test_the_check_without_a_declaration_finds_what_is_shown(folder: Path) -> None:
     shown = block("$ tinyllama check")
     command = ["check", "hasty_softmax.py:softmax", "--like", "torch.softmax"]
@@ -52,7 +53,7 @@ def test_the_check_without_a_declaration_finds_what_is_shown(folder: Path) -> No
     assert not missing(shown, done.stdout), done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow("two gates in processes of their own take a quarter of a minute")
 def test_the_gate_says_what_is_shown(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     repository = tmp_path / "repository"

@@ -15,7 +15,6 @@ REGISTERS = ["LDS_Block_Size", "Scratch_Size", "VGPR_Count", "Accum_VGPR_Count",
 TIMES = ["Kernel_Id", "Kernel_Name", "Correlation_Id", "Start_Timestamp", "End_Timestamp"]
 # The columns of a kernel trace, by the version of ROCm that writes them.
 TRACES = {
-    "6.2": ["Kind", "Agent_Id", "Queue_Id", *TIMES, *SEGMENTS, *GRID],
     "6.4": ["Kind", "Agent_Id", "Queue_Id", "Thread_Id", "Dispatch_Id", *TIMES, *SEGMENTS, *GRID],
     "7.0": [
         *("Kind", "Agent_Id", "Queue_Id", "Stream_Id", "Thread_Id", "Dispatch_Id"),
@@ -77,15 +76,13 @@ def stats(path: Path) -> Path:
     return write_csv(path, STATS, rows)
 
 
-def counters(path: Path, *, old: bool = False) -> Path:
-    """A row for each launch and counter. old: without accumulation registers and times."""
-    columns = COUNTERS[:-2] if old else COUNTERS
-    columns = [name for name in columns if not (old and name == "Accum_VGPR_Count")]
+def counters(path: Path) -> Path:
+    """A row for each launch and counter."""
     rows: list[dict[str, object]] = [
         {"Kernel_Name": name, "Counter_Name": "SQ_WAVES", "Counter_Value": 16}
         for name, *_ in LAUNCHES
     ]
-    return write_csv(path, columns, rows)
+    return write_csv(path, COUNTERS, rows)
 
 
 def database(path: Path) -> Path:
@@ -113,102 +110,73 @@ def database(path: Path) -> Path:
 
 # -- programs -------------------------------------------------------------------------------------
 
+_HEAD = """#!{python}
+import argparse, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from correctness_tests.support import rocm_files
+
+before, _, program = " ".join(sys.argv[1:]).partition(" -- ")
+words = before.split()
+parser = argparse.ArgumentParser(prog={name!r}, allow_abbrev=False)
+"""
 _ROCPROFV3 = """
-tracing = ("--sys-trace", "--kernel-trace") + (("--runtime-trace",) if version >= (6, 3) else ())
-values = ["--output-format", "-d", "-o", "-i"] + (["--pmc"] if version >= (6, 3) else [])
-given, program = {}, None
-words = sys.argv[1:]
-while words:
-    word = words.pop(0)
-    if word == "--":
-        program = words
-        break
-    if word in values:
-        given[word] = []
-        while words and not words[0].startswith("-"):
-            given[word].append(words.pop(0))
-            if word != "--pmc":
-                break
-    elif word in (*tracing, "--stats", "-T"):
-        given[word] = True
-    elif version < (7, 0) and not word.startswith("-"):
-        program = [word, *words]
-        break
-    else:
-        sys.exit(f"rocprofv3: error: unrecognized arguments: {word}")
+for flag in ("--sys-trace", "--kernel-trace", "--runtime-trace", "--stats", "-T"):
+    parser.add_argument(flag, action="store_true")
+formats = ["csv", "json", "pftrace"] + (["rocpd"] if {version} >= (7, 0) else ["otf2"])
+parser.add_argument("--output-format", choices=formats, default=formats[-1])
+parser.add_argument("--pmc", nargs="+")
+parser.add_argument("-d", type=Path, required=True)
+parser.add_argument("-o", required=True)
+args = parser.parse_args(words)
 if not program:
     sys.exit("rocprofv3: error: no application")
-traced = any(one in given for one in tracing)
-if "--stats" in given and not traced:
+traced = args.sys_trace or args.kernel_trace or args.runtime_trace
+if args.stats and not traced:
     sys.exit("No tracing options were enabled for --stats option")
-known = ["csv", "json", "pftrace"] + (["otf2"] if (6, 3) <= version < (7, 0) else [])
-known += ["rocpd"] if version >= (7, 0) else []
-form = given.get("--output-format", ["rocpd" if version >= (7, 0) else "csv"])[0]
-if form not in known:
-    sys.exit(f"rocprofv3: error: argument --output-format: invalid choice: {form}")
-out, name = Path(given["-d"][0]), given["-o"][0]
-counted = given.get("--pmc")
-if "-i" in given:
-    text = Path(given["-i"][0]).read_text()
-    if not text.startswith("pmc:"):
-        sys.exit("rocprofv3: error: bad input")
-    counted, out = text.split()[1:], out / "pmc_1"
-out.mkdir(parents=True, exist_ok=True)
-short = "6.2" if version < (6, 3) else "6.4" if version < (7, 0) else "7.0"
-if form == "pftrace":
-    (out / f"{name}_results.pftrace").write_bytes(b"synthetic")
-elif form == "rocpd":
-    rocm_files.database(out / f"{name}_results.db")
-else:
+args.d.mkdir(parents=True, exist_ok=True)
+if args.output_format == "pftrace":
+    (args.d / f"{args.o}_results.pftrace").write_bytes(b"synthetic")
+elif args.output_format == "csv":
     if traced:
-        rocm_files.trace(out / f"{name}_kernel_trace.csv", short)
-    if "--stats" in given:
-        rocm_files.stats(out / f"{name}_kernel_stats.csv")
-    if counted:
-        rocm_files.counters(out / f"{name}_counter_collection.csv", old=version < (6, 3))
+        columns = "7.0" if {version} >= (7, 0) else "6.4"
+        rocm_files.trace(args.d / f"{args.o}_kernel_trace.csv", columns)
+    if args.stats:
+        rocm_files.stats(args.d / f"{args.o}_kernel_stats.csv")
+    if args.pmc:
+        rocm_files.counters(args.d / f"{args.o}_counter_collection.csv")
 """
 _COMPUTE = """
-mode, *words = sys.argv[1:]
-if mode == "profile":
-    place = words.index("--")
-    options, program = words[:place], words[place + 1 :]
-    left = [word for word in options if word.startswith("-")]
-    if not set(left) <= {"-n", "--no-roof", "--roof-only", "-b", "-k"} or "-n" not in left:
-        sys.exit(f"rocprof-compute: error: unrecognized arguments: {left}")
-    folder = Path("workloads") / options[options.index("-n") + 1] / "MI300X_A1"
+modes = parser.add_subparsers(dest="mode", required=True)
+profile, analyze = (modes.add_parser(name, allow_abbrev=False) for name in ("profile", "analyze"))
+profile.add_argument("-n", required=True)
+profile.add_argument("--no-roof", action="store_true")
+analyze.add_argument("-p", type=Path, required=True)
+analyze.add_argument("-n", choices=("per_wave", "per_cycle", "per_second"))
+analyze.add_argument("--list-stats", action="store_true")
+args = parser.parse_args(words)
+if args.mode == "profile":
+    folder = Path("workloads") / args.n / "MI300X_A1"
     folder.mkdir(parents=True)
     (folder / "pmc_perf.csv").write_text("Dispatch_ID,Kernel_Name\\n")
-elif mode == "analyze":
-    units = ("per_wave", "per_cycle", "per_second")
-    if "-n" in words and words[words.index("-n") + 1] not in units:
-        sys.exit("analyze: error: argument -n/--normal-unit: invalid choice")
-    folder = Path(words[words.index("-p") + 1])
-    if not (folder / "pmc_perf.csv").is_file():
-        sys.exit(f"analyze: error: {folder} has no pmc_perf.csv")
-    print("Detected Kernels (sorted descending by duration)")
+elif not (args.p / "pmc_perf.csv").is_file():
+    sys.exit(f"analyze: error: {args.p} has no pmc_perf.csv")
 else:
-    sys.exit(f"rocprof-compute: error: invalid choice: {mode}")
+    print("Detected Kernels (sorted descending by duration)")
 """
 _SYSTEMS = """
-words = sys.argv[1:]
-place = words.index("--")
-options = words[:place]
-known = {"--trace", "--profile", "-o", "-S", "-H", "-D"}
-if not {word for word in options if word.startswith("-")} <= known:
-    sys.exit("rocprof-sys-run: error: unknown option")
-out = Path(options[options.index("-o") + 1]) / "2026-01-01_00.00"
+for flag in ("--trace", "--profile", "-S", "-H", "-D"):
+    parser.add_argument(flag, action="store_true")
+parser.add_argument("-o", type=Path, required=True)
+out = parser.parse_args(words).o / "2026-01-01_00.00"
 out.mkdir(parents=True)
 (out / "perfetto-trace-17.proto").write_bytes(b"synthetic")
 """
 PROGRAMS = {
     "rocprofv3": _ROCPROFV3,
     "rocprof-compute": _COMPUTE,
-    "omniperf": _COMPUTE,
     "rocprof-sys-run": _SYSTEMS,
-    "omnitrace-run": _SYSTEMS,
 }
-RENAMED = {"6.2": ("rocprofv3", "omniperf", "omnitrace-run")}
-TODAY = ("rocprofv3", "rocprof-compute", "rocprof-sys-run")
 
 
 def install(root: Path, version: str) -> Path:
@@ -217,14 +185,10 @@ def install(root: Path, version: str) -> Path:
     (root / ".info/version").write_text(f"{version}.1-66\n")
     binaries = root / "bin"
     binaries.mkdir()
-    support = Path(__file__).resolve().parents[2]
-    for name in RENAMED.get(version, TODAY):
+    support = str(Path(__file__).resolve().parents[2])
+    for name, body in PROGRAMS.items():
         program = binaries / name
-        program.write_text(
-            f"#!{sys.executable}\nimport sys\nfrom pathlib import Path\n"
-            f"sys.path.insert(0, {str(support)!r})\n"
-            "from correctness_tests.support import rocm_files\n"
-            f"version = {tuple(map(int, version.split('.')))}\n{PROGRAMS[name]}"
-        )
+        body = body.replace("{version}", str(tuple(map(int, version.split(".")))))
+        program.write_text(_HEAD.format(python=sys.executable, root=support, name=name) + body)
         program.chmod(0o755)
     return binaries

@@ -26,7 +26,6 @@ MACHINE = {
     "system": "Linux 6.1",
     "driver": "580.95",
     "power_limit_watts": 700,
-    "clocks_mhz": {"sm_max": 1980, "memory_max": 3201, "sm": 1755, "memory": 3201},
 }
 
 # contender -> role, title, milliseconds of a step of small-bf16, kernels, share of idle time

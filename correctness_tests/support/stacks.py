@@ -21,8 +21,26 @@ def plans_forgotten() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(name="turn")
+def turn_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets whether passes and the optimizer go by transposes, whatever the chip's table says."""
+
+    def choose(choice: int) -> None:
+        for place in ("ops.stack.configs.turns", "model.optim.turns"):
+            monkeypatch.setattr(f"tinyllama.{place}", lambda x, dtype: choice)
+
+    return choose
+
+
 def inputs(
-    tokens: int, heads: int, groups: int, width: int, device: torch.device, batch: int = 3
+    tokens: int,
+    heads: int,
+    groups: int,
+    width: int,
+    device: torch.device,
+    batch: int = 3,
+    hidden: int = HIDDEN,
+    ffn: int = FFN,
 ) -> Inputs:
     """Of a stack of `LAYERS` blocks, in bfloat16."""
     generator = torch.Generator().manual_seed(0)
@@ -32,11 +50,11 @@ def inputs(
         values = torch.randn(*shape, generator=generator) * 0.3
         return values.to(device, torch.bfloat16)
 
-    attention = [drawn(LAYERS, n, HIDDEN) for n in (columns, rows, rows)]
-    mlp = [drawn(LAYERS, FFN, HIDDEN), drawn(LAYERS, FFN, HIDDEN), drawn(LAYERS, HIDDEN, FFN)]
+    attention = [drawn(LAYERS, n, hidden) for n in (columns, rows, rows)]
+    mlp = [drawn(LAYERS, ffn, hidden), drawn(LAYERS, ffn, hidden), drawn(LAYERS, hidden, ffn)]
     cos, sin = (table.to(device) for table in rope_tables(tokens, width))
-    gains = torch.linspace(0.5, 1.5, 2 * LAYERS * HIDDEN, device=device).view(2, LAYERS, -1)
-    x, out = drawn(batch, tokens, HIDDEN), drawn(LAYERS, HIDDEN, columns)
+    gains = torch.linspace(0.5, 1.5, 2 * LAYERS * hidden, device=device).view(2, LAYERS, -1)
+    x, out = drawn(batch, tokens, hidden), drawn(LAYERS, hidden, columns)
     return Inputs._make((x, cos, sin, gains[0], *attention, out, gains[1], *mlp))
 
 

@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -62,15 +61,12 @@ class Thing:
             return torch.arange(3)
         return {"function": lambda: None, "hostile": Hostile()}[what]
 
-    def answers(self, texts: Sequence[str], asked: bool = False) -> None:
-        """Past the protocol, as a hostile candidate would: one for this call, others for later.
-        asked: as if to this call."""
+    def answers(self, text: str) -> None:
+        """Past the protocol, as a hostile candidate would."""
         import gc
 
-        (connection,) = (one for one in gc.get_objects() if type(one) is Connection)
-        token = sys._getframe(2).f_locals["token"] if asked else b""
-        for text in texts:
-            connection.send_bytes(token + text.encode())
+        (connection,) = (thing for thing in gc.get_objects() if type(thing) is Connection)
+        connection.send_bytes(sys._getframe(2).f_locals["token"] + text.encode())
 
     def sleeps(self, seconds: float) -> None:
         time.sleep(seconds)

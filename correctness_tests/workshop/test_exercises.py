@@ -12,13 +12,15 @@ from tinyllama.cli import exercise
 from tinyllama.workshop import blanks, exercises
 
 pytest.importorskip("triton")
-FILES = ("rms_norm", "swiglu", "rope")
 PAGE = ROOT / "docs" / "workshop.md"
 COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.M | re.S)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long) for name in ("rms_norm", "swiglu")] + ["rope"],
+)
 def test_unfilled_starter_reports_its_blanks_and_nothing_else(name: str, tmp_path: Path) -> None:
     text = printed("exercise", "--starter", name)
     file = tmp_path / f"{name}.py"
@@ -26,12 +28,6 @@ def test_unfilled_starter_reports_its_blanks_and_nothing_else(name: str, tmp_pat
     lines = [n for n, line in enumerate(text.splitlines(), 1) if "____" in line]
     message = refused("check", file, "--device", "cpu")
     assert re.search(rf"{name}\.py has \d+ blanks, the first in line {lines[1]}: ", message)
-    body, right = (
-        script.partition("\nimport torch\n")[2]
-        for script in (text, printed("exercise", "--solution", name))
-    )
-    pattern = re.escape(body).replace("____", "(.+)")
-    assert re.fullmatch(pattern, right), "they differ elsewhere"
 
 
 @pytest.mark.long
@@ -49,9 +45,10 @@ def test_wrong_answer_fails_its_check(
 ) -> None:
     file, text = tmp_path / f"{name}.py", blanks.solution(name)
     assert right in text
-    for content, status in ((text, 0), (text.replace(right, wrong), 1)):
-        file.write_text(content)
-        assert tinyllama("check", file, "--only", check, "--device", "cpu").status == status
+    file.write_text(text.replace(right, wrong))
+    done = tinyllama("check", file, "--only", check, "--device", "cpu")
+    assert done.status == 1
+    assert re.search(rf"lesson: {check}: wrong result in ", done.out)
 
 
 @pytest.mark.long
@@ -78,12 +75,6 @@ def test_names_of_the_command_are_those_of_the_exercises() -> None:
     assert list(exercise.NAMES) == list(exercises.EXERCISES)
 
 
-def test_transactions_do_not_depend_on_the_block_size() -> None:
-    _, *rows = exercises.memory_pattern(CPU)
-    assert {row[-1] for row in rows} == {"64"}
-    assert [row[1] for row in rows] == ["32", "16", "8", "4", "2"]
-
-
 def test_eager_attention_grows_with_the_square_of_the_length() -> None:
     text = printed("exercise", "attention-memory", "--device", "cpu")
     *_, eager, flash = text.splitlines()[len(exercises.LENGTHS)].split()
@@ -98,9 +89,14 @@ def test_block_sizes_are_those_of_a_participants_file(tmp_path: Path) -> None:
     file.write_text(blanks.solution("rms_norm"))
     rows = printed("exercise", "block-sizes", "--file", file, "--device", "cpu").splitlines()
     assert rows == printed("exercise", "block-sizes", "--device", "cpu").splitlines()
-    assert [row.split()[0] for row in rows[1:]] == ["64", "128", "256", "512", "1024"]
-    assert all(row.endswith("needs a GPU") for row in rows[1:])
-    widest = [int(row.split()[3]) for row in rows[1:]]
+    columns = list(zip(*(row.split() for row in rows[1:-1]), strict=True))
+    assert columns[:3] == [
+        ("64", "128", "256", "512", "1024"),
+        ("32", "16", "8", "4", "2"),
+        ("64",) * 5,
+    ]
+    assert all(row.endswith("needs a GPU") for row in rows[1:-1])
+    widest = list(map(int, columns[5]))
     assert widest == sorted(widest), "larger blocks allow wider accesses"
     file.write_text(blanks.starter("rms_norm"))
     message = refused("exercise", "block-sizes", "--file", file, "--device", "cpu")

@@ -13,8 +13,7 @@ from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.measure.clock import wall_seconds
 from tinyllama.harness.records.results import records
 from tinyllama.ops import OPS
-from tinyllama.workshop import checks, running, strided
-from tinyllama.workshop.checks import CheckedStage
+from tinyllama.workshop import contender, running, strided
 from tinyllama.workshop.contender import StageStep, Unwaited
 from tinyllama.workshop.stages import STAGES
 
@@ -28,8 +27,8 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installe
 def test_check_of_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
     if stage.check in ("dense inputs", "products by BLAS") and not HAS_TRITON:
         pytest.skip("triton is not installed")
-    outcome, message = CheckedStage(stage.number, **WHERE).check(stage.check)
-    fixed, nothing = CheckedStage(stage.number, fixed=True, **WHERE).check(stage.check)
+    outcome, message = StageStep(stage.number, **WHERE).check(stage.check)
+    fixed, nothing = StageStep(stage.number, fixed=True, **WHERE).check(stage.check)
     if stage.check == "phases add up":
         assert (outcome, fixed) == ("unsupported", "unsupported")
         assert "needs a GPU" in message
@@ -41,8 +40,8 @@ def test_check_of_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
 @pytest.mark.long
 @needs_triton
 def test_hybrid_passes_every_check() -> None:
-    step = CheckedStage(5, **WHERE)
-    outcomes = {name: step.check(name)[0] for name in checks.CHECKS}
+    step = StageStep(5, **WHERE)
+    outcomes = {name: step.check(name)[0] for name in contender.CHECKS}
     assert outcomes.pop("phases add up") == "unsupported"
     assert set(outcomes.values()) == {"passed"}
 
@@ -54,8 +53,8 @@ def test_phases_by_a_clock_that_does_not_wait_do_not_add_up() -> None:
         queue.enqueue(1e-3)
 
     waited, unwaited = wall_seconds(work, queue), wall_seconds(work, Unwaited(queue))
-    assert checks.difference(3 * unwaited, 3 * waited)
-    assert checks.difference(3 * waited, 3 * waited) is None
+    assert contender.difference(3 * unwaited, 3 * waited)
+    assert contender.difference(3 * waited, 3 * waited) is None
 
 
 def test_without_a_backward_only_the_embedding_learns() -> None:
@@ -96,17 +95,18 @@ def test_strided_kernel_is_right(dense: bool) -> None:
 # -- the command --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_command_prints_table_and_leaves_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "TEXT_STEPS", 4)
+    monkeypatch.setattr(contender, "TEXT_STEPS", 4)
     folder = tmp_path / "stages"
     text = printed("stages", "6", "1", "6", "--device", "cpu", "--output", folder)
     assert text.count("RED") == text.count("GREEN") == (2 if HAS_TRITON else 1)
     assert "No weight init" in text
     names = {f"stage{n}_{what}" for n in (1, 6) for what in ("output.log", "profile.csv")}
-    assert {path.name for path in folder.iterdir()} == {*names, "comparison.txt"}
+    assert {path.name for path in folder.iterdir()} == {*names, "comparison.md"}
     with open(folder / "stage6_profile.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage"]
@@ -122,8 +122,10 @@ def test_only_the_fastest_right_stage_is_called_optimal(hybrid: float, optimal: 
     seconds = {0: 0.2, 4: 0.25, 5: hybrid, 6: 0.01}  # stage 6 is wrong, and fast
     stages = [
         running.Measured(
-            *(running.BASELINE if number == 0 else STAGES[number], 6.9, [s] * 9, [s] * 9),
+            running.BASELINE if number == 0 else STAGES[number],
+            first_loss=6.9,
             memory={"peak_bytes": 2**20},
+            seconds=[s] * 9,
         )
         for number, s in seconds.items()
     ]
@@ -134,7 +136,7 @@ def test_only_the_fastest_right_stage_is_called_optimal(hybrid: float, optimal: 
 
 def test_commas_in_names_stay_in_one_column() -> None:
     kernels = {'void f<float, 4>(int*, "x")\n': (2, 3e-6)}
-    row = running.profile_csv(running.Measured(STAGES[1], 7.0, kernels=kernels)).splitlines()
+    row = running.profile_csv(kernels).splitlines()
     assert row[1].count(",") == 4
     assert row[1].endswith(",2,3000,1500,100.00")
 

@@ -2,8 +2,9 @@
 
 import torch
 
+from field.sampling import TOKENS
 from field.unsloth import kernels
-from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness import Op, Tensor
 from tinyllama.ops.cross_entropy import TARGETS
 
 released = kernels("cross_entropy_loss")
@@ -12,11 +13,7 @@ row_cross_entropy = Op(
     "row_cross_entropy",
     inputs={"logits": Tensor("N V", grad=True), "targets": TARGETS},
     outputs={"losses": "N"},
-    cases=[
-        Case(N=5, V=50),
-        Case(N=1, V=64, why="one row"),
-        Case(N=3, V=1000, why="a row that does not fill its block"),
-    ],
+    cases=TOKENS,
     dtypes=(torch.float32,),
 )
 

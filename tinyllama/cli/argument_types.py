@@ -22,50 +22,33 @@ def add_options(parser: argparse.ArgumentParser, *configs: Any) -> None:
                 continue
             help, default = field.metadata["help"], getattr(config, field.name)
             named_default = "default" in help or default is None
-            kinds: dict[Any, Callable[[str], Any]] = {int: whole, float: number, str: str}
+            kinds: dict[Any, Callable[[str], Any]] = {int: int, float: float, str: str}
             parser.add_argument(
                 f"--{field.name.replace('_', '-')}",
-                type=kinds.get(field.type, number_or_none),
+                type=kinds.get(field.type, number),
                 choices=field.metadata["choices"],
                 metavar=field.metadata["metavar"],
                 help=help if named_default else f"{help} (default {default})",
             )
 
 
-def whole(text: str) -> int:
-    """An argparse type."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a whole number: use one") from None
-
-
 def whole_within(low: int, high: int) -> Callable[[str], int]:
     """An argparse type: a whole number from ``low`` to ``high``."""
 
     def within(text: str) -> int:
-        value = whole(text)
-        if not low <= value <= high:
+        if not low <= (value := int(text)) <= high:
             raise argparse.ArgumentTypeError(
-                f"{value!r:.80} is out of range: use a whole number from {low} to {high}"
+                f"{text:.80} is out of range: use a whole number from {low} to {high}"
             )
         return value
 
+    within.__name__ = "int"  # in argparse's message
     return within
 
 
-def number(text: str) -> float:
-    """An argparse type."""
-    try:
-        return float(text)
-    except ValueError:
-        message = f"{text!r:.80} is not a number: use one like 3e-4"
-        raise argparse.ArgumentTypeError(message) from None
-
-
-def number_or_none(text: str) -> float | str:
+def number(text: str) -> float | str:
     """An argparse type: a number, or the word none."""
-    return text if text == "none" else number(text)
+    return text if text == "none" else float(text)
 
 
 def file_path(text: str) -> Path:

@@ -1,6 +1,6 @@
 """``tinyllama check``: every check on an op or a provider, of a file or by its name.
 
-torch is imported by the command, not here, so that ``--help`` and refusals are quick.
+Only the processes that make the checks load torch.
 """
 
 import argparse
@@ -8,29 +8,30 @@ import contextlib
 import re
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from tinyllama.cli import like
 from tinyllama.cli.argument_types import check_known, file_path, whole_within
-from tinyllama.harness.check.names import ALL, APART, DEFAULT
+from tinyllama.harness.check.finding import Finding, Outcome, Provided, Rank, fails, undecided
+from tinyllama.harness.check.names import ALL, APART, DEFAULT, TRIED
+from tinyllama.harness.check.remote import Request, check, place_in
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
-
-if TYPE_CHECKING:
-    from tinyllama.harness.check.finding import Provided
-    from tinyllama.harness.check.run import Finding
+from tinyllama.harness.machine.worker import WorkerError
 
 FAILED = 1  # exit status when a check found something, or nothing could be compared
-STOPPED = {"time limit": 124, "Ctrl-C": 130, "SIGTERM": 143}  # where nothing failed until then
-Findings = Mapping["Provided", list["Finding"]]
+# By what stopped the command where nothing had failed; the first is Ctrl-C, which has no text.
+STOPPED = {"": 130, "SIGTERM": 143, "--time-limit": 124}
+Findings = Mapping[Provided, list[Finding]]
 
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
-    check = subparsers.add_parser("check", help="check an op or a provider")
-    check.description = (
+    parser = subparsers.add_parser("check", help="check an op or a provider")
+    parser.description = (
         "Run correctness, gradient, layout, memory and determinism checks on what a Python file "
         "declares (an op with its providers, or a provider for an op of the tree), or on an op of "
         "the tree or of an installed package. A fault is printed when it is found, with its rank "
@@ -39,7 +40,7 @@ def add(subparsers: Any) -> None:
         "be compared, or where no declared kernel is launched. Stopped before that: 124 by "
         "--time-limit, 130 by Ctrl-C, 143 by SIGTERM."
     )
-    option = check.add_argument
+    option = parser.add_argument
     option(
         "file",
         type=file_path,
@@ -77,43 +78,52 @@ def add(subparsers: Any) -> None:
     option("--seed", type=whole_within(0, 2**63 - 1), default=0, help="of the inputs (default 0)")
     option("--json", type=file_path, metavar="PATH", help="write the findings as JSON")
     option("--verbose", action="store_true", help="name what is not possible here, and who decides")
-    like.add_options(check)
-    check.set_defaults(run=like.with_declaration(run))
+    like.add_options(parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check and print; the exit status."""
+    draft = like.draft_of(args)
+    if draft is not None:
+        if args.show_declaration:
+            print(like.declaration(draft), end="")
+            return 0
+        args.file, args.provider = Path(draft["file"]), args.provider or "candidate"
     names = _validated(args)
-    from tinyllama.harness.check.finding import fails
-
     findings: dict[Provided, list[Finding]] = {}
-    stopped = ""
+    stopped: str | None = None
     try:
         with (
             _limited(args.time_limit),
             _progress() as progress,
-            contextlib.closing(_checked(args, names, progress)) as answers,
+            contextlib.closing(_checked(args, draft, names, progress)) as answers,
         ):
             for provided, finding in answers:
-                findings.setdefault(provided, [])
+                of_provider = findings.setdefault(provided, [])
                 if finding is not None:
-                    findings[provided].append(finding)
-                    _show(provided, finding)
+                    _show(provided, finding, of_provider)
+                    of_provider.append(finding)
                     if args.fail_fast and fails(finding, provided, args.fail_on):
                         stopped = "--fail-fast"
                         break
     except KeyboardInterrupt as error:
-        stopped = str(error) or "Ctrl-C"
-    if not findings and not stopped:
+        stopped = str(error)
+    if not findings and stopped is None:
         text = f"{str(args.file)!r} declares no op and no provider"
         raise UsageError(f"{text}: declare one, or run {like.proposal(args.file)}")
     status = _status(findings, args.fail_on, stopped)
-    if stopped:
+    if stopped is not None:
+        text = f"stopped by {stopped}" if stopped.startswith("--") else "interrupted"
         for of_provider in findings.values():
-            of_provider += _not_tried(names, of_provider, stopped)
-        print(f"stopped by {stopped}: exit status {status}", file=sys.stderr)
+            tried = {finding.check for finding in of_provider}
+            missing = (name for name in names if name not in tried)
+            of_provider += [Finding(name, Outcome.BLOCKED, message=text) for name in missing]
+        print(f"{text}: exit status {status}", file=sys.stderr)
     for provided, of_provider in findings.items():
-        _summarize(provided, of_provider, args.verbose, declared=args.declaration is None)
+        _summarize(provided, of_provider, args.verbose)
+    if draft is not None:
+        _print(f"{draft['function']} was compared with {args.like}: --show-declaration prints how")
     if args.json:
         data = {
             provided.name: [finding.as_dict() for finding in of_provider]
@@ -159,23 +169,19 @@ def _check_python(path: Path) -> None:
 
 
 def _checked(
-    args: argparse.Namespace, names: Sequence[str], progress: Callable[[str], None]
-) -> Generator[tuple["Provided", "Finding | None"], None, None]:
+    args: argparse.Namespace,
+    draft: dict[str, Any] | None,
+    names: Sequence[str],
+    progress: Callable[[str], None],
+) -> Generator[tuple[Provided, Finding | None], None, None]:
     """What `tinyllama.harness.check.remote.check` yields. Raises UsageError for a file that cannot
     be loaded."""
-    from tinyllama.harness.check.crash import place_in
-    from tinyllama.harness.check.remote import Request, check
-    from tinyllama.harness.machine.device import usable_device
-    from tinyllama.harness.machine.worker import WorkerError
-
     file = None if args.file is None else str(args.file)
-    usable = usable_device(args.device)
-    device = "cpu" if usable.type == "cpu" else str(usable)
-    declaration = None if args.declaration is None else str(args.declaration)
-    request = Request(
-        *(file, args.op, args.provider, device, args.seed, args.candidate),
-        declaration=declaration,
-    )
+    device = "cpu" if args.device == "cpu:0" else args.device
+    request = Request(file, args.op, args.provider, device, args.seed, args.candidate)
+    if draft is not None:
+        made_by = "tinyllama.cli.declared:DeclaredChecks"
+        request = replace(request, made_by=made_by, options={"draft": draft})
     try:
         yield from check(request, names, progress)
     except WorkerError as error:
@@ -190,7 +196,7 @@ def _limited(seconds: int | None) -> Iterator[None]:
     """Raise KeyboardInterrupt after so many seconds."""
 
     def end(*_: object) -> NoReturn:
-        raise KeyboardInterrupt("time limit")
+        raise KeyboardInterrupt("--time-limit")
 
     if seconds is None:
         yield
@@ -217,28 +223,16 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _status(findings: Findings, least: str, stopped: str) -> int:
+def _status(findings: Findings, least: str, stopped: str | None) -> int:
     """FAILED where a finding fails, else how the command was stopped, else FAILED where nothing was
     compared."""
-    from tinyllama.harness.check.finding import fails, undecided
-
     for provided, of_provider in findings.items():
         if any(fails(finding, provided, least) for finding in of_provider):
             return FAILED
-    if stopped:
+    if stopped is not None:
         return STOPPED[stopped]
     missing = (undecided(of_provider, provided) for provided, of_provider in findings.items())
     return FAILED if any(missing) else 0
-
-
-def _not_tried(
-    names: Sequence[str], findings: Sequence["Finding"], stopped: str
-) -> list["Finding"]:
-    """A finding for each check that was not tried, since the command was stopped."""
-    from tinyllama.harness.check.run import Finding, Outcome
-
-    text, tried = f"stopped by {stopped}", {finding.check for finding in findings}
-    return [Finding(n, Outcome.BLOCKED, message=text) for n in names if n not in tried]
 
 
 def _print(text: Any, style: str | None = None) -> None:
@@ -250,28 +244,37 @@ def _print(text: Any, style: str | None = None) -> None:
     sys.stdout.flush()
 
 
-def _show(provided: "Provided", finding: "Finding") -> None:
-    """Print a fault as soon as it is found."""
+def _show(provided: Provided, finding: Finding, earlier: Sequence[Finding]) -> None:
+    """Print a fault as soon as it is found; of one with the cause of an earlier one, a line."""
     if finding.rank is None:
         return
     where = f" in {finding.case}" if finding.case else ""
-    _print(f"{provided.name}: {finding.check}: {finding.rank.value}{where}", style="bold red")
+    title = f"{provided.name}: {finding.check}: {finding.verdict}{where}"
+    style = "yellow" if finding.rank is Rank.WARNING else "bold red"
+    if first := _first_of_cause(finding, earlier):
+        seen = finding.message.partition("; ")[0]
+        _print(f"{title}, as {first.check}: {seen}", style=style)
+        return
+    _print(title, style=style)
+    _print(f"    tried: {TRIED[finding.check]}", style="dim")
     _print(f"    {finding.message}")
 
 
-def _summarize(
-    provided: "Provided", findings: Sequence["Finding"], verbose: bool, declared: bool
-) -> None:
-    """Print the table of a provider, what was not tried, and the faults by rank. declared: the
-    user's file declares the op, and not the command line."""
-    from tinyllama.harness.check.run import Outcome, Rank
+def _first_of_cause(finding: Finding, earlier: Iterable[Finding]) -> Finding | None:
+    """The first fault that has the same cause."""
+    return next((f for f in earlier if f.rank and finding.has_cause_of(f)), None)
 
+
+def _summarize(provided: Provided, findings: Sequence[Finding], verbose: bool) -> None:
+    """Print the table of a provider, what was not tried, and the faults by rank."""
     name = provided.name
     passed, blocked, unsupported = (
         [finding for finding in findings if finding.outcome is outcome]
         for outcome in (Outcome.PASSED, Outcome.BLOCKED, Outcome.UNSUPPORTED)
     )
     faults = [finding for finding in findings if finding.rank]
+    for note in provided.notes:
+        _print(note)
     if len(blocked) == len(findings):
         _print("\n".join(_reasons(f"{name}: not tried", blocked)))
         return
@@ -283,34 +286,52 @@ def _summarize(
     if verbose:
         lines += _reasons("not possible here", unsupported)
         lines += [f"{finding.check}: {finding.message}" for finding in passed if finding.message]
-        if provided.with_reference and declared:
+        if provided.with_reference:
             lines.append(f"{name}: self-declared, its reference is of the same file")
     for line in lines:
         _print(line, style="dim")
-    checks = {rank: [finding.check for finding in faults if finding.rank is rank] for rank in Rank}
-    parts = [f"{rank.value}: {', '.join(names)}" for rank, names in checks.items() if names]
     if len(unsupported) == len(findings):
         parts = ["nothing could be checked here", *_reasons("not possible here", unsupported)]
-    elif blocked:
-        parts.append(f"not tried: {len(blocked)} of {len(findings)} checks")
-    _print(f"{name}: {'; '.join(parts) or 'no fault'}")
+    else:
+        parts = [*_by_rank(faults)] or ["no fault"]
+        counts = {"passed": passed, "not tried": blocked, "do not apply here": unsupported}
+        words = ", ".join(f"{len(several)} {what}" for what, several in counts.items() if several)
+        parts.append(f"of {len(findings)} checks {words}")
+    _print(f"{name}: {'; '.join(parts)}")
 
 
-def _table(name: str, findings: Sequence["Finding"]) -> Any:
+def _by_rank(faults: Sequence[Finding]) -> Iterator[str]:
+    """The checks that found something, the worst first; beside the first of a cause the others."""
+    for rank in Rank:
+        causes: dict[Finding, list[str]] = {}
+        for finding in (finding for finding in faults if finding.rank is rank):
+            if first := _first_of_cause(finding, causes):
+                causes[first].append(finding.check)
+            else:
+                causes[finding] = []
+        checks = [
+            f"{first.check} (also {', '.join(others)})" if others else first.check
+            for first, others in causes.items()
+        ]
+        if checks:
+            yield f"{rank.value}: {', '.join(checks)}"
+
+
+def _table(name: str, findings: Sequence[Finding]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    styles = {None: "green", Rank.WARNING: "yellow"}
     table = Table(title=name, title_justify="left", expand=False)
-    for column in ("check", "verdict", "smallest case", "rank"):
+    for column in ("check", "verdict", "smallest case"):
         table.add_column(column, overflow="fold")
     for finding in findings:
-        verdict = Text(finding.outcome.value, "bold red" if finding.rank else "green")
-        rank = finding.rank.value if finding.rank else ""
-        table.add_row(finding.check, verdict, Text(finding.case), rank)
+        verdict = Text(finding.verdict, styles.get(finding.rank, "bold red"))
+        table.add_row(finding.check, verdict, Text(finding.case))
     return table
 
 
-def _reasons(what: str, findings: Sequence["Finding"]) -> list[str]:
+def _reasons(what: str, findings: Sequence[Finding]) -> list[str]:
     """A line for each reason, with the checks that have it."""
     reasons: dict[str, list[str]] = {}
     for finding in findings:

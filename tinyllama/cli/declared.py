@@ -11,19 +11,24 @@ import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tinyllama.harness.check.evaluate import make_inputs
+from tinyllama.harness.check.finding import Provided
+from tinyllama.harness.check.process import Checks
+from tinyllama.harness.check.remote import Request
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.declare.registry import import_name
+from tinyllama.harness.declare.registry import Registry, import_name, load_about
 from tinyllama.harness.declare.specs import FLOATS, Case, DeclarationError, size_of
 from tinyllama.harness.kernels.foreign import foreign
 from tinyllama.harness.kernels.precision import DTYPE_OF
 from tinyllama.harness.kernels.tuned import adopted
+from tinyllama.harness.machine.device import usable_device
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.testing.shapes import InputShape, parse_shapes
 
@@ -32,6 +37,7 @@ from tinyllama.testing.shapes import InputShape, parse_shapes
 GENERAL = (50, 7, 3, 2, 5, 4, 6, 9)
 ALIGNED = (64, 32, 4, 2, 8, 16, 3, 5)
 LARGE = (260, 67, 5, 2, 3, 4, 6, 7)
+EMPTY = inspect.Parameter.empty
 ALONE = (2500,)  # the large size of a single dimension
 
 TEMPLATE = '''"""{function} of {file} is to be like {like}."""
@@ -69,12 +75,15 @@ op = Op(
 class Function:
     """A function as the declaration calls it.
 
-    name: in the declaration. parameters: their names in order; None where they are not known.
-    by_name: whether it takes parameters by name, which ``Class.apply`` does not.
+    name: in the declaration. parameters: their names in order; None where they are not known;
+    needed: those without a default. by_name: whether it takes parameters by name, which
+    ``Class.apply`` does not.
     """
 
     def __init__(self, name: str, function: Any) -> None:
-        self.name, self.parameters = name, _parameters(function)
+        known = _parameters(function)
+        self.name, self.parameters = name, None if known is None else [*known]
+        self.needed = [x for x, parameter in (known or {}).items() if parameter.default is EMPTY]
         owner = getattr(function, "__self__", None)
         self.by_name = not (isinstance(owner, type) and issubclass(owner, torch.autograd.Function))
 
@@ -95,12 +104,12 @@ class Function:
         return f"def {name}({arguments}):\n    return {self.name}({', '.join(words)})"
 
 
-def _parameters(function: Any) -> list[str] | None:
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter] | None:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # it is written in C++
         return None
-    return None if any("*" in str(x) for x in parameters.values()) else [*parameters]
+    return None if any("*" in str(x) for x in parameters.values()) else parameters
 
 
 class Draft:
@@ -109,7 +118,7 @@ class Draft:
     like: ``torch.nn.functional.gelu``, or ``FILE:FUNCTION``. shape: of the inputs, see
     `tinyllama.testing.shapes`. params: ``NAME=LITERAL``. dtypes: short names; none: all
     that the reference takes. gradients: whether those of floating-point inputs are compared.
-    device: where the reference is called.
+    device: where the reference is called; None: on the first GPU, else the CPU.
 
     Raises UsageError for a value that cannot be used, and where no declaration follows.
     """
@@ -124,9 +133,10 @@ class Draft:
         params: Sequence[str] = (),
         dtypes: Sequence[str] = (),
         gradients: bool = True,
-        device: str = "cpu",
+        device: str | None = "cpu",
     ) -> None:
-        self.file, self.function, self.like, self.device = Path(file), function, like, device
+        self.file, self.function, self.like = Path(file), function, like
+        self.device = usable_device(device)
         self.gradients, self.notes = gradients, list[str]()
         self.imports, self.loaded = list[str](), {"torch": torch}
         self.candidate = self._imported(f"{file}:{function}", f"my_{function}")
@@ -137,15 +147,13 @@ class Draft:
         for name in self.literals:
             if not any(user.takes(name) for user in functions):
                 raise UsageError(f"--param {name}: neither {function} nor {like} takes {name!r}")
+        for user, text in zip(functions, (function, like), strict=True):
+            self._check_complete(user, text)
         self.params = [x for x in self.literals if all(user.takes(x) for user in functions)]
         self.sizes = self._sizes()
         self.dtypes = [DTYPE_OF[name] for name in dtypes] or list(FLOATS)
         self.outputs = {"output": 'Tensor("")'}  # until they are known
         self.outputs = self._outputs(droppable=not dtypes)
-
-    def plain(self) -> dict[str, Any]:
-        """The text of the declaration, and what is to be noted."""
-        return {"text": self._text(), "notes": self.notes}
 
     def _in_order(
         self, shapes: dict[str, InputShape], parameters: list[str] | None
@@ -159,6 +167,22 @@ class Draft:
             raise UsageError(f"--shape: {text}")
         return {name: shapes[name] for name in names if name in shapes}
 
+    def _check_complete(self, user: "Function", name: str) -> None:
+        """Raise UsageError where a function needs more arguments than there are shapes and
+        parameters; the message has a line with its own names."""
+        passed = [parameter for parameter in self.literals if user.takes(parameter)]
+        free = [parameter for parameter in user.needed if parameter not in passed]
+        if len(free) <= len(self.inputs):
+            return
+        axes = [" ".join(shape.axes) for shape in self.inputs.values()]
+        axes += axes[-1:] * (len(free) - len(axes))
+        example = ", ".join(f"{x}: {shape}" for x, shape in zip(free, axes, strict=True))
+        text = f"{name} needs {', '.join(free)}, and --shape says {len(self.inputs)} of them"
+        raise UsageError(
+            f"{text}: name each tensor with its axes, as in --shape {example!r}, and give what is "
+            "no tensor by --param NAME=LITERAL"
+        )
+
     def _imported(self, text: str, name: str) -> Function:
         """A function by a dotted name, or of a file, under this name. It may ask for a GPU where it
         is imported, and have kernels."""
@@ -168,8 +192,6 @@ class Draft:
         else:
             if ":" in text:
                 file, _, function = text.rpartition(":")
-                if not Path(file).is_file():
-                    raise UsageError(f"there is no file {file!r}: name one of FILE:FUNCTION")
                 folder, home = import_name(Path(file))
                 sys.path.insert(0, str(folder))
                 if folder != import_name(self.file)[0]:
@@ -177,7 +199,7 @@ class Draft:
             statement = f"from {home} import {function} as {name}"
             self.imports.append(statement)
         try:
-            with adopted(), foreign() if self.device == "cpu" else contextlib.nullcontext():
+            with adopted(), foreign() if self.device.type == "cpu" else contextlib.nullcontext():
                 exec(statement, self.loaded)
                 return Function(name, eval(name, self.loaded))
         except Exception as error:
@@ -199,7 +221,7 @@ class Draft:
         """The outputs of the reference, called in each dtype and size, as the text has them."""
         names: dict[str, Any] = {**self.loaded, "__name__": "declaration"}
         try:
-            exec(self._text().partition("\n\n@op.provider")[0], names)
+            exec(self.text().partition("\n\n@op.provider")[0], names)
         except DeclarationError as error:
             raise UsageError(f"--shape: {error}") from error
         op: Op = names["op"]
@@ -269,7 +291,7 @@ class Draft:
             axes.append(axis)
         return " ".join(axes)
 
-    def _text(self) -> str:
+    def text(self) -> str:
         """The declaration as a Python file."""
         source = self.file.read_text(encoding="utf-8")
         cases = [", ".join(f"{x}={size}" for x, size in sizes.items()) for sizes in self.sizes]
@@ -290,6 +312,35 @@ class Draft:
             traits=", double_backward=False" if "autograd.Function" in source else "",
             candidate=self.candidate.defined_as("candidate", [*inputs], passed),
         )
+
+
+class DeclaredChecks(Checks):
+    """The checks of a function that is to be like another one. The first process that makes them
+    drafts the declaration, beside its log; others read that.
+
+    draft: the arguments of `Draft`. Raises UsageError as it does.
+    """
+
+    def __init__(self, log: str, request: Request, *, draft: Mapping[str, Any]) -> None:
+        self.declaration, self.notes = Path(log).parent / "declaration.py", list[str]()
+        if not self.declaration.is_file():
+            drafted = Draft(**draft)
+            self.declaration.write_text(drafted.text(), encoding="utf-8")
+            self.notes = drafted.notes
+        super().__init__(log, request)
+
+    def ops(self) -> tuple[list[Op], str]:
+        registry = Registry()
+        with self.loading(str(self.request.file)):
+            module = load_about(self.declaration, str(self.request.file), registry).__name__
+        return [*registry.values()], module
+
+    def provided(self) -> list[Provided]:
+        """The function; what was noted of its declaration comes with it."""
+        return [
+            replace(provided, with_reference=False, notes=tuple(self.notes))
+            for provided in super().provided()
+        ]
 
 
 def _source(shape: InputShape, gradients: bool) -> str:

@@ -9,7 +9,6 @@ from tinyllama.workshop import blanks
 
 NAMES = (
     "block-sizes",
-    "memory-pattern",
     "attention-memory",
     "attention-blocks",
     "swiglu",
@@ -44,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
     if args.solution:
         print(blanks.solution(args.solution), end="")
         return 0
+    if args.file is not None and args.name != "block-sizes":
+        raise UsageError(f"--file is for block-sizes, not {args.name}: remove it")
+    if args.file is not None and not args.file.is_file():
+        raise UsageError(f"--file {str(args.file)!r} is no file: name your rms_norm.py")
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.report.tables import aligned
     from tinyllama.workshop.exercises import NOTES, rows_of

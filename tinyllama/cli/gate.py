@@ -25,6 +25,7 @@ def add(subparsers: Any) -> None:
         "OR VERSION, 14 BUSY, 15 MISSING, 16 WRONG RESULT, 17 NOT JUDGED."
     )
     options.add(gate.add_argument)
+    options.add_shared(gate.add_argument)
     gate.add_argument(
         "--verify",
         type=file_path,

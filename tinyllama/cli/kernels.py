@@ -28,7 +28,7 @@ class Row:
     """The resources of a kernel, compiled for a case; a row of the table and of the JSON.
 
     launch: a number from 1 for each way in which the case compiles this kernel.
-    registers: of a thread; spilled_bytes: of a thread; shared_bytes: of a program.
+    registers, spilled_bytes: of a thread; shared_bytes: of a program.
     occupancy: warps that a partition of the chip holds, limited by ``limited_by``; None where the
     chip is not described.
     loads, stores, products: as of `tinyllama.harness.kernels.resources.Resources`.
@@ -53,9 +53,6 @@ class Row:
     def place(self) -> tuple[str, str, str, int]:
         return self.chip, self.case, self.kernel, self.launch
 
-    def __str__(self) -> str:
-        return f"{self.kernel} on {self.chip}, {self.case}"
-
     def worse(self, before: "Row") -> Iterator[str]:
         """What another revision's kernel had and this one lost, in words; a gain is no matter."""
         now, then = self.occupancy or 0, before.occupancy or 0
@@ -63,10 +60,12 @@ class Row:
             yield f"a partition holds {now:g} warps, before {then:g}; limited by {self.limited_by}"
         if self.spilled_bytes > before.spilled_bytes:
             yield f"{self.spilled_bytes} bytes are spilled, before {before.spilled_bytes}"
-        if self.loads < before.loads:
-            yield f"its widest load is {width(self.loads)}, before {width(before.loads)}"
-        if self.stores < before.stores:
-            yield f"its widest store is {width(self.stores)}, before {width(before.stores)}"
+        for what, size, old in (
+            ("load", self.loads, before.loads),
+            ("store", self.stores, before.stores),
+        ):
+            if size < old:
+                yield f"its widest {what} is {width(size)}, before {width(old)}"
         if lost := sorted(set(before.products) - set(self.products)):
             yield f"its products are {names(self.products)}, before {names(lost)}"
 
@@ -107,12 +106,8 @@ def add(subparsers: Any) -> None:
     option("--chip", action="append", metavar="NAME", help=f"repeatable ({default})")
     option("--op", action="append", metavar="NAME", help="only this op; repeatable")
     option("--json", type=file_path, metavar="PATH", help="write the table as JSON")
-    option(
-        "--against",
-        type=file_path,
-        metavar="PATH",
-        help="a table written by --json, to compare with",
-    )
+    text = "a table written by --json, to compare with"
+    option("--against", type=file_path, metavar="PATH", help=text)
     kernels.set_defaults(run=run)
 
 
@@ -129,27 +124,33 @@ def run(args: argparse.Namespace) -> int:
         if reason := lacking(chip):
             raise UsageError(f"--chip {chip}: {reason}")
     check_writable(args.json, "--json")
-    before = _read(args.against) if args.against else None
-    if before is not None:
-        _check_covers(args.against, before, chips, args.op)
+    ops = args.op or list(OPS)
+    before = _read(args.against, chips, args.op or []) if args.against else None
     rows = [
         row
-        for op in OPS.values()
-        if not args.op or op.name in args.op
-        for provider in _with_kernels(op)
+        for op in map(OPS.__getitem__, ops)
+        for provider in op.providers.values()
+        if "triton" in provider.requires
         for row in _rows(op, provider, chips)
     ]
     if not rows:
-        ops, where = ", ".join(args.op or OPS), ", ".join(chips) or "any chip"
-        raise UsageError(f"no kernel of {ops} compiles for {where}: choose with --op and --chip")
+        text = f"no kernel of {', '.join(ops)} compiles for {', '.join(chips) or 'any chip'}"
+        raise UsageError(f"{text}: choose with --op and --chip")
     console().print(_table(rows))
     if args.json:
         write_json(args.json, asdict(Table(_triton(), rows)))
     if before is None:
         return 0
-    worse = list(_worse(before, rows, set(chips), set(args.op or OPS)))
-    print("\n".join(worse) if worse else "no kernel takes more than before")
-    return WORSE if worse else 0
+    now = {row.place: row for row in rows}
+    losses = []
+    for old in (row for row in before if row.chip in chips and row.op in ops):
+        title = f"{old.kernel} on {old.chip}, {old.case}"
+        if old.place not in now:  # its loss would be unseen
+            losses.append(f"MISSING {title}: it is not compiled for this case any more")
+        else:
+            losses += [f"WORSE {title}: {loss}" for loss in now[old.place].worse(old)]
+    print("\n".join(losses) or "no kernel takes more than before")
+    return WORSE if losses else 0
 
 
 def _triton() -> str:
@@ -226,47 +227,25 @@ def _table(rows: list[Row]) -> Any:
     return table
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path, chips: list[str], ops: list[str]) -> list[Row]:
+    """The rows of a table. Raises UsageError for one of another Triton, one without a chip, and one
+    without an op there."""
     import msgspec
 
+    fix = "make it with --json, and the same --op and --chip"
     try:
         table = msgspec.json.decode(read_regular(path), type=Table)
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--against {str(path)!r} is no table of this command: {error}; make one with --json"
-        ) from error
+        text = f"--against {str(path)!r} is no table of this command: {error}"
+        raise UsageError(f"{text}: {fix}") from error
     if table.triton != _triton():
         raise UsageError(
             f"--against {str(path)!r} was made with triton {table.triton}, this is {_triton()}: "
             "code differs between them; make both with one version"
         )
-    return table.kernels
-
-
-def _check_covers(path: Path, before: list[Row], chips: list[str], ops: list[str] | None) -> None:
-    """Refuse a table without a chip, or without an op there that --op names."""
     for chip in chips:
-        in_table = {row.op for row in before if row.chip == chip}
-        if not in_table or (absent := sorted(set(ops or ()) - in_table)):
-            of = ", ".join(absent) if in_table else "any op"
-            raise UsageError(
-                f"--against {str(path)!r} has no kernel of {of} on {chip}: make it with --json and "
-                "the same --op and --chip, or choose what it has"
-            )
-
-
-def _with_kernels(op: "Op") -> "list[Provider]":
-    return [p for p in op.providers.values() if "triton" in p.requires]
-
-
-def _worse(before: list[Row], after: list[Row], chips: set[str], ops: set[str]) -> Iterator[str]:
-    """What got worse, kernel by kernel; a kernel that is gone is named too: nothing bounds it."""
-    now = {row.place: row for row in after}
-    for old in before:
-        if old.chip not in chips or old.op not in ops:
-            continue
-        new = now.get(old.place)
-        if new is None:
-            yield f"MISSING {old}: it is not compiled for this case any more"
-        else:
-            yield from (f"WORSE {old}: {loss}" for loss in new.worse(old))
+        in_table = {row.op for row in table.kernels if row.chip == chip}
+        if not in_table or not in_table.issuperset(ops):
+            absent = ", ".join(sorted({*ops} - in_table)) or "any op"
+            raise UsageError(f"--against {str(path)!r} has no kernel of {absent} on {chip}: {fix}")
+    return table.kernels

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyllama.cli.argument_types import file_path
+from tinyllama.harness.machine.files import check_writable, replace_text
 from tinyllama.model.config import ConfigError
 
 if TYPE_CHECKING:
@@ -32,50 +33,37 @@ def add(commands: Any) -> None:
 
 def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
-    from tinyllama.harness.machine.files import check_writable, replace_text
+    if not args.results_dir.is_dir():
+        folder = str(args.results_dir)
+        raise ConfigError(f"--results-dir {folder!r} is no folder: name one with records")
+    check_writable(args.html, "--html")
+    from tinyllama.harness.machine.device import slug
+    from tinyllama.harness.machine.distribution import recording
+    from tinyllama.harness.records import results
     from tinyllama.harness.report.page import check_needs, render
     from tinyllama.harness.report.summary import summaries, terminal_lines
     from tinyllama.harness.report.tables import latest, terminal
 
-    stored_records = _stored(args.results_dir)
-    records = _of_device(stored_records, args.results_dir, args.device)
+    try:
+        stored_records = [record for _, record in results.records(args.results_dir)]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{error}: repair or remove that file") from error
+    device = args.device
+    records = [r for r in stored_records if device is None or slug(device) == slug(r.device)]
+    if not records:
+        of_device = f" of {device!r}" if device else ""
+        text = f"--results-dir {str(args.results_dir)!r} has no records{of_device}"
+        raise ConfigError(f"{text}: make some with {recording()}")
     targets = _targets(stored_records)
     try:
         check_needs()  # before the summary, beneath which nobody would look for it
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    check_writable(args.html, "--html")
     tables = ["", *terminal(latest(records))] if args.all else []
     print("\n".join([*terminal_lines(summaries(records, targets)), *tables]))
     replace_text(args.html, render(records, targets))
     print(f"page: {args.html.resolve()}", file=sys.stderr)
     return 0
-
-
-def _stored(root: Path) -> "list[Record]":
-    from tinyllama.harness.records import results
-
-    if not root.is_dir():
-        raise ConfigError(f"--results-dir {str(root)!r} is no folder: name one with records")
-    try:
-        return [record for _, record in results.records(root)]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{error}: repair or remove that file") from error
-
-
-def _of_device(
-    stored_records: "Sequence[Record]", root: Path, device: str | None
-) -> "list[Record]":
-    from tinyllama.harness.machine.device import slug
-    from tinyllama.harness.machine.distribution import recording
-
-    records = [r for r in stored_records if device is None or slug(device) == slug(r.device)]
-    if not records:
-        of = f" of {device!r}" if device else ""
-        raise ConfigError(
-            f"--results-dir {str(root)!r} has no records{of}: make some with {recording()}"
-        )
-    return records
 
 
 def _targets(records: "Sequence[Record]") -> "list[Target]":

@@ -8,6 +8,8 @@ from typing import Any
 from tinyllama.cli.argument_types import file_path, whole_within
 from tinyllama.harness.machine.files import check_results_dir
 
+OUTPUT = Path("results/stages")
+
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
@@ -19,42 +21,33 @@ def add(subparsers: Any) -> None:
         "the tiny preset on a CPU."
     )
     option = parser.add_argument
-    option(
-        "stage", nargs="*", type=whole_within(1, 6), metavar="N", help="stages 1 to 6 (default all)"
-    )
+    number = whole_within(1, 6)
+    option("stage", nargs="*", type=number, metavar="N", help="stages 1 to 6 (default all)")
     option("--list", action="store_true", help="print the stages, and run nothing")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
-    option(
-        "--output",
-        type=file_path,
-        default=Path("results/stages"),
-        metavar="DIR",
-        help="logs, profiles and the comparison (default %(default)s)",
-    )
-    option("--keep", action="store_true", help="keep the comparison below --results-dir")
-    option("--results-dir", type=file_path, default=Path("results"), metavar="DIR")
+    text = "logs, profiles and the comparison (default %(default)s)"
+    option("--output", type=file_path, default=OUTPUT, metavar="DIR", help=text)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run and print; 0 if each check was red with the fault and green after the fix, else 1."""
-    from tinyllama.workshop.stages import STAGES
-
     if args.list:
+        from tinyllama.workshop.stages import STAGES
+
         for stage in STAGES.values():
             print(f"{stage.number}  {stage.title} (check: {stage.check})")
         return 0
+    check_results_dir(args.output, "--output")
     from tinyllama.cli.summary import print_diagnosis
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
     from tinyllama.harness.report.terminal import console
     from tinyllama.workshop import running
+    from tinyllama.workshop.stages import STAGES
 
     device = usable_device(args.device)
     numbers = sorted(set(args.stage)) or list(STAGES)
-    check_results_dir(args.output, "--output")
-    if args.keep:
-        check_results_dir(args.results_dir)
     try:
         stages = running.run(numbers, device, lambda text: print(text, file=sys.stderr, flush=True))
     except WorkerError as error:
@@ -62,12 +55,10 @@ def run(args: argparse.Namespace) -> int:
         return 1
     for measured in stages[1:]:
         print(running.report(measured, stages[0], device))
-        if measured.diagnosis is not None:
-            print_diagnosis(measured.diagnosis, console())
+        if measured.seen and measured.seen.diagnosis:
+            print_diagnosis(measured.seen.diagnosis, console())
             print()
     print(running.comparison(stages, device), end="")
     for path in running.save(args.output, stages, device):
         print(f"wrote {path}")
-    if args.keep:
-        print(f"kept {running.keep(args.results_dir, stages, device)}")
-    return 0 if all(map(running.as_promised, stages[1:])) else 1
+    return 0 if all(measured.as_promised for measured in stages) else 1

@@ -49,7 +49,7 @@ class ProgressBar:
         samples = self._config.samples_per_step / record.seconds
         state = (
             f"loss {record.loss:.4f}  {samples:,.1f} samples/s  "
-            f"{samples * self._config.seq_len:,.0f} tokens/s  {_size(record.live_bytes)}"
+            f"{samples * self._config.seq_len:,.0f} tokens/s"
         )
         self._progress.update(self._task, advance=1, description="training", state=state)
 

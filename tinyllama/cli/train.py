@@ -153,7 +153,7 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
                 resume=resumed,
                 save_to=args.save,
                 save_every=args.save_every,
-                diagnose_at=(1, config.num_steps) if args.diagnose else (),
+                diagnosed=args.diagnose,
                 on_step=bar.update if bar else None,
                 ranks=ranks,
                 in_shards=args.shard,

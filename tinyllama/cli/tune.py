@@ -8,7 +8,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.cli.argument_types import check_known, file_path, whole_within
+from tinyllama.cli.argument_types import check_known, file_path
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import write_json
 from tinyllama.harness.machine.parsed import json_of
@@ -30,34 +30,16 @@ def add(subparsers: Any) -> None:
     )
     option = tune.add_argument
     option("--op", action="append", metavar="NAME", help="only this op; repeatable")
-    option("--case", action="append", metavar="NAME", help="only this timed case; repeatable")
-    option(
-        "--sizes",
-        type=_sizes,
-        action="append",
-        metavar="D=512,...",
-        help="a case of these sizes instead of the timed ones, of one op; repeatable",
-    )
+    text = "a case of these sizes instead of the timed ones, of one op; repeatable"
+    option("--sizes", type=_sizes, action="append", metavar="D=512,...", help=text)
     option("--show", action="store_true", help="print the choices in force; needs no GPU")
     option("--chip", metavar="NAME", help="with --show: the chip (default: this GPU's)")
-    option(
-        "--dtype", action="append", choices=("fp32", "bf16", "fp16"), help="default fp32 and bf16"
-    )
-    option(
-        "--precision", choices=("ieee", "tf32"), default="ieee", help="of float32 matrix products"
-    )
-    option(
-        "--output",
-        type=file_path,
-        metavar="DIR",
-        help="folder of one table (default: each op's own)",
-    )
-    option(
-        "--workers",
-        type=whole_within(1, 1024),
-        default=os.cpu_count() or 1,
-        help="processes that compile ahead",
-    )
+    dtypes = ("fp32", "bf16", "fp16")
+    option("--dtype", action="append", choices=dtypes, help="default fp32 and bf16")
+    text = "of float32 matrix products"
+    option("--precision", choices=("ieee", "tf32"), default="ieee", help=text)
+    text = "folder of one table (default: each op's own)"
+    option("--output", type=file_path, metavar="DIR", help=text)
     tune.set_defaults(run=run)
 
 
@@ -96,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{case.op.name}/__init__.py, or name one with --output"
             )
     torch.set_float32_matmul_precision("high" if args.precision == "tf32" else "highest")
-    compiled_ahead(PACKAGE, cases, device, args.workers)
+    compiled_ahead(PACKAGE, cases, device, os.cpu_count() or 1)
     written = set()
     for case in cases:
         for result in search(case, device):
@@ -127,7 +109,6 @@ def _cases(args: argparse.Namespace) -> "list[OpCase]":
 
     check_known("--op", args.op, OPS)
     ops = [op for op in OPS.values() if not args.op or op.name in args.op]
-    check_known("--case", args.case, (str(case) for op in ops for case in op.timed[1:]))
     sized = [Case(**sizes) for sizes in args.sizes or ()]
     if sized and len(ops) != 1:
         raise UsageError("--sizes are those of one op: name it with --op")
@@ -140,18 +121,14 @@ def _cases(args: argparse.Namespace) -> "list[OpCase]":
     for op in ops:
         providers = [op.providers[name] for name in ("triton", *PLANS) if name in op.providers]
         for provider, case in itertools.product(providers, sized or op.timed[1:]):
-            if args.case and str(case) not in args.case:
-                continue
             for dtype, short in SHORT.items():
                 op_case = OpCase(op, provider, case, dtype)
                 if short in dtypes and dtype in op.dtypes and op_case.unsupported() is None:
                     cases.append(op_case)
     if not cases:
-        names = ", ".join(args.case or args.op or ("the ops",))
-        raise UsageError(
-            f"{names}: nothing to search in {', '.join(dtypes)}: choose others with --op, --case "
-            "and --dtype"
-        )
+        names = ", ".join(args.op or ("the ops",))
+        text = f"{names}: nothing to search in {', '.join(dtypes)}"
+        raise UsageError(f"{text}: choose others with --op and --dtype")
     return cases
 
 

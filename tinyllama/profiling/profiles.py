@@ -31,7 +31,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Profile:
-    """The kernels of one profiled program, the slowest first."""
+    """The kernels of one profiled program, the slowest first. Those that overlap count twice."""
 
     totals: tuple[Total, ...]
     counters: tuple[Counter, ...] = ()
@@ -49,39 +49,6 @@ class Profile:
         return cls(tuple(slowest), tuple(counters))
 
     @property
-    def calls(self) -> int:
-        return sum(total.calls for total in self.totals)
-
-    @property
-    def nanoseconds(self) -> int:
-        """The time of all kernels; those that overlap count twice."""
-        return sum(total.nanoseconds for total in self.totals)
-
-
-@dataclass(frozen=True)
-class Change:
-    """A kernel in two profiles; None on the side that lacks it."""
-
-    name: str
-    before: Total | None
-    after: Total | None
-
-    @property
-    def nanoseconds(self) -> int:
-        """How much more time the second profile takes."""
-        before, after = (total.nanoseconds if total else 0 for total in (self.before, self.after))
-        return after - before
-
-    @property
-    def kind(self) -> str:
-        if self.before is None:
-            return "appeared"
-        return "vanished" if self.after is None else "moved"
-
-
-def compare(before: Profile, after: Profile) -> list[Change]:
-    """List every kernel of either profile, the largest change of time first."""
-    first = {total.name: total for total in before.totals}
-    second = {total.name: total for total in after.totals}
-    changes = [Change(name, first.get(name), second.get(name)) for name in {**first, **second}]
-    return sorted(changes, key=lambda change: (-abs(change.nanoseconds), change.name))
+    def summary(self) -> str:
+        microseconds = sum(total.nanoseconds for total in self.totals) / 1e3
+        return f"{sum(total.calls for total in self.totals)} launches in {microseconds:.1f} us"

@@ -1,8 +1,7 @@
 """Files of profilers: of rocprofv3, rocprof and Nsight Compute (CSV), rocpd databases, traces of
 PyTorch, and the folders that ``tinyllama profile`` writes. `read` takes any of them.
 
-Every number passes `number`, and whatever is wrong with a file becomes one `ProfileError`. Nothing
-here needs torch.
+Every number passes `number`. Nothing here needs torch.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import io
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ LARGEST = 2**63  # nanoseconds; no clock has counted 292 years
 
 def read(path: Path) -> Profile:
     """A profile of any tool: a folder that one of them wrote, or one of its files. Raises
-    ProfileError."""
+    ProfileError, whose message never holds the file."""
     if path.is_dir():
         files = (path / name for name in (NSIGHT, KERNELS))
         single = next((file for file in files if file.is_file()), None)
@@ -35,12 +34,18 @@ def read(path: Path) -> Profile:
     if not path.is_file():
         why = "is a pipe or a device" if path.exists() else "does not exist"
         raise ProfileError(f"{path} {why}: name a folder of profile, or a file of a tool")
-    if path.name == KERNELS:
-        return of_step(path)
-    reader = {".db": of_database, ".csv": of_csv, ".json": of_trace, ".gz": of_trace}
-    if path.suffix not in reader:
+    by_suffix = {".db": of_database, ".csv": of_csv, ".json": of_trace, ".gz": of_trace}
+    reader = of_step if path.name == KERNELS else by_suffix.get(path.suffix)
+    if reader is None:
         raise ProfileError(f"{path} is of no known tool: its name ends with .csv, .db or .json")
-    return reader[path.suffix](path)
+    wrong = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+    try:
+        return reader(path)
+    except ProfileError:
+        raise
+    except (*wrong, csv.Error, sqlite3.Error) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ProfileError(f"{path} is no profile that can be read ({reason})") from None
 
 
 # -- one door -------------------------------------------------------------------------------------
@@ -70,19 +75,6 @@ def launch(name: object, start: Decimal, end: Decimal, path: Path) -> Total:
         fault = "ends before it starts" if isinstance(name, str) else "has no name"
         raise ProfileError(f"{path}: a launch at {start} {fault}: profile again")
     return Total(name, 1, round(end - start))
-
-
-@contextlib.contextmanager
-def readable(path: Path, kind: str) -> Iterator[None]:
-    """Turn whatever is wrong with a file into a ProfileError, which never holds the file."""
-    wrong = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError)
-    try:
-        yield
-    except ProfileError:
-        raise
-    except (*wrong, RecursionError, csv.Error, sqlite3.Error) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ProfileError(f"{path} cannot be read as {kind} ({reason}): profile again") from None
 
 
 def content(path: Path) -> bytes:
@@ -117,34 +109,33 @@ NANOSECONDS |= {"second": 10**9, "s": 10**9}
 def of_csv(path: Path) -> Profile:
     """The profile in a CSV file: counters, a trace or statistics. Raises ProfileError for one that
     is truncated, or of another program."""
-    with readable(path, "a file of a profiler"):
-        lines = _table(content(path).decode("utf-8-sig"))
-        reader = csv.DictReader(lines, strict=True)
-        names = {name.strip().lower(): name for name in reader.fieldnames or ()}
-        columns = {
-            key: names[spelling]
-            for key, spellings in SPELLINGS.items()
-            for spelling in reversed(spellings)
-            if spelling in names
-        }
-        # A file of counters has times, too.
-        kinds = {"counter": of_counters, "start": of_launches, "calls": of_statistics}
-        kind = next((key for key in kinds if {key, "kernel"} <= columns.keys()), None)
-        if kind is None:
-            notice = next((line for line in lines if line.startswith("==ERROR==")), "")
+    lines = _table(content(path).decode("utf-8-sig"))
+    reader = csv.DictReader(lines, strict=True)
+    names = {name.strip().lower(): name for name in reader.fieldnames or ()}
+    columns = {
+        key: names[spelling]
+        for key, spellings in SPELLINGS.items()
+        for spelling in reversed(spellings)
+        if spelling in names
+    }
+    # A file of counters has times, too.
+    kinds = {"counter": of_counters, "start": of_launches, "calls": of_statistics}
+    kind = next((key for key in kinds if {key, "kernel"} <= columns.keys()), None)
+    if kind is None:
+        notice = next((line for line in lines if line.startswith("==ERROR==")), "")
+        raise ProfileError(
+            f"{path}: no columns of a kernel trace, of counters or of statistics: profile again, "
+            f"or name a file of a profiler {notice[:200]}".rstrip()
+        )
+    rows = []
+    for row in reader:
+        if None in row or None in row.values():
             raise ProfileError(
-                f"{path}: no columns of a kernel trace, of counters or of statistics: profile "
-                f"again, or name a file of a profiler {notice[:200]}".rstrip()
+                f"{path}, line {reader.line_num}: not the {len(names)} columns of the heading: "
+                "the file is truncated; profile again"
             )
-        rows = []
-        for row in reader:
-            if None in row or None in row.values():
-                raise ProfileError(
-                    f"{path}, line {reader.line_num}: not the {len(names)} columns of the heading: "
-                    "the file is truncated; profile again"
-                )
-            rows.append({key: row[name] for key, name in columns.items()})
-        return kinds[kind](rows, path)
+        rows.append({key: row[name] for key, name in columns.items()})
+    return kinds[kind](rows, path)
 
 
 def _table(text: str) -> list[str]:
@@ -199,10 +190,7 @@ def of_counters(rows: Iterable[dict[str, str]], path: Path) -> Profile:
 
 def of_database(path: Path) -> Profile:
     """The launches and counters in a rocpd database, from its views. Raises ProfileError."""
-    with (
-        readable(path, "a rocpd database"),
-        contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db,
-    ):
+    with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
 
         def columns(view: str) -> set[str]:
             return {name for _, name, *_ in db.execute(f"PRAGMA table_info({view})")}
@@ -264,17 +252,16 @@ ON_HOST = "cpu_op"
 def of_trace(path: Path) -> Profile:
     """The kernels of a trace; of a machine without a GPU its outermost operators. Raises
     ProfileError."""
-    with readable(path, "a trace of PyTorch's profiler"):
-        events = json.loads(content(path), parse_float=Decimal)["traceEvents"]
-        complete = [event for event in events if event.get("ph") == "X"]
-        kernels = [event for event in complete if event.get("cat") in ON_DEVICE]
-        if not kernels:
-            operators = (event for event in complete if event.get("cat") == ON_HOST)
-            kernels = _outermost(operators, path)
-        totals = []
-        for event in kernels:
-            start, end = _microseconds(event, path)
-            totals.append(launch(event["name"], 1000 * start, 1000 * end, path))
+    events = json.loads(content(path), parse_float=Decimal)["traceEvents"]
+    complete = [event for event in events if event.get("ph") == "X"]
+    kernels = [event for event in complete if event.get("cat") in ON_DEVICE]
+    if not kernels:
+        operators = (event for event in complete if event.get("cat") == ON_HOST)
+        kernels = _outermost(operators, path)
+    totals = []
+    for event in kernels:
+        start, end = _microseconds(event, path)
+        totals.append(launch(event["name"], 1000 * start, 1000 * end, path))
     if not totals:
         raise ProfileError(f"{path} has no kernel and no operator: profile a step")
     return Profile.of(totals)
@@ -301,9 +288,8 @@ def _outermost(operators: Iterable[dict[str, Any]], path: Path) -> list[dict[str
 
 def of_step(path: Path) -> Profile:
     """The kernels in a `KERNELS` of ``tinyllama profile``. Raises ProfileError."""
-    with readable(path, "a profile of tinyllama"):
-        totals = []
-        for work in json.loads(content(path), parse_float=Decimal)["work"]:
-            seconds = number(work["seconds"], path, f"seconds of {work['name']!r}")
-            totals.append(Total(str(work["name"]), 1, round(seconds * 10**9)))
+    totals = []
+    for work in json.loads(content(path), parse_float=Decimal)["work"]:
+        seconds = number(work["seconds"], path, f"seconds of {work['name']!r}")
+        totals.append(Total(str(work["name"]), 1, round(seconds * 10**9)))
     return Profile.of(totals)

@@ -41,8 +41,6 @@ def run(line: Line, folder: Path, seconds: float) -> None:
     Raises ProfiledError when it fails, takes longer than ``seconds``, or leaves no file of a
     kind that it must leave.
     """
-    for name, text in line.writes:
-        (folder / name).write_text(text, encoding="utf-8")
     argv = [match for word in line.argv for match in _expanded(word, folder)]
     log_path = folder / LOG
     root = str(Path(__file__).resolve().parents[2])  # the program finds this package anywhere
@@ -97,11 +95,11 @@ def _end(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def note(folder: Path, tool: str, lines: Sequence[Line], way: str, workload: str) -> None:
+def note(folder: Path, tool: str, lines: Sequence[Line], profiler: str, workload: str) -> None:
     """Write what is run, and with which versions."""
     facts = {
         "tool": tool,
-        "way": way,
+        "profiler": profiler,
         "workload": workload,
         "commands": [shlex.join(line.argv) for line in lines],
         "versions": versions(),

@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from tinyllama.harness.report.terminal import console
-from tinyllama.profiling.profiles import Profile, compare
+from tinyllama.profiling.profiles import Profile
 
 
 def columns(*names: str, left: int = 1) -> Table:
@@ -21,7 +21,7 @@ def columns(*names: str, left: int = 1) -> Table:
 
 def show_profile(profile: Profile, top: int) -> None:
     """Print the slowest kernels and the counters of a profile."""
-    out, total = console(), profile.nanoseconds or 1
+    out, total = console(), sum(kernel.nanoseconds for kernel in profile.totals) or 1
     table = columns("kernel", "calls", "us", "share")
     for kernel in profile.totals[:top]:
         share = f"{kernel.nanoseconds / total:.1%}"
@@ -39,20 +39,26 @@ def show_profile(profile: Profile, top: int) -> None:
 
 def show_changes(before: Profile, after: Profile, top: int) -> None:
     """Print the kernels of two profiles, the largest change of time first."""
-    out, changes = console(), compare(before, after)
+    first, second = ({total.name: total for total in p.totals} for p in (before, after))
+
+    def change(name: str) -> int:
+        """Nanoseconds that the second profile takes more."""
+        old, new = (by_name.get(name) for by_name in (first, second))
+        return (new.nanoseconds if new else 0) - (old.nanoseconds if old else 0)
+
+    names = sorted({**first, **second}, key=lambda name: (-abs(change(name)), name))
+    out = console()
     table = columns("kernel", "", "calls before", "after", "us before", "after", left=2)
-    for change in changes[:top]:
-        sides = (change.before, change.after)
+    for name in names[:top]:
+        sides = (first.get(name), second.get(name))
+        kind = "appeared" if sides[0] is None else "vanished" if sides[1] is None else "moved"
         calls = [f"{total.calls}" if total else "-" for total in sides]
         microseconds = [f"{total.nanoseconds / 1e3:.1f}" if total else "-" for total in sides]
-        table.add_row(change.name, change.kind, *calls, *microseconds)
+        table.add_row(name, kind, *calls, *microseconds)
     out.print(table)
-    if len(changes) > top:
-        out.print(f"... {len(changes) - top} more: --top {len(changes)}")
-    out.print(
-        f"{before.calls} launches in {before.nanoseconds / 1e3:.1f} us before, "
-        f"{after.calls} in {after.nanoseconds / 1e3:.1f} us after"
-    )
+    if len(names) > top:
+        out.print(f"... {len(names) - top} more: --top {len(names)}")
+    out.print(f"{before.summary} before, {after.summary} after")
 
 
 # -- what `tinyllama.profiling.observe` wrote -----------------------------------------------------

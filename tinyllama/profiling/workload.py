@@ -1,10 +1,10 @@
 """The training step that is profiled, in a form that another process can read."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 
 from tinyllama.harness.machine.device import synchronize, usable_device
@@ -29,13 +29,11 @@ class Workload:
     device: str | None = None
 
     def dump(self) -> str:
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def load(cls, text: str) -> "Workload":
-        fields = json.loads(text)
-        model, train = ModelConfig(**fields.pop("model")), TrainConfig(**fields.pop("train"))
-        return cls(model, train, **fields)
+        return msgspec.json.decode(text, type=cls)
 
     def on(self) -> torch.device:
         return usable_device(self.device)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tinyllama.harness.check import reference
+from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase, References, full_cases, op_cases
 from tinyllama.harness.check.compare import SLACK
-from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.device import cannot

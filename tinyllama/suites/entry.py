@@ -24,7 +24,9 @@ PLUGINS = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    config: Any = pluginmanager.get_plugin("pytestconfig")
+    hand_over([str(argument) for argument in config.invocation_params.args])
     group = parser.getgroup("tinyllama")
     group.addoption(
         "--ops",
@@ -38,6 +40,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--op", action="append", default=[], metavar="NAME", help="test this op only (repeatable)"
     )
+
+
+def hand_over(arguments: list[str]) -> None:
+    """End this process with the gate's status if ``--against`` or ``--against-env`` is among the
+    arguments: before a conftest could import an op, which may end the process as it likes."""
+    if not any(argument.startswith("--against") for argument in arguments):
+        return
+    from tinyllama.harness.gate import command, options
+    from tinyllama.harness.machine.errors import UsageError
+
+    try:
+        asked = options.of_pytest(arguments)
+        if asked is not None:
+            sys.exit(command.run(asked))
+    except UsageError as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        sys.exit(int(pytest.ExitCode.USAGE_ERROR))
 
 
 @pytest.hookimpl(wrapper=True)

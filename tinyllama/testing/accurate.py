@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate, leaves
 from tinyllama.harness.check.cases import OpCase, References
 from tinyllama.harness.check.compare import SLACK, Comparison, near, norm_of_finite
 from tinyllama.harness.check.evaluate import ContractError, Inputs, evaluate, is_gradient
-from tinyllama.harness.check.finding import Candidate, leaves
 from tinyllama.harness.check.judge import CANCELLED, NOTHING, run_case
 from tinyllama.harness.check.layouts import laid_out
 from tinyllama.harness.check.reference import StaysInDouble

@@ -7,7 +7,6 @@ Shape suffixes: B batch, T time (sequence length).
 """
 
 import hashlib
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tinyllama.training.ranks import ALONE, Ranks
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
-MOST_FILES = 100_000  # under a folder of text
 MOST_BYTES = 4 * 2**30  # of all text: it is held in memory
 
 
@@ -76,8 +74,8 @@ class TextBytes(Batches):
     with a NUL byte (which no text has) are left out.
 
     Raises ConfigError when there is nothing at the path, when it cannot be read, when it has more
-    than `MOST_FILES` files or `MOST_BYTES` bytes, when the text is shorter than one window, or when
-    a byte is not below the vocabulary's size.
+    than `MOST_BYTES` bytes, when the text is shorter than one window, or when a byte is not below
+    the vocabulary's size.
     """
 
     def __init__(self, path: str | Path, vocab_size: int, config: TrainConfig) -> None:
@@ -126,18 +124,11 @@ def _contents(path: Path) -> tuple[list[bytes], int]:
         why = "is a pipe or a device" if path.exists() else "does not exist"
         raise ConfigError(f"data {str(path)!r} {why}: name a text file or a folder")
     try:
-        inner = (file for file in path.rglob("*") if file.is_file())
-        there = [path] if path.is_file() else list(islice(inner, MOST_FILES + 1))
-        if len(there) > MOST_FILES:
-            raise ConfigError(
-                f"data {str(path)!r} has more than {MOST_FILES} files: name a folder of text"
-            )
-        inside = {file: file.relative_to(path) for file in there}
-        files = sorted(
-            (f for f in there if not any(part[0] == "." for part in inside[f].parts)),
-            key=lambda file: inside[file].as_posix(),
-        )
-        sizes = {file: file.stat().st_size for file in files}
+        there = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
+        names = {file: file.relative_to(path) for file in there}
+        shown = [f for f in there if not any(part[0] == "." for part in names[f].parts)]
+        shown.sort(key=lambda file: names[file].as_posix())
+        sizes = {file: file.stat().st_size for file in shown}
         if sum(sizes.values()) > MOST_BYTES:
             raise ConfigError(
                 f"data {str(path)!r} has more than {MOST_BYTES} bytes: name a smaller folder"
@@ -149,4 +140,4 @@ def _contents(path: Path) -> tuple[list[bytes], int]:
         raise ConfigError(
             f"data {place!r} cannot be read: {error.strerror}; make it readable or move it"
         ) from error
-    return contents, len(there) - len(files)
+    return contents, len(there) - len(shown)

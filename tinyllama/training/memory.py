@@ -23,21 +23,10 @@ class Memory:
     @classmethod
     def of(cls, step: TrainStep) -> "Memory":
         if step.device.type != "cpu":
-            means, peak = "taken on the device", peak_bytes(step.device, step.graphs)
-            return cls(live_memory(step), means, peak, means)
-        freed = step.plan.memory == "small"
-        what = "parameters and" if freed else "parameters, gradients and"
-        peak = resident_peak_bytes()
-        return cls(
-            live_memory(step), f"{what} optimizer state", peak, "resident set of the process"
-        )
-
-
-def live_memory(step: TrainStep) -> int:
-    """Bytes that stay allocated between steps."""
-    if step.device.type != "cpu":
-        return live_bytes(step.device, step.graphs)
-    parameters = step.optimizer.parameters
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    tensors = [*parameters, *gradients, *step.optimizer.tensors().values()]
-    return sum(tensor.nbytes for tensor in tensors)
+            live, peak = (read(step.device, step.graphs) for read in (live_bytes, peak_bytes))
+            return cls(live, "taken on the device", peak, "taken on the device")
+        parameters = step.optimizer.parameters
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        live = sum(t.nbytes for t in (*parameters, *gradients, *step.optimizer.tensors().values()))
+        what = f"parameters{', gradients' if gradients else ''} and optimizer state"
+        return cls(live, what, resident_peak_bytes(), "resident set of the process")

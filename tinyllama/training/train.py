@@ -11,7 +11,7 @@ of the run that it resumes: on the CPU bit for bit, on the same tier and machine
 import contextlib
 import math
 import signal
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from tinyllama.ops.stack.single import WATCHDOG
 from tinyllama.training.checkpoint import Checkpoint, save, saved_bytes
 from tinyllama.training.data import Batch, Batches, RandomTokens
 from tinyllama.training.diagnose import RECEIVED, diagnose, gradients
-from tinyllama.training.memory import Memory, live_memory
+from tinyllama.training.memory import Memory
 from tinyllama.training.ranks import ALONE, Ranks, queue_of_rank
 from tinyllama.training.result import FAILED, INTERRUPTED, Result
 from tinyllama.training.shards import shard
@@ -41,12 +41,11 @@ from tinyllama.training.step import TrainStep, products
 @dataclass(frozen=True)
 class StepRecord:
     """One step that is done: its number (from 1, over all resumed runs), its loss before the
-    update, the seconds it took, and the bytes that are live after it."""
+    update, and the seconds it took."""
 
     number: int
     loss: float
     seconds: float
-    live_bytes: int
 
 
 class NotSavedError(NotWrittenError):
@@ -68,7 +67,7 @@ def train(
     resume: Checkpoint | None = None,
     save_to: Path | None = None,
     save_every: int | None = None,
-    diagnose_at: Container[int] = (),
+    diagnosed: bool = False,
     on_step: Callable[[StepRecord], None] | None = None,
     ranks: Ranks = ALONE,
     in_shards: bool = False,
@@ -78,8 +77,8 @@ def train(
     device: None takes the GPU if there is one. batches: None takes random tokens.
     plan: how steps are run; None takes the tier's default minus what cannot run here.
     save_to: where a checkpoint is written, unless the run fails; save_every: the number of steps
-    after which it is also written. diagnose_at: numbers of steps, counted from 1 in this run,
-    before which every op is diagnosed; if there are any, a step that fails is diagnosed too.
+    after which it is also written. diagnosed: every op is, before the first and the last step, and
+    in a step that fails.
     on_step: called after each step. A KeyboardInterrupt, in it or at any other time, ends the
     run after the step in progress.
     ranks: the processes, connected by `tinyllama.training.ranks.joined`, that call this together;
@@ -121,7 +120,7 @@ def train(
             device=device_name(device),
             versions={"tinyllama": tinyllama.__version__, **versions()},
         )
-        run = _Run(step, batches, result, diagnose_at, on_step, save_to, save_every)
+        run = _Run(step, batches, result, diagnosed, on_step, save_to, save_every)
         try:
             run.go()
             result.memory = Memory.of(step)
@@ -157,7 +156,7 @@ class _Run:
     step: TrainStep
     batches: Batches
     result: Result
-    diagnose_at: Container[int]
+    diagnosed: bool
     on_step: Callable[[StepRecord], None] | None
     save_to: Path | None
     save_every: int | None
@@ -220,7 +219,7 @@ class _Run:
 
     def _one_step(self, number: int) -> None:
         batch = self.batches.batch(self.done, self.step.ranks)
-        if number in self.diagnose_at:
+        if self.diagnosed and number in (1, self.step.config.num_steps):
             self.result.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
         with held_interrupts():
             seconds = wall_seconds(lambda: self.step(*batch), self.queue)
@@ -236,9 +235,9 @@ class _Run:
                 if saves and not self._fail_at_closed_barrier():
                     self.save()
         if wrong is not None:
-            self._explain(wrong, batch, number)
+            self._explain(wrong, batch)
         elif self.on_step is not None:
-            self.on_step(StepRecord(self.done, loss, seconds, live_memory(self.step)))
+            self.on_step(StepRecord(self.done, loss, seconds))
 
     def _not_finite(self, loss: float, norm: float | None) -> str | None:
         """Which number is not finite. In fp16 the scaler finds its scale by gradients that
@@ -249,12 +248,12 @@ class _Run:
             return None
         return f"the gradients' norm of step {self.done + 1} is {norm}"
 
-    def _explain(self, wrong: str, batch: Batch, number: int) -> None:
+    def _explain(self, wrong: str, batch: Batch) -> None:
         """Find where the numbers of a step went wrong; the step changed no parameter."""
         if self._fail_at_closed_barrier(f"{wrong}: "):
             return
         diagnosis = diagnose(self.step, *batch, self.done + 1)
-        if self.diagnose_at and number not in self.diagnose_at:
+        if self.diagnosed and diagnosis not in self.result.diagnoses:
             self.result.diagnoses.append(diagnosis)
         where = None
         if output := diagnosis.first_nonfinite:

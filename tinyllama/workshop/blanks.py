@@ -7,12 +7,39 @@ from pathlib import Path
 from tinyllama.harness.machine.errors import UsageError
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("rms_norm", "rope", "swiglu", "ultra")
 BLANK = "____"
+TASK = f"\n\nReplace each {BLANK} , then run `tinyllama check` on this file.\n"
+# By file, the expressions of its solution that the starter leaves blank.
+BLANKED = {
+    "rms_norm": (
+        "offsets < n_elements",
+        "x * x",
+        "tl.sum(squares, axis=0) / n_elements + eps",
+        "x * rstd * weight",
+        "n * weight * dy",
+        "rstd * (weight * dy - n * mean)",
+        "n * dy",
+    ),
+    "rope": ("first * cos - second * sin", "first * sin + second * cos"),
+    "swiglu": (
+        "offsets < n_elements",
+        "gate * tl.sigmoid(gate) * up",
+        "dh * up * s * (1 + gate * rest)",
+        "dh * gate * s",
+    ),
+}
+NAMES = (*BLANKED, "ultra")
 
 
 def starter(name: str) -> str:
-    return (HERE / "starters" / f"{name}.py").read_text(encoding="utf-8")
+    """The text of a starter: the solution with blanks; of ``ultra``, whose faults are to be found,
+    a file of its own."""
+    if name not in BLANKED:
+        return (HERE / "starters" / f"{name}.py").read_text(encoding="utf-8")
+    docstring, imports, code = solution(name).partition('\n"""\n')
+    for expression in BLANKED[name]:
+        code = code.replace(expression, BLANK)
+    return docstring + TASK + imports[1:] + code
 
 
 def solution(name: str) -> str:
@@ -24,12 +51,11 @@ def refuse_blanks(file: str) -> None:
     gets this message and no other."""
     path = Path(file)
     with path.open("rb") as source:
-        names = [t for t in tokenize.tokenize(source.readline) if t.type == tokenize.NAME]
-    lines = [token.start[0] for token in names if token.string == BLANK]
-    if lines:
-        code = path.read_text(encoding="utf-8").splitlines()[lines[0] - 1]
-        first = re.sub(r"\s+", " ", code).strip()
+        blanks = [t for t in tokenize.tokenize(source.readline) if t.string == BLANK]
+    if blanks:
+        line = blanks[0].start[0]
+        code = re.sub(r"\s+", " ", blanks[0].line).strip()
         raise UsageError(
-            f"{path.name} has {len(lines)} blanks, the first in line {lines[0]}: `{first}`: "
+            f"{path.name} has {len(blanks)} blanks, the first in line {line}: `{code}`: "
             f"replace each {BLANK}"
         )

@@ -38,19 +38,9 @@ ATTENTION_TOKENS = 1024
 ATTENTION_BLOCKS = ((16, 32), (32, 32), (64, 32), (64, 64), (128, 32), (128, 64), (128, 128))
 
 
-def memory_pattern(device: torch.device) -> Rows:
-    """Blocks and transactions of a row, by block size; arithmetic, the same on every machine."""
-    rows: Rows = [("block size", "blocks", "transactions a block", "in all")]
-    for block in BLOCKS:
-        blocks, transactions = -(-WIDTH // block), -(-4 * block // TRANSACTION)
-        rows.append((str(block), str(blocks), str(transactions), str(blocks * transactions)))
-    return rows
-
-
 def attention_memory(device: torch.device) -> Rows:
     """Bytes that attention allocates forward, by length: scores that are written, and flash
     attention, which is launched on tensors without memory. The same on every machine."""
-    _need_triton()
     headings = ("eager MiB", "flash MiB", "eager, times the row above", "flash, times")
     rows: Rows = [("tokens", *headings)]
     before: dict[str, int] = {}
@@ -68,10 +58,11 @@ def attention_memory(device: torch.device) -> Rows:
 
 
 def block_sizes(device: torch.device, file: Path = SOLUTION) -> Rows:
-    """The RMSNorm of a file by the size of its block: what the compiler gives it, and on a GPU its
-    time. file: a starter of exercise 5, filled in. Raises UsageError for one that does not run."""
-    _need_triton()
-    rows: Rows = [("block size", "registers", "spilled bytes", "widest load", "microseconds")]
+    """The RMSNorm of a file by the size of its block: the blocks of a row and the transactions that
+    fetch it, what the compiler gives the kernel, and on a GPU its time. file: a starter of exercise
+    5, filled in. Raises UsageError for one that does not run."""
+    headings = ("blocks of a row", "transactions", "registers", "spilled bytes", "widest load")
+    rows: Rows = [("block size", *headings, "microseconds")]
     shapes = ((1, ROWS, WIDTH), (WIDTH,))
     with providers_restored(OPS.values()):
         try:
@@ -80,8 +71,9 @@ def block_sizes(device: torch.device, file: Path = SOLUTION) -> Rows:
             for block in BLOCKS:
                 module.BLOCK_SIZE = block
                 kernel, time = studied(lambda *x: forward(*x, 1e-5), shapes, "float32", device)
-                loads = f"{kernel.loads} B"
-                rows.append((str(block), str(kernel.registers), str(kernel.spilled), loads, time))
+                blocks, transactions = -(-WIDTH // block), -(-4 * block // TRANSACTION)
+                figures = (block, blocks, blocks * transactions, kernel.registers, kernel.spilled)
+                rows.append((*map(str, figures), f"{kernel.loads} B", time))
         except UsageError:
             raise
         except Exception as error:  # of a file that somebody is writing
@@ -110,7 +102,6 @@ def studied(
 def attention_blocks(device: torch.device) -> Rows:
     """Flash attention by the queries and keys of a block: what the compiler made of it, and on a
     GPU the time of the forward pass."""
-    _need_triton()
     rows: Rows = [("queries", "keys", "registers", "spilled", "shared KiB", "microseconds")]
     shapes = [(1, ATTENTION_TOKENS, heads, 64) for heads in (8, 4, 4)]
     for queries, keys in ATTENTION_BLOCKS:
@@ -126,7 +117,6 @@ def attention_blocks(device: torch.device) -> Rows:
 def swiglu(device: torch.device) -> Rows:
     """The naive kernel, and products by BLAS with a kernel for the activation, beside PyTorch. On a
     CPU, where they are interpreted, only whether they are right."""
-    _need_triton()
     rows: Rows = [("provider", "largest error", "forward us", "PyTorch us", "speed-up")]
     op = OPS["swiglu"]
     on_gpu = device.type != "cpu"
@@ -174,15 +164,13 @@ def fusion_gains(device: torch.device) -> Rows:
 
 
 NOTES = {
-    "memory-pattern": "a transaction moves 128 bytes: the blocks differ in number and not in all",
+    "block-sizes": "a transaction moves 128 bytes: its number does not depend on the block size",
     "attention-memory": "eager attention writes T x T scores, so twice the tokens approach 4 times "
     "the memory; flash attention writes its result and a number a row, so 2 times",
 }
 
-
 EXERCISES: dict[str, Callable[[torch.device], Rows]] = {
     "block-sizes": block_sizes,
-    "memory-pattern": memory_pattern,
     "attention-memory": attention_memory,
     "attention-blocks": attention_blocks,
     "swiglu": swiglu,
@@ -192,13 +180,6 @@ EXERCISES: dict[str, Callable[[torch.device], Rows]] = {
 
 def rows_of(name: str, device: torch.device, file: Path | None) -> Rows:
     """The table of an exercise; file: whose kernel block-sizes studies. Raises UsageError."""
-    if file is None:
-        return EXERCISES[name](device)
-    if name != "block-sizes":
-        raise UsageError(f"--file is for block-sizes, not {name}: remove it")
-    return block_sizes(device, file)
-
-
-def _need_triton() -> None:
-    if not HAS_TRITON:
+    if not HAS_TRITON and name != "fusion-gains":
         raise UsageError(f"this exercise needs triton: {install('triton')}")
+    return EXERCISES[name](device) if file is None else block_sizes(device, file)

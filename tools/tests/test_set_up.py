@@ -15,7 +15,6 @@ from tinyllama.harness.machine.parsed import tomllib
 from tools import set_up
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = re.findall(r"^([a-z-]+):.* ## ", (ROOT / "Makefile").read_text(), re.M)
 Make = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -36,11 +35,6 @@ def make(tmp_path: Path) -> Make:
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
     return run
-
-
-@pytest.mark.parametrize("target", [name for name in TARGETS if name not in ("help", "clean")])
-def test_a_target_sets_up_its_environment_first(target: str, make: Make) -> None:
-    assert "tools/set_up.py" in make("-n", target).stdout.splitlines()[0]
 
 
 def test_it_is_set_up_again_after_a_failure_or_a_change(make: Make, tmp_path: Path) -> None:

@@ -34,49 +34,10 @@ PROVIDER = '@op.provider("in_passes")\n'
 LARGEST = "    largest = scores.amax(-1, keepdim=True)\n"
 POWERS = "    powers = (scores - largest).exp()\n"
 RESULT = "    return powers / powers.sum(-1, keepdim=True)\n"
-WORKSPACE = """\
-def workspace(x):
-    if (x.shape, x.dtype) not in WORKSPACES:
-        with torch.inference_mode(False):
-            WORKSPACES[x.shape, x.dtype] = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return WORKSPACES[x.shape, x.dtype]
-
-
-"""
-IN_A_WORKSPACE = "    powers = workspace(x).copy_(scores - largest).exp_()\n"
 
 VARIANTS = [
     right(),
     right("torchs_softmax", (LARGEST + POWERS + RESULT, "    return scores.softmax(-1)\n")),
-    # Calls in two threads use one memory for the powers.
-    wrong(
-        "workspace_shared_by_threads",
-        (PROVIDER, f"WORKSPACES = {{}}\n\n\n{WORKSPACE}{PROVIDER}"),
-        (POWERS, IN_A_WORKSPACE),
-        fault="stale state",
-        rank="unsafe",
-        result="y",
-    ),
-    right(
-        "workspace_behind_a_lock",
-        (PROVIDER, f"WORKSPACES = {{}}\nLOCK = threading.Lock()\n\n\n{WORKSPACE}{PROVIDER}"),
-        ("import torch\n\n", "import threading\n\nimport torch\n\n"),
-        (
-            POWERS + RESULT,
-            f"    with LOCK:\n    {IN_A_WORKSPACE}    {RESULT}",
-        ),
-    ),
-    right(
-        "workspace_of_a_thread",
-        (
-            PROVIDER,
-            f"LOCAL = threading.local()\n\n\n{WORKSPACE}{PROVIDER}".replace(
-                "WORKSPACES", "LOCAL.__dict__"
-            ),
-        ),
-        ("import torch\n\n", "import threading\n\nimport torch\n\n"),
-        (POWERS, IN_A_WORKSPACE),
-    ),
     # Each call keeps one more tensor.
     wrong(
         "calls_keep_tensors",

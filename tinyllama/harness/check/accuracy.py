@@ -8,18 +8,11 @@ from functools import partial
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate, Unsupported
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, Unsupported
-from tinyllama.harness.check.judge import (
-    BOUNDS,
-    ENDLESS,
-    GRADIENTS,
-    OUTPUTS,
-    TOUCHED,
-    UNWRITTEN,
-    boundary_fault,
-    faults,
-)
+from tinyllama.harness.check.finding import Finding, Outcome, Rank
+from tinyllama.harness.check.judge import ENDLESS, boundary_fault, faults
+from tinyllama.harness.check.names import BOUNDS, GRADIENTS, PLAIN, TOUCHED
 from tinyllama.harness.check.points import (
     EMPTY,
     SIZES,
@@ -34,7 +27,6 @@ from tinyllama.harness.check.points import (
     value_points,
 )
 
-PLAIN = (OUTPUTS, GRADIENTS, UNWRITTEN, TOUCHED, BOUNDS)
 EXTREMES, LAYOUTS, UPSTREAMS = "extreme values", "input layouts", "gradient layouts"
 ABSENT, WANTED = "absent gradients", "wanted gradients"
 VARIED = {  # why an op has no such case
@@ -46,6 +38,7 @@ VARIED = {  # why an op has no such case
 }
 NAMES = (*(name for name in PLAIN if name != BOUNDS), *VARIED)  # that compare results
 ALONE = ("distinct", "transposed")  # layouts that each input has alone, too
+MOST_ENDLESS = 3  # points whose programs do not end, each of which takes seconds
 MOST_ACCESSES = 3000  # loads and stores of interpreted programs, of which a thousand take 0.2 s
 SEARCHES: dict[str, tuple[Callable[[Candidate], Iterator[Point]], str]] = {
     # What is tried, and what it means that there is nothing.
@@ -102,7 +95,7 @@ def check_varied(name: str) -> Callable[[Candidate], Finding | str]:
         if name == LAYOUTS:  # of one input first, which tells whose layout it is
             cases = [*_of_single_inputs(candidate, cases), *cases]
         texts = (f"{case.alone} alone is {case.layout}" if case.alone else "" for case in cases)
-        fault = first_fault(candidate, map(partial(Point, name), texts, cases))
+        fault, _ = first_fault(candidate, map(partial(Point, name), texts, cases))
         return "" if fault is None or fault.rank is Rank.WARNING else fault
 
     return check
@@ -142,17 +135,14 @@ def search(name: str) -> Callable[[Candidate], Finding | str]:
             name == EMPTY and (op.mutated or not rows(candidate))
         ):
             raise Unsupported(none)
-        budget, count = Budget(candidate, candidate.general()), 0
-
-        def affordable() -> Iterator[Point]:
-            nonlocal count
-            for point in points_of(candidate):
-                few = budget.accesses(point.case, point.axes) <= MOST_ACCESSES
-                if few or name in (UPSTREAM, EMPTY):  # whose cases are small
-                    count += 1
-                    yield point
-
-        fault = first_fault(candidate, affordable(), budget)
+        budget = Budget(candidate, candidate.general())
+        affordable = (
+            point
+            for point in points_of(candidate)
+            if name in (UPSTREAM, EMPTY)  # whose cases are small
+            or budget.accesses(point.case, point.axes) <= MOST_ACCESSES
+        )
+        fault, count = first_fault(candidate, affordable, budget)
         if not count:
             raise Unsupported(none)
         return fault or f"{count} points"
@@ -162,22 +152,29 @@ def search(name: str) -> Callable[[Candidate], Finding | str]:
 
 def first_fault(
     candidate: Candidate, points: Iterable[Point], budget: Budget | None = None
-) -> Finding | None:
-    """The first fault that is an accusation; else the first refusal, or else warning. budget:
-    learns how many accesses points of another length make."""
+) -> tuple[Finding | None, int]:
+    """The first fault that is an accusation; else the first refusal, or else warning; and the
+    number of points at which the reference gave a result. budget: learns how many accesses points
+    of another length make."""
     lesser: Finding | None = None
+    count = endless = 0
     for point in points:
         with torch.no_grad() if point.case.wanted == () else contextlib.nullcontext():
-            finding, accesses = boundary_fault(candidate, point)
+            tried = boundary_fault(candidate, point)
+        if tried is None:
+            continue
+        finding, accesses = tried
+        count += 1
         if budget and len(point.axes) == 1 and not point.case.varied:
             budget.add(point.case, *point.axes, accesses)
         if finding is None or (point.parameter and finding.rank is Rank.REFUSED):
             continue  # nobody has to take a parameter's value that no case declares
         if finding.outcome is Outcome.BLOCKED:
-            if ENDLESS in finding.message:  # larger ones would not end either
+            endless += ENDLESS in finding.message
+            if endless == MOST_ENDLESS:
                 break
         elif finding.rank in (Rank.WRONG, Rank.UNSAFE):
-            return finding
+            return finding, count
         elif lesser is None or (finding.rank is Rank.REFUSED and lesser.rank is Rank.WARNING):
             lesser = finding
-    return lesser
+    return lesser, count

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.code_numbers import compared_with, thresholds
 from tinyllama.harness.check.evaluate import Inputs, sampled, shapes_of
-from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.specs import STANDARD
 

@@ -5,16 +5,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tinyllama.harness.check.candidate import NO_KERNELS, Candidate, Problem, Unsupported
 from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.check.finding import (
-    NO_KERNELS,
-    Candidate,
-    Finding,
-    Outcome,
-    Problem,
-    Rank,
-    Unsupported,
-)
+from tinyllama.harness.check.finding import Finding, Outcome, Rank
 from tinyllama.harness.check.judge import faults
 from tinyllama.harness.check.launched import launches_of
 from tinyllama.harness.kernels.configs import SPACES, recorded_keys

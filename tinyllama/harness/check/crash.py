@@ -1,14 +1,14 @@
 """What an exception of a candidate says: the author's file and line, and whose limit it is."""
 
 import linecache
-import re
 import sys
 import traceback
 from collections.abc import Iterator
 
+from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import backward_pass, raised_by
-from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank
+from tinyllama.harness.check.finding import Finding, GpuLostError, Outcome, Rank
 from tinyllama.harness.check.launched import launches_of
 from tinyllama.harness.kernels.resources import CHIPS, compilation, lacking
 from tinyllama.harness.machine.device import lost
@@ -21,10 +21,6 @@ _NO_RULE = "There was no rule registered for"  # of torch, about a mode that the
 # What the interpreter raises where a GPU would go on, with whatever result, or for ever.
 _UNDEFINED = {"AccessError", "EndlessError", "EndlessLoopError", "FalseHintError"}
 _LIBRARIES = {"torch", "triton", "numpy", *sys.stdlib_module_names}
-
-
-class GpuLostError(RuntimeError):
-    """No call on the GPU works in this process any more."""
 
 
 def crashed(
@@ -78,13 +74,6 @@ def place(error: BaseException) -> str:
             if not (library or harness or file.startswith("<")):
                 return f"{file}:{line}: "
     return ""
-
-
-def place_in(details: str, file: str) -> str:
-    """``FILE:LINE: `` of the innermost line of a file in the traceback of a process that ended."""
-    fatal = "(most recent call first)" in details
-    lines = re.findall(rf'^ *File "{re.escape(file)}", line (\d+)', details, re.MULTILINE)
-    return f"{file}:{lines[0 if fatal else -1]}: " if lines else ""
 
 
 def in_backward(error: BaseException) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from tinyllama.harness.check.candidate import Candidate, Problem, Unsupported, leaves, worst
 from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.compare import SLACK, Comparison, apart, near, same_bits
 from tinyllama.harness.check.crash import place
 from tinyllama.harness.check.evaluate import Inputs, copied, evaluate, raising_in
-from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, leaves, worst
+from tinyllama.harness.check.finding import Rank
 from tinyllama.harness.check.history import Graph
 from tinyllama.harness.check.points import MOST_WORK_OF_VALUES, VARIED_LENGTH
 from tinyllama.harness.declare.op import Provider

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate, Problem, Unsupported, worst
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.evaluate import Inputs, Leaves, copied
-from tinyllama.harness.check.finding import Candidate, Problem, Rank, Unsupported, worst
+from tinyllama.harness.check.finding import Rank
 from tinyllama.harness.check.history import Graph, History, Values, find
 from tinyllama.harness.check.points import settings
 
@@ -47,7 +48,6 @@ BETWEEN = (
     ),
 )
 MEMORY = (
-    History("call A watched; backward A; call A2 interrupted by B; backward A2", Rank.UNSAFE),
     History(
         f"{COMPLETE}; call A2 watched; backward A2; drop A; drop A2; "
         + "; ".join(f"call B{n}; backward B{n}; drop B{n}" for n in LATER)
@@ -85,6 +85,18 @@ AFTER_A_FIRST_CALL = (
     "call in_another_dtype and look away",
     "call turned and look away",
 )
+ABOUT = {  # what the names of calls mean, where it is not A, or B with other values
+    "sharing_one": "the first input of A, and other values for the rest",
+    "sharing_more": "another value of the first input, and the rest of A",
+    "with_other_settings": "other values of the parameters",
+    "of_another_shape": "other lengths of axes",
+    "in_another_dtype": "another dtype",
+    "transposed": "inputs that are transposed in memory",
+    "turned": "the lengths of two axes exchanged",
+    "parameters": "inputs that are torch.nn.Parameter",
+    "behind_each_other": "inputs that lie behind each other in one buffer",
+    "one_tensor": "one tensor for several inputs",
+}
 # What is right here and would not be on a GPU.
 WITH_ANOTHER_DEVICE = History(
     "call A with another default device, where device= matters without gradients", Rank.WARNING
@@ -178,11 +190,13 @@ def _after_an_error(candidate: Candidate, case: OpCase, values: ByName) -> Itera
             try:
                 Graph(candidate.reference, narrow)
             except Exception:
-                of_calls = {"narrow": Values(case, narrow), "A": values("A")}
+                about = f"a last axis of {name} that is one shorter than declared"
+                of_calls = {"narrow": Values(case, narrow, about=about), "A": values("A")}
                 history = History(f"call narrow and is refused; {COMPLETE}")
                 yield find(candidate, history, of_calls.get)
         if value.dtype is torch.int64:
-            short = Values(case, with_input(name, value.to(torch.int32)))
+            about = f"{name} in int32, which the reference takes"
+            short = Values(case, with_input(name, value.to(torch.int32)), about=about)
             short.references = case.references(inputs)  # `evaluate` refuses such integers
             history = History("call short_integers; backward short_integers", may_raise=True)
             yield find(candidate, history, {"short_integers": short}.get)
@@ -225,6 +239,7 @@ def _cached(candidate: Candidate, case: OpCase) -> ByName:
         of_call = _values(candidate, case, name)
         if of_call is not None:
             of_call.inputs = replace(of_call.inputs, fresh=[])
+            of_call.about = ABOUT.get(name, "")
         return of_call
 
     return values

@@ -17,7 +17,6 @@ import functools
 import gc
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tinyllama.harness.check.candidate import Candidate, Problem, leaves
 from tinyllama.harness.check.cases import WIDER, OpCase, References
 from tinyllama.harness.check.compare import same_bits
 from tinyllama.harness.check.crash import place
@@ -37,7 +37,7 @@ from tinyllama.harness.check.evaluate import (
     mutated_results,
     raising_in,
 )
-from tinyllama.harness.check.finding import Candidate, Problem, Rank, leaves
+from tinyllama.harness.check.finding import Rank
 from tinyllama.harness.check.global_settings import restore, set_unusual, setting, snapshot
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels.bounds import Bounds
@@ -45,8 +45,6 @@ from tinyllama.harness.kernels.compiler_hints import TF32, UNDEFINED
 from tinyllama.harness.kernels.launch_cache import among
 from tinyllama.harness.machine.modes import DispatchMode
 
-POINTS = 6  # within a call at which another thread makes a call
-PATIENCE = 0.5  # seconds that such a call may take, before it is taken to wait for a lock
 SHOWN = 6  # steps of a history in a message: the last ones
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
 BF16, F64 = torch.bfloat16, torch.float64
@@ -137,12 +135,13 @@ class Graph:
 class Values:
     """The values of a call's inputs, and what results for them are right.
 
-    arrange: how the inputs lie, as tensors of their own.
+    arrange: how the inputs lie, as tensors of their own. about: what is special, in words.
     """
 
     case: OpCase
     inputs: Inputs
     arrange: Callable[[Leaves], Leaves] = lambda args: {n: copied(v) for n, v in args.items()}
+    about: str = ""
 
     @functools.cached_property
     def references(self) -> References:
@@ -187,7 +186,7 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
     Raises what the candidate raises, where the reference raises nothing.
     """
     by_name = dict[str, Values]()
-    for name in re.findall(r"(?:call|write|interrupted by) ([a-zA-Z_]+)", history.steps):
+    for name in re.findall(r"(?:call|write) ([a-zA-Z_]+)", history.steps):
         if (of_call := values(name)) is None:
             return None
         by_name[name] = of_call
@@ -214,6 +213,11 @@ def find(candidate: Candidate, history: History, values: Callable[[str], Values 
         return None
     first = min(new, key=lambda fault: (fault.rank or history.rank) is Rank.WARNING)
     texts = [fault.text for fault in new if (fault.steps, fault.rank) == (first.steps, first.rank)]
+    texts += [
+        f"{name} is a call with {of_call.about}"
+        for name, of_call in by_name.items()
+        if of_call.about and name in first.steps
+    ]
     case = next(iter(by_name.values())).case
     return case, f"{first.steps}: {'; '.join(texts)}", first.rank or history.rank
 
@@ -300,7 +304,7 @@ class _Play:
 
     def call(self, step: str, call: str) -> None:
         """call A [and is refused | and look away] [in the tensors of B | in the memory of B, as far
-        as these have the same values] [watched | interrupted by B], and what `WITHIN` has"""
+        as these have the same values] [watched], and what `WITHIN` has"""
         op, values = self.candidate.op, self._values(call)
         args = values.arrange(values.inputs.args)
         if match := re.search(r"in the (tensors|memory) of (\w+)", step):
@@ -319,8 +323,8 @@ class _Play:
                     within.enter_context(context(self.candidate.device))
                 if "is refused" in step:  # what it does until then is no fault
                     within.enter_context(self.candidate.limits(Bounds()))
-                if "watched" in step or "interrupted" in step:
-                    self.watches[call] = within.enter_context(self._watch(step))
+                if "watched" in step:
+                    self.watches[call] = within.enter_context(_Watch())
                 graph = Graph(
                     self.candidate, inputs, prepare=lambda v: v, differentiated=differentiated
                 )
@@ -336,7 +340,7 @@ class _Play:
         if "look away" in step:
             return
         if "is refused" in step:
-            text = "the reference refuses these arguments: raise an error"
+            text = f"{call} gives a result where the reference raises an error: raise one, too"
             return self._fault("is taken", text, Rank.WARNING)
         after = [tensor._version for tensor in changing.values()]
         if any(map(int.__eq__, versions, after)):
@@ -354,19 +358,6 @@ class _Play:
     def _judge(self, call: str, results: Mapping[str, torch.Tensor]) -> None:
         for name, text in self._values(call).wrong(self.candidate, results).items():
             self._fault(f"wrong {name}", text)
-
-    def _watch(self, step: str) -> "_Watch":
-        interrupting = re.search(r"interrupted by (\w+)", step)
-        if interrupting is None:
-            return _Watch()
-        candidate, inputs = self.candidate, self._values(interrupting[1]).inputs
-
-        def call() -> None:
-            graph = Graph(candidate, inputs)
-            if candidate.op.differentiable:
-                graph.gradients()
-
-        return _Watch(call, max(watch.count for watch in self.watches.values()))
 
     def _look_at_outputs(self, args: Leaves, outputs: Mapping[str, torch.Tensor]) -> None:
         for name, of in sharing(args, outputs).items():
@@ -474,49 +465,28 @@ class _Play:
 
 
 class _Watch(DispatchMode):
-    """Notes what torch does in a call outside of kernels: how many operations, those that wait for
-    values, new memory. interrupt: a call that a thread makes before some of ``count``."""
+    """Notes what torch does in a call outside of kernels: what waits for values, new memory."""
 
-    def __init__(self, interrupt: Callable[[], None] | None = None, count: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.interrupt, self.count = interrupt, 0
-        self.points = {count * number // POINTS for number in range(POINTS)}
         self.reads: dict[str, None] = {}
         self.storages: dict[str, StorageWeakRef] = {}
-        self.threads: list[threading.Thread] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if launching():  # these are the harness's own
-            return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if launching():  # this is the harness's own
+            return result
         name = func._schema.name.partition("::")[2]
         if name in READS:
             self.reads[name] = None
-        if self.interrupt is not None and self.count in self.points:
-            self.threads.append(threading.Thread(target=self._interrupt, daemon=True))
-            self.threads[-1].start()
-            self.threads[-1].join(PATIENCE)
-            if self.threads[-1].is_alive():  # it waits for a lock
-                self.interrupt = None
-        self.count += 1
-        result = func(*args, **(kwargs or {}))
         earlier = {None, *map(_address, (*args, *(kwargs or {}).values()))}
         for value in result if isinstance(result, (tuple, list)) else (result,):
             if _address(value) not in earlier:  # else it is a view, or was changed in place
                 storage = StorageWeakRef(value.untyped_storage())
-                self.storages[f"a result of {name} ({self.count})"] = storage
+                self.storages[f"a result of {name} ({len(self.storages) + 1})"] = storage
         return result
-
-    def _interrupt(self) -> None:
-        with contextlib.suppress(Exception):  # other checks are about that
-            if self.interrupt is not None:
-                self.interrupt()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        for thread in self.threads:
-            thread.join()
 
 
 def _address(value: Any) -> int | None:
@@ -525,7 +495,7 @@ def _address(value: Any) -> int | None:
 
 
 def launching() -> bool:
-    """Whether a kernel is interpreted just now, which no other thread may interrupt."""
+    """Whether a kernel is interpreted just now."""
     module = sys.modules.get("tinyllama.harness.kernels.interpreter_values")
     return module is not None and bool(module.RUNNING)
 

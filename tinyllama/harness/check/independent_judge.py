@@ -8,6 +8,7 @@ computing them: that, only a review sees.
 """
 
 import secrets
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.evaluate import ContractError, evaluate
-from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.declare.op import Op
 
 
@@ -38,16 +39,21 @@ def answer(candidate: Candidate, number: int, seed: int, file: Path) -> None:
     save_file({name: x.clone(memory_format=dense).cpu() for name, x in results.items()}, file)
 
 
-def faults(case: OpCase, ask: Callable[[int, Path], None], file: Path) -> str:
+def faults(case: OpCase, ask: Callable[[int, Path], None]) -> str:
     """In the judge's: what is wrong with a candidate's results of a case; "" where nothing is.
 
-    ask: has the candidate's process write its results for a seed.
+    ask: has the candidate's process write its results for a seed to a file. Raises what it raises.
     """
     seed = secrets.randbelow(2**62)
     inputs = case.inputs(seed=seed)
     expected = evaluate(case.op, case.provider.call, inputs)
-    ask(seed, file)
-    results = load_file(file)
+    with tempfile.TemporaryDirectory(prefix="judged-") as folder:
+        file = Path(folder) / "results"
+        ask(seed, file)
+        try:
+            results = load_file(file)
+        except Exception as error:  # the answer may be any
+            return f"its results cannot be read: {type(error).__name__}: {error}"
     for name, result in results.items():
         if name not in expected:
             return f"{name} is not asked for"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate, leaves, other_results
 from tinyllama.harness.check.cases import PERTURBATIONS, WIDER, OpCase, References
 from tinyllama.harness.check.compare import Comparison
 from tinyllama.harness.check.crash import crashed, in_backward, place, raised_by_another
@@ -25,14 +26,13 @@ from tinyllama.harness.check.evaluate import (
     evaluate,
     is_gradient,
 )
-from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank, leaves, other_results
+from tinyllama.harness.check.finding import Finding, Outcome, Rank
 from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
 from tinyllama.harness.check.history import Graph, sharing
+from tinyllama.harness.check.names import BOUNDS, GRADIENTS, OUTPUTS, TOUCHED, UNWRITTEN
 from tinyllama.harness.check.points import EMPTY, Point, rows
 from tinyllama.harness.declare.specs import Terms
 
-OUTPUTS, GRADIENTS = "outputs", "gradients"
-UNWRITTEN, TOUCHED, BOUNDS = "unwritten memory", "untouched inputs", "out of bounds"
 ENDLESS = "EndlessLoopError"  # of `tinyllama.harness.kernels.interpreter`, which needs triton
 LONG_ROWS = 4.0  # times the usual error, of a few roundings more in 16 bits
 FEW_TIES = 2.0**-10  # of the elements: so many may be rounded to the other side
@@ -142,20 +142,20 @@ def _places(bad: torch.Tensor) -> str:
     return f"{int(bad.sum())} of {bad.numel()} elements, the first at {first}"
 
 
-def boundary_fault(candidate: Candidate, point: Point) -> tuple[Finding | None, int]:
-    """What is wrong at a point, if anything, and how many accesses its programs made.
+def boundary_fault(candidate: Candidate, point: Point) -> tuple[Finding | None, int] | None:
+    """What is wrong at a point, if anything, and how many accesses its programs made. None where
+    the reference gives no result, so that nothing is tried.
 
-    Nothing is wrong where the reference gives no result. A refusal is told up to `FAR` times the
-    largest declared length, but not of a layout.
+    A refusal is told up to `FAR` times the largest declared length, but not of a layout.
     """
     op, case = candidate.op, point.case
     if op.misfit(case.case.dims, case.case.params) is not None or case.unsupported() is not None:
-        return None, 0
+        return None
     try:
         inputs = point.inputs(candidate)
         references = case.references(inputs, draws=0)
     except Exception:  # the reference, or a distribution, does not take it
-        return None, 0
+        return None
     run = run_case(candidate, inputs)
     return _fault_of(candidate, point, inputs, references, run), run.guards.accesses
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch._library.triton import set_wrap_triton_enabled
 
+from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.evaluate import without_values
-from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Rank
+from tinyllama.harness.check.finding import Finding, Outcome, Rank
 from tinyllama.harness.check.names import LAUNCHED
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider

@@ -20,10 +20,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tinyllama.harness.check.boundary_inputs import Painted, painted, painted_upstream
+from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.code_numbers import compared_with, thresholds
 from tinyllama.harness.check.evaluate import Inputs, shapes_of, without_values
-from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.check.layouts import SINGLE
 from tinyllama.harness.declare.op import Op

@@ -13,16 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tinyllama.harness.check.candidate import NO_KERNELS, Candidate, Problem, Unsupported, leaves
 from tinyllama.harness.check.cases import OpCase, elements
 from tinyllama.harness.check.compare import same_bits
-from tinyllama.harness.check.finding import (
-    NO_KERNELS,
-    Candidate,
-    Problem,
-    Rank,
-    Unsupported,
-    leaves,
-)
+from tinyllama.harness.check.finding import Rank
 from tinyllama.harness.check.history import Graph
 from tinyllama.harness.declare.specs import Tensor
 from tinyllama.harness.kernels.bounds import author_line, tensors_of, watched

@@ -1,243 +1,62 @@
 """Checks in processes of their own: what ends one is a finding, and the rest goes on.
 
-A process says which case it is about to try. Where it ends, that case has a fault, and the checks
-go on with the next one in a new process. What it sends is JSON, and never unpickled. On a GPU a
-second process interprets the kernels on the CPU, and makes the checks of memory as well.
+A process (`tinyllama.harness.check.process`) says which case it is about to try. Where it ends,
+that case has a fault, and the checks go on with the next one in a new process. What it sends is
+JSON, and never unpickled. On a GPU a second process interprets the kernels on the CPU, and makes
+the checks of memory as well. The caller of `check` needs no torch.
 """
 
-import contextlib
-import faulthandler
 import re
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tinyllama.harness.check import accuracy, independent_judge
-from tinyllama.harness.check.cases import OpCase
-from tinyllama.harness.check.crash import GpuLostError, place_in
-from tinyllama.harness.check.finding import Candidate, Provided, merged
-from tinyllama.harness.check.launched import kernel_launched
-from tinyllama.harness.check.names import APART, INTERPRETED, LAUNCHED
-from tinyllama.harness.check.run import Finding, Outcome, Rank, run
-from tinyllama.harness.declare.op import Op
-from tinyllama.harness.declare.registry import Registry, discover, load_about, load_file
-from tinyllama.harness.kernels.foreign import foreign
-from tinyllama.harness.kernels.launch import HAS_TRITON
-from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.check.finding import (
+    Finding,
+    GpuLostError,
+    Outcome,
+    Provided,
+    Rank,
+    merged,
+)
+from tinyllama.harness.check.names import APART, INTERPRETED, LAUNCHED, PLAIN
 from tinyllama.harness.machine.worker import Worker, WorkerError, end_all
 
-PACKAGE = "tinyllama.ops"  # the ops of the tree, on which a file may register providers
+PACKAGE = "tinyllama.ops"  # the ops of the tree
 GROUP = 24 * 3600.0  # seconds for all cases of a group of checks, each of which has its own limit
-RESERVE = 2**30  # bytes of memory that are left to other processes
-
-
-# -- what is asked for -----------------------------------------------------------------------------
-
 CASE_SECONDS = 300  # for one case; an endless loop of an interpreted kernel is seen long before
+# One thread: tensors are small, and on a busy machine a second one only spins.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# A process that judges on the CPU sees no GPU, so that code which asks for one does as without it.
+HIDDEN = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), "")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is checked, on a device, with inputs from a seed: the providers that a file declares, of
-    each op or of one, or those of an op of the tree or of a package; of these the one of a name.
+    """What is checked, with inputs from a seed: the providers that a file declares, of each op or
+    of one, or those of an op of the tree or of a package; of these the one of a name.
 
-    candidate: ``FILE:function``, which is checked as a provider of the op, in the place of its own.
-    seconds: for one case. declaration: a file that declares the op instead, about functions of
-    ``file``.
+    device: its name; None: the first GPU, else the CPU.
+    candidate: ``FILE:function``, which is checked as a provider of the op, in place of its own.
+    seconds: for one case.
+    made_by: ``module:name`` of the class whose object makes the checks, as
+        `tinyllama.harness.check.process.Checks`; options: more arguments of it.
     """
 
     file: str | None
     op: str | None
     provider: str | None
-    device: str
+    device: str | None
     seed: int
     candidate: str | None = None
     seconds: int = CASE_SECONDS
-    declaration: str | None = None
-
-    def candidates(self) -> list[Candidate]:
-        """What is checked, the reference last: it is seldom wrong, and some checks take long on it.
-
-        Raises UsageError for a name that is not declared, and for an op whose ``fits`` raises.
-        """
-        ops, module = self._ops()
-        candidates = [
-            Candidate(op, provider, torch.device(self.device), self.seed)
-            for op in ops
-            for provider in sorted(op.providers.values(), key=lambda p: p.name == "eager")
-            if module in ("", provider.module)
-        ]
-        names = dict.fromkeys(candidate.provider.name for candidate in candidates)
-        if names and self.provider is not None:
-            _check_known("--provider", self.provider, names)
-            candidates = [c for c in candidates if c.provider.name == self.provider]
-        for candidate in candidates:
-            check_fits(candidate.op)
-        return candidates
-
-    def _ops(self) -> tuple[list[Op], str]:
-        """The ops, and the module that declares the providers; "" for all of these."""
-        registry, module = discover(PACKAGE), ""
-        ops = list(registry.values())
-        if self.file is not None:
-            with self._loading(self.file):
-                if self.declaration is None:
-                    module = load_file(self.file, registry).__name__
-                else:
-                    module = load_about(self.declaration, self.file, registry).__name__
-            ops = [*registry.values(), *_elsewhere(module, registry)]
-        if self.op is None:
-            return ops, module
-        _check_known("--op", self.op, [op.name for op in ops])
-        ops = [op for op in ops if op.name == self.op]
-        if self.candidate is not None:
-            with self._loading(self.candidate.rpartition(":")[0]):
-                module = _register(self.candidate, ops[0])
-        return ops, module
-
-    @contextlib.contextmanager
-    def _loading(self, file: str) -> Iterator[None]:
-        """The file may import its neighbours. On a CPU, code that asks for a GPU where it is
-        imported or called is answered."""
-        sys.path.append(str(Path(file).resolve().parent))
-        with foreign() if self.device == "cpu" else contextlib.nullcontext():
-            yield
-
-
-def check_fits(op: Op) -> None:
-    """Raise UsageError where the op's ``fits`` raises an error for a case of the op's own."""
-    for case in op.cases:
-        try:
-            op.fits({**op.numbers(case.dims), **op.params, **case.params})
-        except Exception as error:
-            raise UsageError(
-                f"op {op.name!r}: fits raises {type(error).__name__}: {error} for the case {case}: "
-                "let it return what is wrong with the sizes, or None"
-            ) from error
-
-
-def _elsewhere(module: str, registry: Mapping[str, Op]) -> Iterator[Op]:
-    """Ops that are declared in other files or packages, on which a module registered providers."""
-    listed = {id(op) for op in registry.values()}
-    for loaded in list(sys.modules.values()):
-        for op in [value for value in vars(loaded).values() if isinstance(value, Op)]:
-            registers = any(provider.module == module for provider in op.providers.values())
-            if registers and id(op) not in listed:
-                listed.add(id(op))
-                yield op
-
-
-def _register(candidate: str, op: Op) -> str:
-    """Make ``FILE:function`` a provider of an op, of the module that is returned.
-
-    Raises UsageError for a function that is not there, DeclarationError for one that takes other
-    arguments.
-    """
-    file, _, name = candidate.rpartition(":")
-    function = getattr(load_file(file, Registry()), name, None)
-    if not callable(function):
-        raise UsageError(f"--candidate {candidate!r}: {file} has no function {name!r}")
-    op.provider("candidate", requires=("triton",) if HAS_TRITON else ())(function)
-    return op.providers["candidate"].module
-
-
-def _check_known(option: str, name: str, names: Iterable[str]) -> None:
-    if name not in names:
-        raise UsageError(f"{option} {name!r:.80} does not exist: use one of {', '.join(names)}")
-
-
-# -- in a process that makes the checks -----------------------------------------------------------
-
-
-class Checks:
-    """The providers of a request, and the checks on them.
-
-    log: a file to which each case is written before it is tried.
-    """
-
-    def __init__(self, log: str, **request: Any) -> None:
-        self.request, self.log = Request(**request), Path(log)
-        if self.request.device == "cpu":
-            limit_memory()
-        self.candidates = {
-            str(candidate.provider): replace(candidate, announce=self.announce)
-            for candidate in self.request.candidates()
-        }
-
-    def announce(self, case: OpCase) -> None:
-        """Note a case, which has so much time from now on."""
-        self.log.write_text(str(case), encoding="utf-8")
-        faulthandler.dump_traceback_later(self.request.seconds, exit=True)
-
-    def provided(self) -> list[Provided]:
-        """The providers that are checked."""
-        from_file = self.request.file is not None
-        return [
-            Provided(
-                name,
-                from_file and candidate.op.module == candidate.provider.module,
-                tuple(map(str, candidate.plain_cases())),
-                candidate.missing(),
-            )
-            for name, candidate in self.candidates.items()
-        ]
-
-    def findings(self, provider: str, only: list[str], earlier: list[Finding]) -> list[Finding]:
-        candidate = self.candidates[provider]
-        try:
-            if only == [LAUNCHED]:
-                declares = self.request.candidate is None
-                return [kernel_launched(candidate, declares)]
-            return list(run(candidate, only, earlier))
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-
-    def answer(self, provider: str, number: int, seed: int, file: str) -> None:
-        """Write the results of a case to a file."""
-        faulthandler.dump_traceback_later(self.request.seconds, exit=True)
-        try:
-            independent_judge.answer(self.candidates[provider], number, seed, Path(file))
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-
-
-def limit_memory() -> None:
-    """Let an allocation fail that the machine has no memory for, before the system ends this
-    process, or another one; on Linux."""
-    facts = Path("/proc/meminfo")
-    if not facts.is_file():
-        return
-    import resource
-
-    (available,) = re.findall(r"^MemAvailable: +(\d+) kB", facts.read_text(), re.MULTILINE)
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = max(int(available) * 1024 - RESERVE, RESERVE)
-    if most == resource.RLIM_INFINITY or limit < most:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
-
-
-# -- in the process that judges -------------------------------------------------------------------
-
-
-def processes(device: str) -> dict[str, dict[str, str]]:
-    """The processes that check on a device: where each one runs, and with which variables.
-
-    One that judges on the CPU sees no GPU, so that code which asks for one does as without it. It
-    has one thread: tensors are small, and on a busy machine a second one only spins.
-    """
-    gpus = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    hidden = {**dict.fromkeys(gpus, ""), "OMP_NUM_THREADS": "1"}
-    if device == "cpu":
-        return {"cpu": hidden}
-    return {device: {}, "cpu": {**hidden, "TRITON_INTERPRET": "1"}}
+    made_by: str = "tinyllama.harness.check.process:Checks"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check(
@@ -250,25 +69,30 @@ def check(
     when the file cannot be loaded, or has no such op or provider.
     """
     first = [name for name in only if name == LAUNCHED]  # what is interpreted rests on it
-    together = [name for name in only if name in accuracy.PLAIN]
+    together = [name for name in only if name in PLAIN]
     alone = [[name] for name in only if name not in (*first, *together, APART)]
     last = [name for name in only if name == APART]
     groups = [*filter(None, [first, together]), *alone, *filter(None, [last])]
     runs: list[_Run] = []
     try:
         with tempfile.TemporaryDirectory(prefix="check-") as folder, ThreadPoolExecutor() as pool:
-            starts = processes(request.device).items()
-            runs += [_Run(request, *start, Path(folder)) for start in starts]
+            env = {**ONE_THREAD, **HIDDEN} if request.device == "cpu" else ONE_THREAD
+            runs.append(_Run(request, env, Path(folder) / "log"))
             try:
+                device = runs[0].device()
+                if device != "cpu":
+                    env = {**ONE_THREAD, **HIDDEN, "TRITON_INTERPRET": "1"}
+                    interpreting = replace(request, device="cpu")
+                    runs.append(_Run(interpreting, env, Path(folder) / "log-interpreting", True))
+                    runs[1].start()
                 providers = runs[0].call("provided")
                 if names := ", ".join(provided.name for provided in providers):
-                    text = f"{len(only)} checks of {names} on {request.device}: {', '.join(only)}"
-                    progress(text)
+                    progress(f"{len(only)} checks of {names} on {device}")
                 yield from ((provided, None) for provided in providers)
                 for provided in providers:
                     for finding in _of_groups(runs, pool, provided, groups, progress):
                         yield provided, finding
-            except BaseException:  # Ctrl-C, too: nothing need be answered any more
+            except BaseException:  # an interrupt, too: nothing need be answered any more
                 end_all()
                 raise
             finally:
@@ -287,9 +111,11 @@ def _of_groups(
 ) -> Iterator[Finding]:
     """The findings of each group of checks on a provider, in all processes at once."""
     earlier: list[Finding] = []
-    for number, names in enumerate(groups, 1):
-        label = " to ".join(dict.fromkeys((names[0], names[-1])))
-        label = f"{provided.name}: {number} of {len(groups)}: {label}"
+    count = sum(map(len, groups))
+    for names in groups:
+        number = len(earlier) + 1
+        numbers = f"{number} to {number + len(names) - 1}" if names[1:] else f"{number}"
+        label = f"{provided.name}: {numbers} of {count}: {', '.join(names)}"
         progress(label)
         began = time.monotonic()
         if names == [APART]:
@@ -301,55 +127,62 @@ def _of_groups(
                 by_check = {f.check: f for f in interpreted[0] if f.check in INTERPRETED}
                 launched = runs[-1].launched(provided.name)
                 findings = [merged(f, by_check.get(f.check), launched) for f in findings]
-            findings = [_unless_told(finding, earlier) for finding in findings]
         earlier += findings
         tried = any(finding.outcome is not Outcome.BLOCKED for finding in findings)
-        faults = [f"{finding.check}: {finding.rank.value}" for finding in findings if finding.rank]
-        result = "; ".join(faults) or ("no fault" if tried else "not tried")
+        faults = [f for f in findings if f.rank]
+        texts = [f"{f.check}: {f.verdict}" if names[1:] else f.verdict for f in faults]
+        result = ", ".join(texts) or ("no fault" if tried else "not tried")
         progress(f"{label}: {result} ({time.monotonic() - began:.1f} s)")
         yield from findings
 
 
-def _unless_told(finding: Finding, earlier: Sequence[Finding]) -> Finding:
-    """An error that ended an earlier check, too, is told once."""
-    crashes = (f for f in earlier if f.outcome is Outcome.CRASHED)
-    first = next((crash for crash in crashes if crash.message == finding.message), None)
-    if first is None or finding.outcome is not Outcome.CRASHED:
-        return finding
-    text = f"ended by the error of {first.check}: {finding.message}"
-    return replace(finding, outcome=Outcome.BLOCKED, special=None, message=text)
-
-
 class _Run:
-    """A worker on one device, and another one after each that ended; it starts when it is called.
+    """A worker, and another one after each that ended; it starts when it is called.
 
-    env: variables of its environment. interprets: whether it interprets for another one on a GPU.
+    env: variables of its environment. log: a file that names the case that it tries. interprets:
+    whether it interprets kernels for another one on a GPU.
     """
 
-    def __init__(self, request: Request, device: str, env: Mapping[str, str], folder: Path) -> None:
-        self.request, self.env = replace(request, device=device), env
-        self.interprets = device != request.device
-        self.log = folder / device.replace(":", "-")
+    def __init__(
+        self, request: Request, env: Mapping[str, str], log: Path, interprets: bool = False
+    ) -> None:
+        self.request, self.env, self.log, self.interprets = request, env, log, interprets
         self._findings: dict[str, list[Finding]] = {}
         self._worker: Worker | None = None
+        self._loaded = False
+
+    def start(self) -> Worker:
+        """A process, which imports what it needs while nobody waits."""
+        if self._worker is None:
+            preload = [self.request.made_by.partition(":")[0]]
+            self._worker = Worker("check", preload=preload, env=self.env, own_caches=False)
+        return self._worker
+
+    def device(self) -> str:
+        """The name of the device that the request means. Raises WorkerError for one that is not
+        there."""
+        usable = "tinyllama.harness.machine.device:usable_device"
+        self.start().make("device", usable, device=self.request.device)
+        return str(self.start().call("device", "__str__"))
 
     def call(self, method: str, *args: Any, **limit: float) -> Any:
         """What a method of the worker's `Checks` returns. Raises WorkerError, also where the file
         cannot be loaded."""
-        if self._worker is None:
-            self._worker = Worker("check", preload=[PACKAGE], env=self.env)
-            request = {"log": str(self.log), **asdict(self.request)}
+        worker = self.start()
+        if not self._loaded:
+            options = {"log": str(self.log), "request": self.request, **self.request.options}
             try:
-                self._worker.make("checks", f"{__name__}:Checks", **request)
+                worker.make("checks", self.request.made_by, **options)
             except WorkerError:
                 self.close()
                 raise
-        return self._worker.call("checks", method, *args, **limit)
+            self._loaded = True
+        return worker.call("checks", method, *args, **limit)
 
     def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
-        self._worker = None
+        self._worker, self._loaded = None, False
 
     def launched(self, provider: str) -> bool:
         """Whether a kernel is launched here, as far as that was checked."""
@@ -360,7 +193,7 @@ class _Run:
         """Of a group of checks, after those of earlier groups; beside a GPU of those that need no
         GPU."""
         if self.interprets:
-            names = [n for n in names if n in (*accuracy.PLAIN, *INTERPRETED, LAUNCHED)]
+            names = [n for n in names if n in (*PLAIN, *INTERPRETED, LAUNCHED)]
         earlier = self._findings.setdefault(provider, [])
         findings = self._of_group(provider, list(names), earlier) if names else []
         earlier += findings
@@ -389,14 +222,21 @@ class _Run:
                 "use --candidate with an installed op: else its process alone knows the reference"
             )
             return Finding(APART, Outcome.UNSUPPORTED, message=provided.missing or text)
-        if not all(f.outcome.good for f in earlier if f.check in accuracy.PLAIN):
+        if not all(f.outcome.good for f in earlier if f.check in PLAIN):
             return Finding(APART, Outcome.BLOCKED, message="the plain cases fail already")
+        from tinyllama.harness.check import independent_judge
+        from tinyllama.harness.declare.registry import discover
+
         op = discover(PACKAGE, plugins=False)[str(self.request.op)]
         case_name, cases = "", independent_judge.cases_of(op)
         try:
             for number, case in enumerate(cases):
                 case_name = str(case).replace(f"{op.name}-eager", provided.name, 1)
-                if text := self._faults_apart(provided.name, number, case):
+
+                def ask(seed: int, file: Path, number: int = number) -> None:
+                    self.call("answer", provided.name, number, seed, str(file))
+
+                if text := independent_judge.faults(case, ask):
                     return Finding(APART, Outcome.FAILED, case_name, text)
         except WorkerError as error:
             self.close()
@@ -404,20 +244,6 @@ class _Run:
             return Finding(APART, Outcome.CRASHED, case_name, text, error.details, special=rank)
         text = f"{len(cases)} cases, inputs from a secret seed"
         return Finding(APART, Outcome.PASSED, message=text)
-
-    def _faults_apart(self, provider: str, number: int, case: OpCase) -> str:
-        """What is wrong in a case; empty where nothing is. Raises WorkerError."""
-
-        def ask(seed: int, file: Path) -> None:
-            self.call("answer", provider, number, seed, str(file))
-
-        with tempfile.TemporaryDirectory(prefix="judged-") as folder:
-            try:
-                return independent_judge.faults(case, ask, Path(folder) / "results")
-            except WorkerError:
-                raise
-            except Exception as error:  # the answer may be any
-                return f"its results cannot be read: {type(error).__name__}: {error}"
 
     def _text(self, error: WorkerError) -> str:
         """How a process ended, with the author's line."""
@@ -427,6 +253,13 @@ class _Run:
             return f"{place}no end after {self.request.seconds} s"
         number = _signal(error)
         return f"{place}{error}{f' ({signal.Signals(number).name})' if number else ''}"
+
+
+def place_in(details: str, file: str) -> str:
+    """``FILE:LINE: `` of the innermost line of a file in the traceback of a process that ended."""
+    fatal = "(most recent call first)" in details
+    lines = re.findall(rf'^ *File "{re.escape(file)}", line (\d+)', details, re.MULTILINE)
+    return f"{file}:{lines[0 if fatal else -1]}: " if lines else ""
 
 
 def _rank(error: WorkerError) -> Rank | None:

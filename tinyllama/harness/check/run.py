@@ -19,10 +19,12 @@ from tinyllama.harness.check import (
     programs,
     reference,
 )
+from tinyllama.harness.check.candidate import Candidate, Problem, Unsupported
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.crash import crashed, raised_by_another
 from tinyllama.harness.check.evaluate import ContractError, is_gradient
-from tinyllama.harness.check.finding import Candidate, Finding, Outcome, Problem, Rank, Unsupported
+from tinyllama.harness.check.finding import Finding, Outcome, Rank
+from tinyllama.harness.check.names import BOUNDS, GRADIENTS, OUTPUTS, PLAIN
 from tinyllama.harness.kernels.bounds import Bounds
 
 __all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "Rank", "run"]
@@ -54,7 +56,7 @@ _CHECKS: dict[str, Check] = {
     "program order": programs.program_order,
     "large offsets": programs.large_offsets,
 }
-CHECKS = (*accuracy.PLAIN, *_CHECKS)
+CHECKS = (*PLAIN, *_CHECKS)
 
 
 def run(
@@ -74,14 +76,14 @@ def run(
         yield from (Finding(name, Outcome.UNSUPPORTED, message=reason) for name in only)
         return
     earlier = list(earlier)
-    if set(only) & set(accuracy.PLAIN):
+    if set(only) & set(PLAIN):
         findings = list(accuracy.check_plain(candidate, only))
         earlier += findings
         yield from (_of_reference(finding, candidate) for finding in findings)
     if set(only) & set(_CHECKS):  # later, since a first call may be wrong
         candidate = candidate.with_kernels()
     plain = accuracy.plain_faults(earlier)
-    bounded = all(f.outcome.good for f in earlier if f.check == accuracy.BOUNDS)
+    bounded = all(f.outcome.good for f in earlier if f.check == BOUNDS)
     for name in (name for name in _CHECKS if name in only):
         if plain and name not in _OF_ANY_RESULTS:
             text = f"fails already: {', '.join(plain)}"
@@ -98,14 +100,14 @@ def run(
 def _of_reference(finding: Finding, candidate: Candidate) -> Finding:
     """Where the candidate is the reference and agrees with itself: what else speaks against it."""
     name, eager = finding.check, candidate.provider.name == "eager"
-    if not eager or not finding.outcome.good or name not in (accuracy.OUTPUTS, accuracy.GRADIENTS):
+    if not eager or not finding.outcome.good or name not in (OUTPUTS, GRADIENTS):
         return finding
     cases = [case for case in candidate.covered() if case.layout == case.upstream]
     for case in cases:
         for result, text in reference.faults(case, candidate.seed):
-            if is_gradient(result) is (name == accuracy.GRADIENTS):
+            if is_gradient(result) is (name == GRADIENTS):
                 return Finding(name, Outcome.FAILED, str(case), text)
-    if name == accuracy.OUTPUTS and (text := reference.narrow(cases[0], candidate.seed)):
+    if name == OUTPUTS and (text := reference.narrow(cases[0], candidate.seed)):
         return Finding(name, Outcome.FAILED, str(cases[0]), text, special=Rank.WARNING)
     return finding
 

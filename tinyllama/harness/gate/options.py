@@ -1,5 +1,5 @@
-"""The options of ``tinyllama gate``, and what is refused before anything is started. It reads files
-alone, and imports no torch.
+"""What a gate is asked for, by ``tinyllama gate`` or by ``pytest --against``, and what is refused
+before anything is started. It reads files and git alone, and imports no torch.
 """
 
 import argparse
@@ -7,7 +7,7 @@ import glob
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class Options:
 
 
 def add(option: Callable[..., Any]) -> None:
-    """Add the options. option: `argparse.ArgumentParser.add_argument`."""
+    """Add the gate's own options. option: `argparse.ArgumentParser.add_argument`, or pytest's."""
     repeatable: dict[str, Any] = {"action": "append", "default": []}
     option("--against", metavar="REV", help="a branch, tag or commit (repeatable)", **repeatable)
     option(
@@ -122,10 +122,40 @@ def add(option: Callable[..., Any]) -> None:
         help="end after this time; the report has what was decided, and is not green",
     )
     option("--unwatched", action="store_true", help="gate on a GPU whose load cannot be read")
+
+
+def add_shared(option: Callable[..., Any]) -> None:
+    """Add the options that a pytest session has for its tests, too."""
     option("--ops", nargs="+", action="extend", default=[], metavar="FILE", help="files of ops")
-    option("--op", metavar="NAME", help="this op only (repeatable)", **repeatable)
+    option("--op", action="append", default=[], metavar="NAME", help="this op only (repeatable)")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     option("--results-dir", metavar="DIR", help="folder of A/A blocks (default results)")
+
+
+def of_pytest(arguments: Sequence[str]) -> Options | None:
+    """What a command line of pytest asks of the gate; None where it asks for no gate.
+
+    Raises UsageError for any other option: it would leave something out, or measure something else.
+    """
+    if not any(
+        argument.partition("=")[0] in ("--against", "--against-env") for argument in arguments
+    ):
+        return None
+    parser = argparse.ArgumentParser(prog="pytest", add_help=False, allow_abbrev=False)
+    parser.error = _refuse  # type: ignore[assignment,method-assign]
+    add(parser.add_argument)
+    add_shared(parser.add_argument)
+    for ignored in ("-q", "-v", "-s", "-x", "-vv", "--benchmark-compare"):
+        parser.add_argument(ignored, action="store_true", dest="ignored")
+    for ignored in ("-p", "--tb", "--color", "--rootdir"):
+        parser.add_argument(ignored, action="append", dest="ignored_values")
+    parser.add_argument("paths", nargs="*")
+    parsed, unknown = parser.parse_known_args(list(arguments))
+    for path in (path for path in parsed.paths if not Path(path).exists()):
+        raise UsageError(f"{path}: no such folder of timings; tests cannot be named one by one")
+    if unknown:
+        raise UsageError(f"{unknown[0]}: the gate times every benchmark; remove it")
+    return Options.of(parsed)
 
 
 def time_limit(text: str) -> float:
@@ -138,6 +168,10 @@ def time_limit(text: str) -> float:
         message = f"{text!r:.80} is no time limit: use seconds from 1 to {LONGEST}"
         raise argparse.ArgumentTypeError(message)
     return seconds
+
+
+def _refuse(message: str) -> None:
+    raise UsageError(message)
 
 
 def _check_files(pattern: str, root: Path) -> None:

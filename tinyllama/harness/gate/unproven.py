@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase, elements, op_cases
 from tinyllama.harness.check.evaluate import Inputs, evaluate
-from tinyllama.harness.check.finding import Candidate
 from tinyllama.harness.check.judge import faults, run_case
 from tinyllama.harness.gate.benchmarks import layouts_of
 from tinyllama.harness.gate.timed_call import tensors_of

@@ -17,7 +17,7 @@ BUSY_SHARE = 0.1  # of the last moments; a GPU that is busier than this is not i
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Processor, memory, system; of a GPU also driver, power limit and clocks.
+    """Processor, memory, system; of a GPU also driver and power limit.
 
     A field that the GPU's sensor cannot read is absent; ``unavailable`` has its reason.
     """
@@ -31,7 +31,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         return described
     gpu = sensor(device)
     unavailable = {}
-    for field in ("driver", "power_limit_watts", "clocks_mhz"):
+    for field in ("driver", "power_limit_watts"):
         try:
             if isinstance(gpu, str):
                 raise NotToldError(gpu)

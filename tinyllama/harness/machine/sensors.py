@@ -1,4 +1,4 @@
-"""What a GPU's management library reports: driver, clocks, power, energy, other processes.
+"""What a GPU's management library reports: driver, power, energy, other processes.
 
 There are two such libraries, NVML and AMD SMI. `sensor` tries both: a device that neither of them
 knows has no sensor, and the reason is given instead.
@@ -26,9 +26,6 @@ class Sensor(Protocol):
     def driver(self) -> str: ...
 
     def power_limit_watts(self) -> float: ...
-
-    def clocks_mhz(self) -> dict[str, int]:
-        """``sm`` and ``memory`` now, ``sm_max`` and ``memory_max``."""
 
     def energy_joules(self) -> float:
         """A counter that began at some moment in the past; it may advance in steps."""
@@ -85,16 +82,6 @@ class NvmlSensor:
     def power_limit_watts(self) -> float:
         return self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.handle) / 1e3
 
-    def clocks_mhz(self) -> dict[str, int]:
-        now, most = self.nvml.nvmlDeviceGetClockInfo, self.nvml.nvmlDeviceGetMaxClockInfo
-        sm, memory = self.nvml.NVML_CLOCK_SM, self.nvml.NVML_CLOCK_MEM
-        return {
-            "sm": now(self.handle, sm),
-            "memory": now(self.handle, memory),
-            "sm_max": most(self.handle, sm),
-            "memory_max": most(self.handle, memory),
-        }
-
     def energy_joules(self) -> float:
         return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3
 
@@ -132,61 +119,44 @@ class AmdSmiSensor:
         return int(domain, 16), int(bus, 16)
 
     def driver(self) -> str:
-        return str(_first_known(self.smi.amdsmi_get_gpu_driver_info(self.handle), "driver_version"))
+        return str(_known(self.smi.amdsmi_get_gpu_driver_info(self.handle), "driver_version"))
 
     def power_limit_watts(self) -> float:
-        return _first_known(self.smi.amdsmi_get_power_cap_info(self.handle), "power_cap") / 1e6
-
-    def clocks_mhz(self) -> dict[str, int]:
-        kinds = {"sm": self.smi.AmdSmiClkType.GFX, "memory": self.smi.AmdSmiClkType.MEM}
-        clocks = {n: self.smi.amdsmi_get_clock_info(self.handle, k) for n, k in kinds.items()}
-        now = {name: _first_known(clock, "clk") for name, clock in clocks.items()}
-        return {
-            **now,
-            **{f"{name}_max": _first_known(clock, "max_clk") for name, clock in clocks.items()},
-        }
+        return _known(self.smi.amdsmi_get_power_cap_info(self.handle), "power_cap") / 1e6
 
     def energy_joules(self) -> float:
         count = self.smi.amdsmi_get_energy_count(self.handle)
-        # Microjoules; before ROCm 6.1 the accumulator was called "power".
-        steps = _first_known(count, "energy_accumulator", "power")
-        return steps * _first_known(count, "counter_resolution") * 1e-6
+        microjoules = _known(count, "energy_accumulator") * _known(count, "counter_resolution")
+        return microjoules * 1e-6
 
     def processes(self) -> list[int]:
         return [p["pid"] for p in self.smi.amdsmi_get_gpu_process_list(self.handle)]
 
     def busy_share(self) -> float:
-        return _first_known(self.smi.amdsmi_get_gpu_activity(self.handle), "gfx_activity") / 100
+        return _known(self.smi.amdsmi_get_gpu_activity(self.handle), "gfx_activity") / 100
 
     def throttled(self) -> str | None:
-        try:
-            status = self.smi.amdsmi_get_violation_status(self.handle)
-        except Exception:  # only MI300 and later report violations; all report "throttle_status"
-            status = {}
-        violations = {words: status.get(f"active_{name}") for name, words in _VIOLATIONS.items()}
-        if any(isinstance(active, bool) for active in violations.values()):
-            return (
-                ", ".join(words for words, active in violations.items() if active is True) or None
-            )
-        metrics = self.smi.amdsmi_get_gpu_metrics_info(self.handle)
-        return "the driver reports throttling" if _first_known(metrics, "throttle_status") else None
+        status = self.smi.amdsmi_get_violation_status(self.handle)
+        active = {words: status.get(name) for name, words in _VIOLATIONS.items()}
+        if not any(isinstance(value, bool) for value in active.values()):
+            raise NotToldError("amdsmi does not know whether clocks are lowered")
+        return ", ".join(words for words, value in active.items() if value is True) or None
 
 
-# The power limit (ppt_pwr) is not among them.
+# The power limit (ppt_pwr) is not among them. GPUs before MI300 know none.
 _VIOLATIONS = {
-    "prochot_thrm": "processor hot",
-    "socket_thrm": "socket thermal limit",
-    "vr_thrm": "voltage regulator thermal limit",
-    "hbm_thrm": "memory thermal limit",
+    "active_prochot_thrm": "processor hot",
+    "active_socket_thrm": "socket thermal limit",
+    "active_vr_thrm": "voltage regulator thermal limit",
+    "active_hbm_thrm": "memory thermal limit",
 }
 
 
-def _first_known(info: Mapping[str, Any], *names: str) -> Any:
-    """The first of these fields whose value amdsmi knows."""
-    for name in names:
-        if info.get(name, "N/A") != "N/A":
-            return info[name]
-    raise NotToldError(f"amdsmi does not know {' nor '.join(names)}")
+def _known(info: Mapping[str, Any], name: str) -> Any:
+    """A field whose value amdsmi knows."""
+    if info.get(name, "N/A") == "N/A":
+        raise NotToldError(f"amdsmi does not know {name}")
+    return info[name]
 
 
 def _index_of(device: torch.device, buses: list[tuple[int, int]]) -> int:

@@ -11,7 +11,7 @@ a worker of its own, holds its objects there, and works only while it is asked t
 What crosses is JSON (`tinyllama.harness.machine.wire`), so that a worker cannot make its caller run
 anything. An answer repeats the random token of its request, so that none can be sent ahead.
 
-Compiler caches of a worker start empty, so that the time to compile is a measurement.
+Compiler caches of a worker start empty (``own_caches``): the time to compile is a measurement.
 """
 
 import contextlib
@@ -76,6 +76,7 @@ class Worker:
     name: for messages. python: the interpreter; cwd: where its modules are found. preload:
     modules it imports while nobody waits. stoppable: it has a process group of its own, which
     `stop` stops until it is asked again, and which ends with this process whatever ends that.
+    own_caches: compilers find nothing of what was compiled before, so that compiling is measured.
     A worker whose process ended raises WorkerError from then on.
     """
 
@@ -88,13 +89,14 @@ class Worker:
         preload: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         stoppable: bool = False,
+        own_caches: bool = True,
     ) -> None:
         if _ENDED.is_set():
             raise WorkerError(f"{name} is not started: all processes are to end")
         self.name, self._stoppable, self._stopped = name, stoppable, False
         self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
         ours, theirs = socket.socketpair()
-        caches = caches_in(self._folder)
+        caches = caches_in(self._folder) if own_caches else {}
         path = os.pathsep.join(filter(None, ["." if cwd is None else str(cwd), *_python_path()]))
         command = [python, *_SPEAKING, "-m", "tinyllama.harness.machine.worker"]
         command += [str(theirs.fileno()), str(os.getpid() if stoppable else 0), *preload]

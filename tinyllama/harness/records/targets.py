@@ -192,19 +192,15 @@ def load(path: Path) -> list[Target]:
         content = msgspec.convert(toml_of(path.read_text(encoding="utf-8")), _File)
     except (OSError, ValueError) as error:
         raise TargetError(f"{path}: {error}") from error
-    tables: list[tuple[type[StepEntry] | type[OpEntry], str, list[_Table]]] = [
-        (StepEntry, "step", content.step),
-        (OpEntry, "op", content.op),
-    ]
-    return [
-        target
-        for kind, name, of_kind in tables
-        for number, table in enumerate(of_kind, 1)
-        for target in _of_table(f"{path}, {name} {number}", kind, table)
-    ]
+    targets: list[Target] = []
+    for number, table in enumerate(content.step, 1):
+        targets += _of_table(f"{path}, step {number}", StepEntry, table)
+    for number, table in enumerate(content.op, 1):
+        targets += _of_table(f"{path}, op {number}", OpEntry, table)
+    return targets
 
 
-def _of_table(where: str, kind: type[StepEntry] | type[OpEntry], table: _Table) -> Iterator[Target]:
+def _of_table(where: str, kind: type[Timed], table: _Table) -> Iterator[Target]:
     about = {name: _names(value) for name, value in table.about.items()}
     if wrong := about.keys() - set(kind.__struct_fields__):
         raise TargetError(f"{where}: {min(wrong)!r} is no field of {kind.__name__}")

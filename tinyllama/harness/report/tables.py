@@ -10,6 +10,7 @@ from tinyllama.harness.records.entries import (
     OpEntry,
     Ratio,
     StepEntry,
+    SweepEntry,
     Timed,
     baseline_of,
 )
@@ -64,6 +65,15 @@ def _op_columns(entries: Sequence[OpEntry]) -> list[Column[OpEntry]]:
     ]
 
 
+SWEEP_COLUMNS: list[Column[SweepEntry]] = [
+    ("batch x length", lambda e: f"{e.batch_size} x {e.seq_len}"),
+    ("tier", lambda e: e.contender),
+    ("ms", lambda e: _number(e.seconds, 1e3, ".3g")),
+    ("samples/s", lambda e: _number(e.samples_per_second, 1, ".0f")),
+    ("peak MiB", lambda e: _number(e.peak_bytes, 2**-20, ".0f")),
+]
+
+
 def latest(records: Iterable[Record]) -> list[Record]:
     """The newest record of each device and group, by date: the newest complete one, or where none
     is complete the newest of all, whose source says so."""
@@ -94,7 +104,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def terminal(records: Sequence[Record]) -> list[str]:
-    """Tables of the steps and ops of records as lines of text, and what was left out."""
+    """Tables of records as lines of text, and what was left out."""
     lines = []
     for record in records:
         for table in tables_of(record):
@@ -103,10 +113,16 @@ def terminal(records: Sequence[Record]) -> list[str]:
 
 
 def tables_of(record: Record) -> list[Rows]:
-    """A table of the steps of a record that were timed, and one of its ops; no empty one."""
+    """A table of the steps of a record that were timed, one of its ops and one of its sweep; no
+    empty one."""
     steps = [entry for entry in record.of(StepEntry) if entry.cannot is None]
     ops = [entry for entry in last_passes(record) if entry.cannot is None]
-    tables = (table_of(step_columns(steps), steps), table_of(_op_columns(ops), ops))
+    sweep = [entry for entry in record.of(SweepEntry) if entry.cannot is None]
+    tables = (
+        table_of(step_columns(steps), steps),
+        table_of(_op_columns(ops), ops),
+        table_of(SWEEP_COLUMNS, sweep),
+    )
     return [table for table in tables if len(table) > 1]
 
 
