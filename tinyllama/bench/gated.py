@@ -9,7 +9,6 @@ in one step were compared with float64 too.
 import hashlib
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,6 @@ from tinyllama.bench.workloads import Group, not_here
 from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
 from tinyllama.harness.gate.verification import digest
-from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.clock import Clock
 from tinyllama.harness.measure.launches import launches
@@ -72,9 +70,7 @@ class StepSubject:
 
     def __init__(self, timed: TimedStep, device: str) -> None:
         self.device = current(device)
-        with launched() as launches:
-            self.step = TierStep(timed.tier, group=timed.group, device=device)
-        self._launched = launches
+        self.step = TierStep(timed.tier, group=timed.group, device=device)
         self.clock = Clock(self.step.queue, spin_seconds=1e-3)
         self.losses: list[float] = []
 
@@ -188,10 +184,6 @@ class StepSubject:
 
     def _call(self) -> None:
         self.step.next()
-
-    def launched(self) -> Sequence[Launched]:
-        """The launches of the steps before the captured one; it captures the same."""
-        return self._launched
 
     def counted(self) -> dict[str, int]:
         if self.device.type == "cpu":
