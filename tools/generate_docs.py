@@ -28,6 +28,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "scaling": tables.scaling,
     "expected-scaling": tables.expected_scaling,
     "ladder": tables.ladder,
+    "claims": tables.claims,
     "ladder-picture": tables.ladder_picture,
     "released-bugs": tables.released_bugs,
     "versions": tables.versions,
