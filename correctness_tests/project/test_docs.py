@@ -35,7 +35,7 @@ NAMED = re.compile(r"<\w+ [^>]*?\b(?:id|name)=\"([^\"]+)\"")
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.M | re.S)
 PATH = re.compile(r"`((?:tinyllama|correctness_tests|perf_tests|tools|field|docs)/[\w./-]*)`")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.M | re.S)
-COMMAND = re.compile(r"(?:^\s*|`)(?:\$ |[^ `]*/|\"\$)?python\"? -m tinyllama ([^`\n]+)", re.M)
+COMMAND = re.compile(r"(?:^\s*|`)(?:\$ )?(?:\S*python\"? -m )?tinyllama ([a-z][^`\n]+)", re.M)
 SCRIPTS = [
     *(ROOT / ".ci").iterdir(),
     *(ROOT / ".github/workflows").glob("*.yml"),
@@ -115,7 +115,7 @@ def test_every_command_that_a_page_or_script_names_is_accepted(path: Path) -> No
     """Its parser takes it; what runs is tested elsewhere."""
     text = re.sub(r"\\\n\s*|\"\$\{\w+\[@\]\}\"", "", path.read_text(encoding="utf-8"))  # of shells
     for command in COMMAND.findall(text):
-        words = re.split(r"\s+#|\s*[|;&]|\s{2,}| >", command)[0]
+        words = re.split(r"\s+#|\s*[|;&)]|\s{2,}| >", command)[0]
         if not PLACEHOLDER.search(words) and "--help" not in words:
             parser().parse_args(shlex.split(words))
 
