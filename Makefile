@@ -12,7 +12,7 @@ WORKERS := -n $(shell expr $$(nproc) + 1) --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test test-all quick test-slow test-checks test-tools test-processes soak bench bench-full mutants corpus sanitize lint floor clean bootstrap
+.PHONY: help test test-all quick test-slow test-checks test-tools test-processes bench bench-full mutants corpus sanitize lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -42,9 +42,6 @@ PROCESSES := $(addprefix gate/test_gate_,command.py certify_command.py) $(addpre
 
 test-processes: bootstrap ## the tests that start gates, workers of pytest or training runs
 	$(RUN) pytest $(addprefix correctness_tests/,$(PROCESSES)) $(WORKERS) -m slow
-
-soak: bootstrap ## the correctness tests over many more random seeds
-	$(RUN) pytest correctness_tests $(WORKERS) --soak-seeds 20
 
 bench: ONLY_GROUPS := --groups short
 bench: ## a short training run, then the performance tests of a few groups: the ladder and a page

@@ -7,7 +7,7 @@ Only records that git tracks count: what a reader measures must not make the doc
 import re
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from field.run import recorded as released_bugs_record
@@ -20,11 +20,9 @@ from tinyllama.harness.records.entries import (
     OpEntry,
     ScalingEntry,
     StepEntry,
-    Timed,
 )
 from tinyllama.harness.records.results import Record, load
-from tinyllama.harness.records.targets import covered, shown
-from tinyllama.harness.report.plots import ladder as ladder_plot
+from tinyllama.harness.report.summary import summaries
 from tinyllama.harness.report.tables import (
     Column,
     escaped,
@@ -252,54 +250,15 @@ def _curves(record: Record) -> list[list[str]]:
     return rows
 
 
-def step_bars() -> str:
-    """The bars of training steps in targets.toml: a row for each bar, a column for each workload,
-    precision and device."""
-    return _bars(StepEntry, row_for_each_call=False)
-
-
-def op_bars() -> str:
-    """The bars of single ops: a row for each case and bar, a column for each device."""
-    return _bars(OpEntry, row_for_each_call=True)
-
-
-def _bars(kind: type[Timed], row_for_each_call: bool) -> str:
-    """Whether each bar holds. One about a contender without an entry has no cell, and one about a
-    field that is newer than the record is not measured: nothing is known of them yet."""
-    bars = [
-        (call, target, target.measured(entries), record)
-        for record in _of_kind(kind)
-        for target, call, entries in covered(TARGETS, record.of(kind))
-        if (entry := entries.get(target.who)) and entry.ran and target.concerns(record.device)
-    ]
-    if not bars:
-        return NOTHING
-    met = [target.met(ratio) for _, target, ratio, _ in bars if ratio is not None]
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
-    for call, target, ratio, record in bars:
-        cell = "not measured"
-        if ratio is not None:
-            cell = shown(ratio, target.bound) + ("" if target.met(ratio) else " **missed**")
-        row = (", ".join(call), str(target)) if row_for_each_call else (str(target),)
-        column = record.device if row_for_each_call else f"{'-'.join(call)}, {record.device}"
-        rows.setdefault(row, {})[column] = cell
-    table = _grid(["of", "bar"] if row_for_each_call else ["bar"], rows)
-    sources = dict.fromkeys(
-        f"{record.group}: {record.device}, commit {record.short_commit}, {record.day}"
-        for *_, record in bars
-    )
-    unknown = f" {len(bars) - len(met)} are not measured yet." if len(met) < len(bars) else ""
-    text = f"{sum(met)} of {len(met)} hold.{unknown}\n\n{markdown_table(table)}"
-    return f"{text}\n\nRecords: {'; '.join(sources)}."
-
-
-def _grid(head: list[str], rows: Mapping[tuple[str, ...], Mapping[str, str]]) -> list[list[str]]:
-    """A row for each key, a column for each name of a cell. head: of the key."""
-    columns = sorted({name for cells in rows.values() for name in cells})
-    table = [[*head, *columns]]
-    for words, cells in sorted(rows.items()):
-        table.append([*words, *(cells.get(name, "") for name in columns)])
-    return table
+def bars() -> str:
+    """Which bars of targets.toml the newest records of each device miss."""
+    records = [load(path) for path in tracked("results/*/*.json")]
+    lines = []
+    for summary in summaries(records, TARGETS):
+        [missed] = [part for part in summary.parts if part.name == "missed"]
+        lines.append(f"- {summary.device} misses {missed.sentence}.")
+        lines += [f"  - {escaped(line)}" for line in missed.lines]
+    return "\n".join(lines)
 
 
 def stages() -> str:
@@ -364,7 +323,9 @@ def draw_picture() -> None:
     records = _measured_last()
     mark = f"<!-- {' '.join(f'{record.group}: {source(record)}.' for record in records)} -->"
     if records and not (PICTURE.exists() and mark in PICTURE.read_text(encoding="utf-8")):
-        PICTURE.write_text(f"{ladder_plot(records).rstrip()}\n{mark}\n", encoding="utf-8")
+        from tinyllama.harness.report.plots import ladder  # which needs the extra `report`
+
+        PICTURE.write_text(f"{ladder(records).rstrip()}\n{mark}\n", encoding="utf-8")
 
 
 def _measured_last() -> list[Record]:

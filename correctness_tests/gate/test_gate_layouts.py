@@ -9,10 +9,8 @@ import torch
 
 from correctness_tests.support.contenders import FILES, PACKAGE
 from correctness_tests.support.gate_fakes import SECONDS, Script
-from correctness_tests.support.launched import tree_ops
 from correctness_tests.support.tried import derived
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.gate import benchmarks as side_file
 from tinyllama.harness.gate.benchmarks import Benchmark, Registered, declared
 from tinyllama.harness.gate.metric import DEVICE
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -68,20 +66,6 @@ def test_the_slowest_layout_is_the_first_that_the_op_names(weigh: Op) -> None:
     assert STRIDED not in listed()
     del weigh.layouts  # as in a base that is older
     assert {name for name in listed() if "-manual-" in name} == {PLAIN}
-
-
-def test_on_a_gpu_a_provider_with_kernels_has_benchmarks_of_layouts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(side_file, "cannot", lambda need, device: None)
-    monkeypatch.setattr(side_file, "untimed", lambda *args: None)
-    more = [b for b in declared(GPU, TREE) if b.timed.layout != "contiguous"]
-    kernels = {str(p) for op in tree_ops() for p in op.providers.values() if p.derived}
-    for further in (False, True):
-        timed = [f"{b.timed.op}-{b.timed.provider}" for b in more if b.further is further]
-        assert sorted(timed) == sorted(kernels)
-    assert kernels >= {"rms_norm-triton", "cross_entropy-triton", "linear-triton"}
-    assert all([*benchmark.slowdowns] == [DEVICE] for benchmark in more), "host time is not"
 
 
 # -- what a side gives ------------------------------------------------------------------------

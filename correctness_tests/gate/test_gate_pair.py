@@ -125,19 +125,6 @@ def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) 
 
 
 @pytest.mark.long
-def test_a_pair_started_ahead_keeps_off_the_timed_processor(trees: list[Tree]) -> None:
-    before = os.sched_getaffinity(0)
-    if len(before) < 2:
-        pytest.skip("one processor")
-    with PairPool(max(before), ahead=1) as pool:
-        for allowed in (before, before - {max(before)}):  # the second pair is started ahead
-            with pool.pairs(trees, CPU, REGISTERED) as (pair,):
-                pair.ask_both("begin", "a", ())
-                assert pair.ask_both("seen")[BASE]["begin"] == [allowed] * 2
-        assert os.sched_getaffinity(0) == before
-
-
-@pytest.mark.long
 def test_a_process_that_dies_or_hangs_is_said_and_others_take_the_place_of_both(
     trees: list[Tree],
 ) -> None:

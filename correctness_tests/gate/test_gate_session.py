@@ -220,25 +220,15 @@ def test_a_block_is_a_launch_of_its_own_and_the_sides_take_turns() -> None:
 def test_a_waiting_worker_is_stopped_and_resumed_after_any_failure() -> None:
     script = Script("a", "b")
     script.on(BASE, "turn", died(), "a", launch=3)
-    script.run(processor=5)
+    script.run()
     for launch, side in itertools.product(range(2, script.launches + 1), SIDES):
         stopped = False
-        processor: int | None = None  # that the worker is pinned to
-        for at, who, method, args in script.requests:
-            if at != launch or (who != side and method != "turn"):
-                continue
-            if who != side:
+        for at, who, method, _ in script.requests:
+            if at == launch and who != side and method == "turn":
                 assert stopped, "while the other one is timed"
-            elif method in ("stop", "resume"):
-                stopped = method == "stop"
-            elif method == "pin":
-                processor = args[0]
-            elif method == "turn":
-                stopped = False  # a worker that is asked goes on
-                assert processor == 5
-            elif method in ("begin", "make_ready", "proofs", "end"):
-                assert not stopped
-                assert processor is None or launch == 3, "and runs anywhere"
+            elif (at, who) == (launch, side):
+                assert not (stopped and method in ("begin", "make_ready", "proofs", "end"))
+                stopped = method == "stop" or (stopped and method not in ("resume", "turn"))
 
 
 def test_both_sides_have_the_same_new_values_in_each_pair_of_turns() -> None:
@@ -569,23 +559,18 @@ def test_a_process_that_ends_in_a_wave_takes_no_other_benchmark_with_it(method: 
 # -- the report -----------------------------------------------------------------------------------
 
 
-def test_the_report_holds_all_that_was_measured_and_how_long_it_took() -> None:
-    script = Script("a", "b", "c")
+def test_the_report_holds_every_figure_of_every_block() -> None:
+    script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
     script.alike("b")
     script.names[BASE].append("gone")
     verdicts = script.run(all_verdicts=True)
     report = json.loads(json.dumps(script.session.report(), allow_nan=False))
-    assert (report["base"], report["candidate"]) == ("the base", "the candidate")
     assert report["others"] == [str(verdicts["gone"])]
-    assert report["affected"] == {"a": "f.py differs", "c": "f.py differs"}
+    assert report["affected"] == {"a": "f.py differs"}
     for name, benchmark in report["benchmarks"].items():
-        assert (benchmark["outcome"], benchmark["text"]) == (
-            verdicts[name].outcome.title,
-            verdicts[name].text,
-        )
+        assert benchmark["outcome"] == verdicts[name].outcome.title
     slower = report["benchmarks"]["a"]
     assert len(slower["blocks"][DEVICE]) == len(slower["all_work"][DEVICE])
     assert len(slower["confirmation"][DEVICE]) == CONFIRM_BLOCKS
-    assert report["benchmarks"]["b"]["blocks"] == {}
     assert [*report["seconds"]] == ["prepare", "time", "confirm", "attribute"]

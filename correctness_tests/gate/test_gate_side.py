@@ -55,63 +55,25 @@ def test_on_a_cpu_kernels_are_listed_to_be_verified_and_all_others_to_be_timed()
 
 
 @pytest.mark.usefixtures("as_with_a_gpu")
-def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smallest() -> None:
-    benchmarks = declared(GPU, TREE)
-    assert {benchmark.timed.provider for benchmark in benchmarks} >= {"eager", "triton"}
-    assert {benchmark.timed.op for benchmark in benchmarks} >= {"adamw", "rms_norm"}
-    cases: dict[tuple[str, str], dict[str, int]] = {}
-    for benchmark in (
-        benchmark for benchmark in benchmarks if not (benchmark.further or benchmark.untimed)
-    ):
-        assert benchmark.timed.dtype == ("fp32" if benchmark.timed.op == "adamw" else "bf16")
-        op = OPS[benchmark.timed.op]
-        stated = {**ON_GPU, **op.slowdowns, **op[benchmark.timed.provider].slowdowns}
-        assert all(slowdown == stated[metric] for metric, slowdown in benchmark.slowdowns.items())
-        case = dict.fromkeys(benchmark.slowdowns, benchmark.timed.case)
-        cases.setdefault((benchmark.timed.op, benchmark.timed.provider), {}).update(case)
-    small = cases.pop(("swiglu", "naive"))
-    assert small[DEVICE] < len(OPS["swiglu"].timed) - 1, "the largest is not for it"
-    assert small[HOST] == 0
-    for (name, _), case in cases.items():
-        assert case == {DEVICE: len(OPS[name].timed) - 1, HOST: 0}
-
-
-@pytest.mark.usefixtures("as_with_a_gpu")
-def test_on_a_gpu_each_case_between_these_is_a_further_benchmark_of_device_time() -> None:
-    benchmarks = [benchmark for benchmark in declared(GPU, TREE) if benchmark.further]
-    for op in tree_ops():
-        for provider in op.providers.values():
-            some = [benchmark for benchmark in benchmarks if benchmark.timed.op == op.name]
-            cases = [
-                benchmark.timed.case
-                for benchmark in some
-                if benchmark.timed.provider == provider.name
-                and benchmark.timed.layout == "contiguous"
-            ]
-            covered = range(2 if provider.name == "naive" else len(op.timed))
-            assert cases == list(covered[1:-1]), provider
-    assert len({benchmark.name for benchmark in declared(GPU, TREE)}) == len(declared(GPU, TREE))
-    assert {tuple(benchmark.slowdowns.items()) for benchmark in benchmarks} == {
-        ((DEVICE, FURTHER),)
-    }
-    further = {b.timed.layout for b in declared(CPU, TREE) if b.further}
-    assert "contiguous" not in further, "on a CPU the smallest case is timed alone"
-
-
-@pytest.mark.usefixtures("as_with_a_gpu")
-def test_a_further_benchmark_has_no_smaller_tolerance_than_its_provider(weigh: Op) -> None:
+def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smallest(
+    weigh: Op,
+) -> None:
+    """Each case between these has a further benchmark, with no smaller tolerance than others."""
     weigh.timed = [Case(N=n, D=n) for n in (8, 16, 24, 32)]
     weigh.slowdowns = {DEVICE: 0.3}
-    benchmarks = [
-        benchmark for benchmark in declared(GPU, REGISTERED) if benchmark.timed.op == "weigh_rows"
-    ]
-    further = [
-        benchmark
-        for benchmark in benchmarks
-        if benchmark.further and benchmark.timed.provider == "eager"
-    ]
-    assert [benchmark.timed.case for benchmark in further] == [1, 2]
-    assert all(benchmark.slowdowns == {DEVICE: 0.3} for benchmark in further)
+    benchmarks = {
+        benchmark.timed.case: benchmark
+        for benchmark in declared(GPU, REGISTERED)
+        if (benchmark.timed.op, benchmark.timed.provider) == ("weigh_rows", "eager")
+    }
+    assert {case: benchmark.slowdowns for case, benchmark in benchmarks.items()} == {
+        0: {HOST: ON_GPU[HOST]},
+        **{case: {DEVICE: 0.3} for case in (1, 2, 3)},
+    }
+    assert [case for case, benchmark in benchmarks.items() if benchmark.further] == [1, 2]
+    weigh.slowdowns = {}
+    further = [benchmark for benchmark in declared(GPU, REGISTERED) if benchmark.further]
+    assert {tuple(benchmark.slowdowns.items()) for benchmark in further} == {((DEVICE, FURTHER),)}
 
 
 def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> None:

@@ -1,7 +1,7 @@
 """Shapes, layouts, dtypes and values that nobody declared, with the parameters of any case: each
 provider with kernels is as accurate on them, and a failure is shown in its smallest form.
 
-The examples of a seed are the same everywhere; `make soak` draws others.
+The examples of a seed are the same everywhere; `--case-seed` names others.
 """
 
 from typing import Any

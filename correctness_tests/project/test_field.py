@@ -37,16 +37,6 @@ def test_the_record_holds_what_the_cases_declare() -> None:
         assert case.surprises(row["found"]) == []
 
 
-def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_named() -> None:
-    case = next(case for case in CASES if case.fixed and case.found_by)
-    faults: dict[str, field.Faults] = {release: {} for release in case.releases}
-    assert len(case.surprises(faults)) == len(case.found_by)
-    faults = {**faults, case.buggy: dict.fromkeys(case.found_by, "")}
-    assert case.surprises(faults) == []
-    faults[str(case.fixed)] = {"races": "two programs store there"}
-    assert case.surprises(faults)[0] == f"{case.op} {case.fixed}: races fails"
-
-
 def test_a_program_reproduces_everything_that_fails_in_a_newest_release() -> None:
     record = field.recorded()
     newest = {case.library: case.newest for case in CASES}

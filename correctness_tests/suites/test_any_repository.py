@@ -61,7 +61,6 @@ def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> py
         "TINYLLAMA_COMMIT",
     ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(op_contender, "_LOADED", {})
     monkeypatch.setattr(machine, "disturbance", lambda device: None)
     monkeypatch.setattr(ceilings, "copy_rate", lambda device: 1e12)  # these take a second each
@@ -115,10 +114,10 @@ def test_a_repository_without_ops_does_not_notice(repository: pytest.Pytester) -
 @pytest.mark.long
 def test_its_own_tests_are_left_as_they_are(repository: pytest.Pytester) -> None:
     result = repository.runpytest_inprocess(
-        "test_theirs.py", "--ops", "kernels/*.py", "--soak-seeds", "2", "-v"
+        "test_theirs.py", "--ops", "kernels/*.py", "--case-seed", "2", "-v"
     )
     assert result.ret == 0
-    result.stdout.fnmatch_lines_random(["*test_theirs?7-a group? PASSED*", "*-seed*] PASSED*"])
+    result.stdout.fnmatch_lines_random(["*test_theirs?7-a group? PASSED*", "ops/accuracy*PASSED*"])
 
 
 @pytest.mark.long

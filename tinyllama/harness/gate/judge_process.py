@@ -85,17 +85,17 @@ class Gate:
                 scratch() as folder,
                 DeviceGuard(self.device, unwatched=unwatched, waiting=self._wait) as guard,
             ):
-                request = workspace.Request(
-                    repository=self.repository,
-                    options=self.options,
-                    tree=self.report.candidate,
-                    base=base,
+                with workspace.prepared(
+                    self.repository,
+                    self.options,
+                    base,
+                    self.report.candidate,
                     folder=folder,
                     guard=guard,
                     seconds=seconds,
                     progress=self.progress,
-                )
-                self._compare(request)
+                ) as prepared:
+                    self._compare(prepared, base, folder)
                 if guard.holds and (disturbed := guard.after()):
                     self._say(label, "device", Outcome.BUSY, disturbed)
         except (NotJudgedError, SnapshotError, OSError) as error:
@@ -104,29 +104,25 @@ class Gate:
             text = workspace.without_folders(str(error), folder, label)
             self._say(label, "configuration", Outcome.MISSING, text)
 
-    def _compare(self, request: workspace.Request) -> None:
-        base = request.base
-        with workspace.prepared(request) as prepared:
-            session, ended, verdicts = prepared.session, False, list[Verdict]()
-            try:
-                verdicts = session.run()
-                ended = True
-            except BaseException as error:
-                why = self.interruption.ended
-                if not (why or isinstance(error, KeyboardInterrupt)):
-                    raise
-                verdicts = session.interrupted(why or "Ctrl-C")
-                raise KeyboardInterrupt(why) from error  # what killed processes led to is no result
-            finally:
-                expected = [*session.compared, *session.new]
-                self.report.bases[-1] = msgspec.structs.replace(
-                    base, expected=expected, ended=ended
-                )
-                for verdict in verdicts:
-                    text = workspace.without_folders(verdict.text, request.folder, base.label)
-                    self._say(base.label, verdict.name, verdict.outcome, text)
-                self.report.comparisons.append({"against": base.label, **session.report()})
-                self._note(prepared)
+    def _compare(self, prepared: workspace.Prepared, base: Base, folder: Path) -> None:
+        session, ended, verdicts = prepared.session, False, list[Verdict]()
+        try:
+            verdicts = session.run()
+            ended = True
+        except BaseException as error:
+            why = self.interruption.ended
+            if not (why or isinstance(error, KeyboardInterrupt)):
+                raise
+            verdicts = session.interrupted(why or "Ctrl-C")
+            raise KeyboardInterrupt(why) from error  # what killed processes led to is no result
+        finally:
+            expected = [*session.compared, *session.new]
+            self.report.bases[-1] = msgspec.structs.replace(base, expected=expected, ended=ended)
+            for verdict in verdicts:
+                text = workspace.without_folders(verdict.text, folder, base.label)
+                self._say(base.label, verdict.name, verdict.outcome, text)
+            self.report.comparisons.append({"against": base.label, **session.report()})
+            self._note(prepared)
 
     def _note(self, prepared: workspace.Prepared) -> None:
         session, report = prepared.session, self.report

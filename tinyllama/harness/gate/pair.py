@@ -11,6 +11,7 @@ each, host time differs between them by the other work of those processors (docs
 import math
 import os
 import random
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ TURN = 60.0  # seconds for anything else
 # Calls in a row by this process's clock: readings at most; seconds, and calls, that are enough.
 PACES, PACED, PACED_CALLS = 6, 0.2, 8
 PACE_MORE = 1.25
+_FRAME = re.compile(r'^  File "([^"<]+)", line (\d+), in', re.MULTILINE)  # of a traceback
+_INSTALLED = re.compile(r"-packages/|/lib/python|/tinyllama/harness/")
 _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first backward pass: a second
 
 
@@ -99,7 +102,11 @@ class SideError(RuntimeError):
 
     @property
     def words(self) -> str:
-        """What went wrong, with the last line that the process printed unless it says the same."""
+        """What went wrong, and where: the last place in code of the tree; or the last line that the
+        process printed, unless it says the same."""
+        frames = _FRAME.findall(self.details) if not self.wrong else []
+        if places := [f"{file}:{line}" for file, line in frames if not _INSTALLED.search(file)]:
+            return f"{self.message} ({places[-1]})"
         last = self.details.strip().splitlines()[-1:]
         more = last and not last[0].endswith(self.message.rpartition("Error: ")[2])
         return f"{self.message} ({last[0]})" if more else self.message

@@ -41,24 +41,6 @@ class NotJudgedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to compare a snapshot with: a commit, or (where `Base.commit` is empty) the same tree.
-
-    tree: git's hash of the candidate. folder: an empty one, for both trees. seconds: by stage, of
-    earlier comparisons.
-    """
-
-    repository: Repository
-    options: Options
-    tree: str
-    base: Base
-    folder: Path
-    guard: DeviceGuard
-    seconds: Stages
-    progress: Progress
-
-
-@dataclass(frozen=True)
 class Prepared:
     """A comparison that can begin, and what is shown of the change."""
 
@@ -69,61 +51,71 @@ class Prepared:
 
 
 @contextmanager
-def prepared(request: Request) -> Iterator[Prepared]:
-    """The comparison of a request.
+def prepared(
+    repository: Repository,
+    options: Options,
+    base: Base,
+    candidate: str,
+    *,
+    folder: Path,
+    guard: DeviceGuard,
+    seconds: Stages,
+    progress: Progress,
+) -> Iterator[Prepared]:
+    """The comparison of a candidate, by git's hash of its tree, with a base.
+
+    folder: an empty one, for both trees. seconds: by stage, of earlier comparisons.
 
     Raises SnapshotError, and NotJudgedError, and ValueError for a configuration that is wrong.
     """
-    repository, options, device = request.repository, request.options, request.guard.device
-    with request.seconds.of("trees"):
-        base_tree = request.tree
-        if request.base.commit:
-            base_tree = repository.of_commit(request.base.commit)
-        differences = repository.changed(base_tree, request.tree)
+    device = guard.device
+    with seconds.of("trees"):
+        # Where two interpreters are compared, both run the same tree.
+        base_tree = repository.of_commit(base.commit) if base.commit else candidate
+        differences = repository.changed(base_tree, candidate)
         ours = repository.has(base_tree, GATE)  # else the tree of another repository
         rules = config.load(HARNESS) if ours else Config()
         timing = [rules.benchmarks.partition(":")[0], *rules.timing] if rules.benchmarks else []
         replaced = instrument(HARNESS, timing) if ours else []
         snapshots = {
             side: repository.unpack(
-                repository.replaced(tree, HARNESS, replaced) if ours else tree,
-                request.folder / side,
+                repository.replaced(tree, HARNESS, replaced) if ours else tree, folder / side
             )
-            for side, tree in ((BASE, base_tree), (CANDIDATE, request.tree))
+            for side, tree in ((BASE, base_tree), (CANDIDATE, candidate))
         }
-    base, candidate = (snapshot.root for snapshot in snapshots.values())
-    of_base, here = config.load(base, of_base=True), config.load(candidate)
-    toolchains = request.base.python != sys.executable
+    roots = {side: snapshot.root for side, snapshot in snapshots.items()}
+    of_base, here = config.load(roots[BASE], of_base=True), config.load(roots[CANDIDATE])
+    toolchains = base.python != sys.executable
     if not toolchains:
-        _check_dependencies(base, candidate, [difference.name for difference in differences])
+        names = [difference.name for difference in differences]
+        _check_dependencies(roots[BASE], roots[CANDIDATE], names)
 
     def tree(side: str, python: str, label: str, slowdowns: Mapping[str, float]) -> Tree:
-        caches = request.folder / f"{side}-caches"
-        return Tree(side, snapshots[side].root, python, label, caches, slowdowns)
+        return Tree(side, roots[side], python, label, folder / f"{side}-caches", slowdowns)
 
     change = affected.Change(
-        base,
-        candidate,
+        roots[BASE],
+        roots[CANDIDATE],
         repository.changed(*(snapshot.tree for snapshot in snapshots.values())),
         affected.UNRELATED if of_base.unrelated is None else of_base.unrelated,
     )
-    version = str(config.project(candidate).get("project", {}).get("version", "0"))
+    version = str(config.project(roots[CANDIDATE]).get("project", {}).get("version", "0"))
     results = Path(options.results_dir) if options.results_dir else HARNESS / "results"
     processor = timing_processor(device)
     with PairPool(processor) as pool:
         setting = Setting(
-            base=tree(BASE, request.base.python, request.base.label, of_base.slowdowns),
-            candidate=tree(CANDIDATE, sys.executable, f"tree {request.tree[:10]}", here.slowdowns),
+            base=tree(BASE, base.python, base.label, of_base.slowdowns),
+            candidate=tree(CANDIDATE, sys.executable, f"tree {candidate[:10]}", here.slowdowns),
             device=device,
-            registered=_registered(options, rules if ours else of_base, here, (candidate, base)),
+            registered=_registered(options, rules if ours else of_base, here, [*roots.values()]),
             noise=Noise.load(results, device_name(device)),
             accepted=waivers.load(
-                candidate / waivers.FILE,
+                roots[CANDIDATE] / waivers.FILE,
                 version,
-                base / waivers.FILE,
+                roots[BASE] / waivers.FILE,
                 device="cpu" if device.type == "cpu" else "gpu",
             ),
-            guard=request.guard,
+            guard=guard,
             affected=lambda benchmarks: _affected(change, benchmarks, everything=options.all),
             toolchains=toolchains,
             # On a CPU no body of a kernel is in what is timed.
@@ -132,15 +124,15 @@ def prepared(request: Request) -> Iterator[Prepared]:
             ops=options.op,
             processor=processor,
             at_once=pairs_at_once(device),
-            seconds=request.seconds,
-            say=request.progress.line,
-            doing=request.progress,
+            seconds=seconds,
+            say=progress.line,
+            doing=progress,
             pairs=pool.pairs,
         )
         protected = [
             name
             for name in judging_files(differences, replaced)
-            if _code(repository, base_tree, name) != _code(repository, request.tree, name)
+            if _code(repository, base_tree, name) != _code(repository, candidate, name)
         ]
         yield Prepared(Session(setting), change, protected, deleted_tests(differences))
 

@@ -5,7 +5,6 @@ with a reason, skips have one, and the summary counts both by reason.
 """
 
 import os
-import secrets
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -25,21 +24,11 @@ OWN = pytest.StashKey[Path]()  # the folder of the only tests that are ours to c
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tinyllama")
     group.addoption("--device", help="device of the tests (default: a GPU if there is one)")
-    group.addoption(
-        "--soak-seeds", type=int, default=0, help="repeat the random cases with N fresh seeds"
-    )
-    group.addoption(
-        "--soak-base", type=int, help="first seed of a soak, to repeat one (default: drawn)"
-    )
+    group.addoption("--case-seed", type=int, default=0, help="the seed of the random cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
-    if config.option.soak_seeds < 0:
-        raise pytest.UsageError(f"--soak-seeds is {config.option.soak_seeds}: use 0 or more")
-    if config.option.soak_base is None:
-        drawn = secrets.randbelow(10**6) if config.option.soak_seeds else 0
-        config.option.soak_base = getattr(config, "workerinput", {}).get("soak_base", drawn)
     if config.option.device or hasattr(config, "workerinput"):
         # Refused here: tests may use no device, and -q prints no header.
         chosen = worker_device(config)
@@ -53,12 +42,6 @@ def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
     torch and of numpy, which read this when they are loaded, must not fight over them."""
     for spec in specs:
         spec.env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // len(specs)))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Give xdist's workers the seed that was drawn here: they must collect the same tests."""
-    node.workerinput["soak_base"] = node.config.option.soak_base
 
 
 @pytest.fixture(scope="session")
@@ -82,16 +65,15 @@ def worker_device(config: pytest.Config) -> torch.device:
     return chosen
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``seed`` is 0; in a soak it is each of the fresh seeds."""
-    if "seed" in metafunc.fixturenames and covers(metafunc.config, metafunc.definition):
-        option = metafunc.config.option
-        seeds = [option.soak_base + i for i in range(option.soak_seeds)] or [0]
-        metafunc.parametrize("seed", seeds, ids=[f"seed{s}" for s in seeds], scope="session")
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of the random cases."""
+    value: int = request.config.option.case_seed
+    return value
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the slow cases, and in a soak those that use no seed, each with a reason."""
+    """Deselect the slow cases, each with its reason."""
     reasons = {item: reason for item in items if (reason := _reason_to_deselect(config, item))}
     if reasons:
         config.stash[LEFT_OUT].update(reasons.values())
@@ -145,8 +127,6 @@ def _reason_to_deselect(config: pytest.Config, item: pytest.Item) -> str | None:
         if not slow.args:
             raise pytest.UsageError(f"{item.nodeid}: pytest.mark.slow needs a reason")
         return f"slow, run with -m slow: {slow.args[0]}"
-    if config.option.soak_seeds and "seed" not in getattr(item, "fixturenames", ()):
-        return "not in a soak: takes no random input"
     return None
 
 
@@ -168,12 +148,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     chosen = worker_device(config)
-    lines = [f"device: {chosen} ({device_name(chosen)}), torch {torch.__version__}"]
-    if config.option.soak_seeds:
-        lines.append(
-            f"soak: {config.option.soak_seeds} seeds from --soak-base {config.option.soak_base}"
-        )
-    return lines
+    return [f"device: {chosen} ({device_name(chosen)}), torch {torch.__version__}"]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
