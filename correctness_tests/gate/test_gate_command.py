@@ -126,7 +126,6 @@ FILES = {
     + OP.format(name="shared", body="repeated(x)"),
     "kernels/table.py": f"from own_repeated import repeated\n{TIMES}"
     + OP.format(name="table", body="repeated(x, times())"),
-    "kernels/fixed.py": "from own_fixed import TWO\n" + OP.format(name="fixed", body="TWO * x"),
     "kernels/lazy.py": LATE + OP.format(name="lazy", body="late(x)"),
     "kernels/back.py": "from own_backward import Doubled\n"
     + OP.format(name="back", body="Doubled.apply(x)"),
@@ -285,6 +284,8 @@ def test_an_honest_accident_is_not_green(repository: Checkout, together: str) ->
         softmax = (ROOT / "docs/examples/softmax.py").read_text()
         declared = softmax.replace('"softmax"', '"declared"')
         undeclared = softmax.replace('    requires=("triton",),\n', "").replace("1024", "8192")
+        fixed = "from own_fixed import TWO\n" + OP.format(name="fixed", body="TWO * x")
+        (repository.root / "kernels/fixed.py").write_text(fixed)
         (repository.root / "kernels/declared.py").write_text(declared)
         (repository.root / "kernels/softmax.py").write_text(undeclared)
     git("add", "--all")
@@ -330,7 +331,6 @@ REFUSED = {
     "no such commit": ["--against", "v9"],
     "the tree itself": ["--against", "main"],
     "an empty option": ["--against", "main", "--tree", ""],
-    "an unknown device": ["--against", "main", "--device", "tpu"],
     "no folder of blocks": ["--against", "main", "--results-dir", "nowhere"],
     "no such tree": ["--against", "main", "--tree", "nowhere"],
     "no interpreter": ["--against-env", "nowhere/python"],

@@ -64,8 +64,6 @@ def test_the_slowest_layout_is_the_first_that_the_op_names(weigh: Op) -> None:
     weigh.layouts = {"transposed": 3.0}
     assert not listed()[TRANSPOSED].further
     assert STRIDED not in listed()
-    del weigh.layouts  # as in a base that is older
-    assert {name for name in listed() if "-manual-" in name} == {PLAIN}
 
 
 # -- what a side gives ------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_a_green_report_of_this_tree_is_verified(
 ) -> None:
     green.write(tmp_path / "gate.json")
     assert green.status == 0
-    assert "all green" in verify(tmp_path / "gate.json", repository, ASKED, [])
+    assert "all green" in verify(tmp_path / "gate.json", repository, ASKED)
 
 
 Spoil = Callable[[Report], None]
@@ -64,7 +64,6 @@ SPOILED: dict[str, Spoil] = {
     "a judge that failed at its end": lambda r: setattr(r, "status", 2),
     "another tree": lambda r: setattr(r, "candidate", "0" * 40),
     "another device": lambda r: setattr(r, "device", "cpu (a CPU)"),
-    "another judge": lambda r: setattr(r, "judge", "somebody"),
     "one op alone": lambda r: setattr(r, "only", ["norm"]),
     "another base": lambda r: r.bases.__setitem__(
         0, Base("old", "0" * 40, "python", [NAME], ended=True)
@@ -79,17 +78,17 @@ def test_a_report_that_proves_nothing_is_refused(
     SPOILED[why](green)
     green.write(tmp_path / "gate.json")
     with pytest.raises(UsageError):
-        verify(tmp_path / "gate.json", repository, ASKED, [])
+        verify(tmp_path / "gate.json", repository, ASKED)
 
 
 def test_a_report_without_what_the_command_requires_is_refused(
     green: Report, repository: Repository, tmp_path: Path
 ) -> None:
-    path, green.only, green.judge = tmp_path / "gate.json", ["norm"], "a folder"
+    path, green.only = tmp_path / "gate.json", ["norm"]
     green.write(path)
-    assert verify(path, repository, replace(ASKED, op=("norm",)), ["a folder"])
+    assert verify(path, repository, replace(ASKED, op=("norm",)))
     with pytest.raises(UsageError, match="--op"):
-        verify(path, repository, replace(ASKED, op=("other",)), ["a folder"])
+        verify(path, repository, replace(ASKED, op=("other",)))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 0}', "null"])

@@ -186,8 +186,7 @@ def _declared_by(
 
 def layouts_of(op: Op, provider: Provider) -> Mapping[str, float]:
     """The layouts of an op that a provider takes, with the bar on its time on each."""
-    # A base may be from before an op had these.
-    return {} if provider.contiguous else getattr(op, "layouts", {})
+    return {} if provider.contiguous else op.layouts
 
 
 def _further_slowdown(slowdowns: Mapping[str, float]) -> float:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 from tinyllama.harness.records.outcome import Outcome
 
 HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
-ABLE = f"{GATE}/judge_process.py"  # a harness without it cannot judge another tree
-INSTALLED = f"tinyllama {tinyllama.__version__}"
 MODULE = "tinyllama.harness.gate.judge_process"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 REPORTED = 60.0  # seconds for the report of a judge that is interrupted
@@ -52,8 +49,6 @@ class Judge:
 
 def run(options: Options) -> int:
     """The exit status of a gate. Raises UsageError for options that cannot be used."""
-    if find_spec("msgspec") is None:
-        raise UsageError("the gate needs msgspec: pip install msgspec")
     began = time.monotonic()
     with _opened(options) as repository, snapshots.scratch() as folder:
         options.check(repository.root)
@@ -61,13 +56,10 @@ def run(options: Options) -> int:
         for path in options.reports:
             path.unlink(missing_ok=True)  # else one could be taken for this run's
         path = Path(options.gate_json or folder / "gate.json").absolute()
-        try:
-            judge = _chosen(options, repository, folder)
-            of_judge = _absolute(options, repository.root)
-            task = {"options": of_judge, "judge": judge.label, "report": str(path), "began": began}
-            status = _ended(judge, task, repository.root, folder)
-        except NotAbleError as error:
-            return _not_judged(options, repository, path, str(error))
+        judge = _chosen(options, repository, folder)
+        of_judge = _absolute(options, repository.root)
+        task = {"options": of_judge, "judge": judge.label, "report": str(path), "began": began}
+        status = _ended(judge, task, repository.root, folder)
         return _believed(status, options, repository, path)
 
 
@@ -76,13 +68,9 @@ def verified(options: Options, path: Path) -> str:
     UsageError."""
     with _opened(options) as repository:
         try:
-            return report.verify(path, repository, options, _trusted(options, repository))
+            return report.verify(path, repository, options)
         except SnapshotError as error:
             raise UsageError(str(error)) from error
-
-
-class NotAbleError(ValueError):
-    """A harness that cannot judge; the message names another."""
 
 
 @contextmanager
@@ -108,30 +96,23 @@ def _check_trees(options: Options, repository: Repository) -> None:
 
 
 def _chosen(options: Options, repository: Repository, folder: Path) -> Judge:
-    """The judge of a checkout. Raises NotAbleError."""
+    """The judge of a checkout. Raises UsageError for a base from before there was a judge."""
     against = options.against[:1]
     ours = all(repository.has(repository.resolve(revision), GATE) for revision in against)
     if options.tree is not None:
         return Judge(str(HARNESS), HARNESS)
     if not (ours and (repository.root / GATE).is_dir()):
-        return Judge(INSTALLED, HARNESS)
+        return Judge(f"tinyllama {tinyllama.__version__}", HARNESS)
     if not against:  # two interpreters run one tree
         return Judge("this tree", repository.root)
     (revision,) = against
     tree = repository.of_commit(repository.resolve(revision))
-    if not repository.has(tree, ABLE):
-        raise NotAbleError(
-            f"{revision} has no {ABLE}: its harness is too old to judge this tree. Start the gate "
-            f"of a harness that you trust, with --tree {repository.root}"
+    if not repository.has(tree, f"{GATE}/judge_process.py"):
+        raise UsageError(
+            f"--against {revision}: its harness is too old to judge this tree; start the gate of a "
+            f"harness that you trust, with --tree {repository.root}"
         )
     return Judge(revision, repository.unpack(tree, folder / "judge").root)
-
-
-def _trusted(options: Options, repository: Repository) -> list[str]:
-    """The labels of judges that are believed, beside those of the bases: the harness that runs
-    here, unless it is the checkout's own."""
-    labels = [] if repository.root.resolve() == HARNESS else [str(HARNESS), INSTALLED]
-    return [*labels, *(["this tree"] if options.against_env and not options.against else [])]
 
 
 def _ended(judge: Judge, task: Mapping[str, Any], root: Path, folder: Path) -> int:
@@ -183,9 +164,7 @@ def _believed(status: int, options: Options, repository: Repository, path: Path)
     if written.status != 0:
         return written.status
     try:
-        print(
-            f"verified: {report.verify(path, repository, options, _trusted(options, repository))}"
-        )
+        print(f"verified: {report.verify(path, repository, options)}")
     except UsageError as error:
         return _not_judged(options, repository, path, f"the report proves nothing: {error}")
     return status if status in (0, INTERRUPTED) else NOT_JUDGED

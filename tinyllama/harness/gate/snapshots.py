@@ -174,9 +174,7 @@ class Repository:
             for name, value in os.environ.items()
             if not name.startswith("GIT_") or name.startswith(_KEPT_VARIABLES)
         }
-        # A commit is what its name says, whatever `git replace` and grafts put in its place.
-        settings = {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": os.devnull}
-        environment = {**inherited, **settings, **self._environment}
+        environment = {**inherited, "LC_ALL": "C", **self._environment}
         where = at or self.root
         if index is not None:
             environment["GIT_INDEX_FILE"] = str(index)

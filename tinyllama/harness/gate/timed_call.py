@@ -185,8 +185,11 @@ class TimedCall(OpContender):
     def _proofs_of(self, provider: Provider, seed: int) -> dict[str, Proof]:
         self.seed = seed
         layouts, proofs = [self.declared_layout], dict[str, Proof]()
-        if self.declared_layout == "contiguous" and self.case.provider.derived is not None:
-            layouts += layouts_of(self.op, self.case.provider)
+        tested = self.case.provider
+        # What compositions of torch's functions take is torch's decision.
+        of_its_own = tested.derived is not None or "triton" in tested.requires
+        if self.declared_layout == "contiguous" and of_its_own:
+            layouts += layouts_of(self.op, tested)
         for layout in layouts:
             inputs = self._varied(self._master(layout), 0)
             what = "" if layout == self.declared_layout else f"{layout} inputs: "

@@ -28,9 +28,9 @@ class _InterpretedError(BaseException):
     """Ends a call in the kernel that it launches, also where that call catches each Exception."""
 
 
-def interpreted_kernel(call: Callable[[], object]) -> str:
+def interpreted_kernel(call: Callable[[], object], device: torch.device) -> str:
     """Make a call, and return the name of an interpreted kernel that it launches, at which the call
-    ends: interpreting a large case takes minutes. Empty if it launches none."""
+    ends: interpreting a large case takes minutes. Empty if it launches none, as on a GPU."""
     kernels: list[str] = []
 
     def end(*_: Any) -> None:
@@ -39,7 +39,7 @@ def interpreted_kernel(call: Callable[[], object]) -> str:
         kernels.append(interpreter.running()[0].kernel)
         raise _InterpretedError
 
-    if not HAS_TRITON:
+    if not HAS_TRITON or device.type != "cpu":
         call()
         return ""
     try:

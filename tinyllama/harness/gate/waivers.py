@@ -128,7 +128,7 @@ def load(path: Path, version: str, base: Path | None = None, *, device: str) -> 
             )
     here, of_base = (
         tuple(entry for entry in of_tree if entry.device in ("", device))
-        for of_tree in (entries, _read(base, of_base=True) if base else ())
+        for of_tree in (entries, _read(base) if base else ())
     )
     names = [(entry.benchmark, entry.metric) for entry in here]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -136,12 +136,9 @@ def load(path: Path, version: str, base: Path | None = None, *, device: str) -> 
     return Waivers(path, here, of_base)
 
 
-def _read(path: Path, *, of_base: bool = False) -> tuple[Waiver, ...]:
+def _read(path: Path) -> tuple[Waiver, ...]:
     try:
-        content = toml_of(read_regular(path).decode())
-        if of_base:
-            content.pop("judge", None)  # of an earlier version of this harness
-        return msgspec.convert(content, _File).accepted
+        return msgspec.convert(toml_of(read_regular(path).decode()), _File).accepted
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:

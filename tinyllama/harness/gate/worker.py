@@ -124,7 +124,7 @@ class Side:
             subject.run_once()
         else:
             subject = TimedCall(timed, device, self.package, self.files, metrics)
-            self.kernels[name] = interpreted_kernel(subject.run_once)
+            self.kernels[name] = interpreted_kernel(subject.run_once, self.device)
         seconds = time.perf_counter() - start
         self.subjects[name] = subject
         return seconds

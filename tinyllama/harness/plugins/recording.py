@@ -6,6 +6,9 @@ verdict speaks against it. A test marked ``target`` compares what was measured w
 fails the run fails, but the record stays complete and says what was missed.
 """
 
+import os
+import sys
+import weakref
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +20,8 @@ import torch
 from msgspec.structs import replace
 
 from tinyllama.harness.machine import facts as machine
+from tinyllama.harness.machine.progress import Progress, of_stream
 from tinyllama.harness.plugins.card import WAIT, Card
-from tinyllama.harness.plugins.showing import beside_tests
 from tinyllama.harness.plugins.suite import LEFT_OUT, covers, worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.entries import Entry
@@ -342,6 +345,18 @@ class Recording:
                 f"exit status {int(session.exitstatus)}; "
                 f"the worst verdict is {outcome.title} ({outcome.status})"
             )
+
+
+def beside_tests() -> Progress:
+    """The progress of a session whose tests take long. To be made before one runs: what is written
+    to stdout while they do is captured."""
+    try:
+        descriptor = os.dup(sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):  # pytest within pytest has no descriptor
+        return of_stream(sys.stdout)
+    out = os.fdopen(descriptor, "w", errors="replace", closefd=False)
+    weakref.finalize(out, os.close, descriptor)
+    return of_stream(out, before="\n")
 
 
 def _all_of(lists: Sequence[Sequence[str]]) -> list[str]:
