@@ -18,7 +18,7 @@ from tinyllama.bench.measure import (
 )
 from tinyllama.bench.table import Table, may_stay_empty
 from tinyllama.bench.targets import TARGETS
-from tinyllama.bench.workloads import ALL, SHORT_STEPS, Group, not_here, whole
+from tinyllama.bench.workloads import ALL, SHORT_STEPS, Group, full_group, not_here
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.measure.ceilings import CLEARANCE
 from tinyllama.harness.plugins.recording import NotMeasured
@@ -38,7 +38,7 @@ def group(
     request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
 ) -> Iterator[Measured]:
     """Measure a group, every contender in a process of its own."""
-    name = whole(request.param)
+    name = full_group(request.param)
     this, short = Group.parse(name), name != request.param
     reason = not_here(this, device)
     if reason:

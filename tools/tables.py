@@ -7,7 +7,7 @@ Only records that git tracks count: what a reader measures must not make the doc
 import re
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from field.run import recorded as released_bugs_record
@@ -20,11 +20,9 @@ from tinyllama.harness.records.entries import (
     OpEntry,
     ScalingEntry,
     StepEntry,
-    Timed,
 )
 from tinyllama.harness.records.results import Record, load
-from tinyllama.harness.records.targets import covered, shown
-from tinyllama.harness.report.plots import ladder as ladder_plot
+from tinyllama.harness.report.summary import summaries
 from tinyllama.harness.report.tables import (
     Column,
     escaped,
@@ -93,13 +91,15 @@ def _tables(tables: Iterable[tuple[Sequence[Record], Sequence[Sequence[str]]]]) 
 
 
 def ladder() -> str:
-    """The newest ladders, workload by workload."""
+    """The newest ladders, from short steps to long ones."""
     records = _last(StepEntry)
     return _tables([(records, _ladder(records))])
 
 
 def _ladder(records: Sequence[Record]) -> list[list[str]]:
-    steps = [step for record in records for step in record.of(StepEntry) if step.cannot is None]
+    groups = [[step for step in r.of(StepEntry) if step.cannot is None] for r in records]
+    groups.sort(key=lambda group: min(step.time for step in group if step.role == "tier"))
+    steps = [step for group in groups for step in group]
     measured = step_columns(steps)
     columns: list[Column[StepEntry]] = [
         ("workload", lambda step: step.workload),
@@ -107,17 +107,22 @@ def _ladder(records: Sequence[Record]) -> list[list[str]]:
         *measured[:7],
         measured[-1],
     ]
-    return table_of(columns, _by_size(steps))
+    return table_of(columns, steps)
 
 
-def _by_size(steps: Sequence[StepEntry]) -> list[StepEntry]:
-    """Workloads from short to long steps, precisions from long to short ones."""
-    least: dict[str, float] = {}
-    of_group: dict[tuple[str, ...], float] = {}
-    for step in (step for step in steps if step.role == "tier"):
-        least[step.workload] = min(step.time, least.get(step.workload, step.time))
-        of_group[step.group] = min(step.time, of_group.get(step.group, step.time))
-    return sorted(steps, key=lambda s: (least.get(s.workload, 0.0), -of_group.get(s.group, 0.0)))
+def claims() -> str:
+    """What the published example claims of V4, beside the newest record of `small` in bf16."""
+    (record,) = (record for record in _last(StepEntry) if record.group == "small-bf16")
+    steps = {step.contender: step for step in record.of(StepEntry)}
+    rows = [["", "claimed", "V4 over V1", "V4 over V3"]]
+    for title, claimed, value in (
+        ("kernels", "-95%", lambda step: step.kernels),
+        ("memory bandwidth, of the same bytes", "+45%", lambda step: 1 / step.time),
+        ("energy of a sample", "-32%", lambda step: step.joules_per_sample),
+    ):
+        ratios = (value(steps["v4"]) / value(steps[tier]) for tier in ("v1", "v3"))
+        rows.append([title, claimed, *(f"{ratio - 1:+.0%}" for ratio in ratios)])
+    return _tables([([record], rows)])
 
 
 def ops() -> str:
@@ -141,51 +146,44 @@ def _ops(records: Sequence[Record]) -> list[list[str]]:
     return rows + [[*call, *(row.get(p, "") for p in providers)] for call, row in cells.items()]
 
 
+LONGEST: list[Column[LongestEntry]] = [
+    ("workload", lambda e: "-".join(e.group)),
+    ("contender", lambda e: e.contender),
+    ("tokens", lambda e: f"{e.seq_len:,}"),
+    ("ms", lambda e: f"{e.time * 1e3:,.0f}"),
+    ("of the product's speed", lambda e: f"{e.mfu or 0:.0%}"),
+    ("peak GiB", lambda e: f"{(e.peak_bytes or 0) / 2**30:.0f}"),
+]
+SCALING: list[Column[ScalingEntry]] = [
+    ("workload", lambda e: "-".join(e.group)),
+    ("step", lambda e: e.contender),
+    ("GPUs", lambda e: f"{e.ranks}"),
+    ("batch", lambda e: f"{e.batch_size}"),
+    ("ms", lambda e: f"{e.time * 1e3:.2f}"),
+    ("efficiency", lambda e: f"{e.case}: {e.efficiency}" if e.efficiency else ""),
+    (
+        "collectives hidden",
+        lambda e: f"{(e.hidden_seconds or 0) / s:.0%}" if (s := e.collective_seconds) else "",
+    ),
+    ("plan", lambda e: e.plan or ""),
+]
+
+
 def longest() -> str:
     """The longest sequence that each contender trains on one card."""
-    head = ["workload", "contender", "tokens", "ms", "of the product's speed", "peak GiB"]
     return _tables(
-        ([record], [head, *map(_longest, record.of(LongestEntry))])
+        ([record], table_of(LONGEST, [e for e in record.of(LongestEntry) if e.ran]))
         for record in _of_kind(LongestEntry)
     )
 
 
-def _longest(entry: LongestEntry) -> list[str]:
-    figures = [str(entry.cannot), "", "", ""]
-    if entry.ran:
-        figures = [
-            f"{entry.seq_len:,}",
-            f"{entry.time * 1e3:,.0f}",
-            f"{entry.mfu or 0:.0%}",
-            f"{(entry.peak_bytes or 0) / 2**30:.0f}",
-        ]
-    return ["-".join(entry.group), entry.contender, *figures]
-
-
 def scaling() -> str:
     """Training steps on several GPUs beside those on one."""
-    head = ["workload", "step", "GPUs", "batch", "ms", "efficiency", "collectives hidden", "plan"]
     return _tables(
         # Sums of gradients by copies between GPUs were a way that training had.
-        ([r], [head, *(_scaled(e) for e in r.of(ScalingEntry) if e.sharing != "copies")])
+        ([r], table_of(SCALING, [e for e in r.of(ScalingEntry) if e.sharing != "copies"]))
         for r in _last(ScalingEntry)
     )
-
-
-def _scaled(entry: ScalingEntry) -> list[str]:
-    hidden = ""
-    if entry.collective_seconds:
-        hidden = f"{(entry.hidden_seconds or 0) / entry.collective_seconds:.0%}"
-    return [
-        "-".join(entry.group),
-        entry.contender,
-        f"{entry.ranks}",
-        f"{entry.batch_size}",
-        f"{entry.time * 1e3:.2f}",
-        "" if entry.efficiency is None else f"{entry.case}: {entry.efficiency}",
-        hidden,
-        entry.plan or "",
-    ]
 
 
 # Bytes a second of one adapter of 400 Gb/s; a DGX H100 has one for each of its eight GPUs.
@@ -252,54 +250,15 @@ def _curves(record: Record) -> list[list[str]]:
     return rows
 
 
-def step_bars() -> str:
-    """The bars of training steps in targets.toml: a row for each bar, a column for each workload,
-    precision and device."""
-    return _bars(StepEntry, row_for_each_call=False)
-
-
-def op_bars() -> str:
-    """The bars of single ops: a row for each case and bar, a column for each device."""
-    return _bars(OpEntry, row_for_each_call=True)
-
-
-def _bars(kind: type[Timed], row_for_each_call: bool) -> str:
-    """Whether each bar holds. One about a contender without an entry has no cell, and one about a
-    field that is newer than the record is not measured: nothing is known of them yet."""
-    bars = [
-        (call, target, target.measured(entries), record)
-        for record in _of_kind(kind)
-        for target, call, entries in covered(TARGETS, record.of(kind))
-        if (entry := entries.get(target.who)) and entry.ran and target.concerns(record.device)
-    ]
-    if not bars:
-        return NOTHING
-    met = [target.met(ratio) for _, target, ratio, _ in bars if ratio is not None]
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
-    for call, target, ratio, record in bars:
-        cell = "not measured"
-        if ratio is not None:
-            cell = shown(ratio, target.bound) + ("" if target.met(ratio) else " **missed**")
-        row = (", ".join(call), str(target)) if row_for_each_call else (str(target),)
-        column = record.device if row_for_each_call else f"{'-'.join(call)}, {record.device}"
-        rows.setdefault(row, {})[column] = cell
-    table = _grid(["of", "bar"] if row_for_each_call else ["bar"], rows)
-    sources = dict.fromkeys(
-        f"{record.group}: {record.device}, commit {record.short_commit}, {record.day}"
-        for *_, record in bars
-    )
-    unknown = f" {len(bars) - len(met)} are not measured yet." if len(met) < len(bars) else ""
-    text = f"{sum(met)} of {len(met)} hold.{unknown}\n\n{markdown_table(table)}"
-    return f"{text}\n\nRecords: {'; '.join(sources)}."
-
-
-def _grid(head: list[str], rows: Mapping[tuple[str, ...], Mapping[str, str]]) -> list[list[str]]:
-    """A row for each key, a column for each name of a cell. head: of the key."""
-    columns = sorted({name for cells in rows.values() for name in cells})
-    table = [[*head, *columns]]
-    for words, cells in sorted(rows.items()):
-        table.append([*words, *(cells.get(name, "") for name in columns)])
-    return table
+def bars() -> str:
+    """Which bars of targets.toml the newest records of each device miss."""
+    records = [load(path) for path in tracked("results/*/*.json")]
+    lines = []
+    for summary in summaries(records, TARGETS):
+        [missed] = [part for part in summary.parts if part.name == "missed"]
+        lines.append(f"- {summary.device} misses {missed.sentence}.")
+        lines += [f"  - {escaped(line)}" for line in missed.lines]
+    return "\n".join(lines)
 
 
 def stages() -> str:
@@ -364,7 +323,9 @@ def draw_picture() -> None:
     records = _measured_last()
     mark = f"<!-- {' '.join(f'{record.group}: {source(record)}.' for record in records)} -->"
     if records and not (PICTURE.exists() and mark in PICTURE.read_text(encoding="utf-8")):
-        PICTURE.write_text(f"{ladder_plot(records).rstrip()}\n{mark}\n", encoding="utf-8")
+        from tinyllama.harness.report.plots import ladder  # which needs the extra `report`
+
+        PICTURE.write_text(f"{ladder(records).rstrip()}\n{mark}\n", encoding="utf-8")
 
 
 def _measured_last() -> list[Record]:

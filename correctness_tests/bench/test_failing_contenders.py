@@ -13,7 +13,7 @@ from tinyllama.harness.machine.worker import WorkerError
 
 CPU = torch.device("cpu")
 NAMES = ("v1", "v2", "v3")
-QUESTIONS = ("memory", "verify", "warm_up", "turn", "clocks", "loss_series")
+QUESTIONS = ("memory", "verify", "warm_up", "turn", "launched", "loss_series")
 ANSWERS: dict[str, Any] = {"warm_up": 1.0, "turn": 1.0}
 
 

@@ -29,26 +29,23 @@ def test_a_tier_is_verified_and_timed(tier: str) -> None:
     step = TierStep(tier=tier, **WHERE)
     assert step.verify() == {"gradients": COUNT, "parameters": COUNT}
     assert step.turn(2) > 0
-    assert step.clocks(2)["device_seconds"] > 0
-    assert step.launched()["time_by"]["products"] > 0
     assert "joules_per_sample" in step.used(0.1)["unavailable"]
-    assert len(step.loss_series()) == 1 + 1 + 4 + 2 + 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("tier", ["v1", "v2"])
 def test_memory_and_copies_of_a_step_are_counted_on_a_cpu(tier: str) -> None:
     step = TierStep(tier=tier, **WHERE)
-    uncaptured = step.held()
+    uncaptured = step.uncaptured_memory()
     assert uncaptured["held_bytes"] == pytest.approx(4 * 4 * step.shape.parameters, rel=0.02)
     assert uncaptured["held_peak_bytes"] > 1.1 * uncaptured["held_bytes"]
     copies = step.launched()["copies"]
     assert copies > 0
-    usual, some = step.step, torch.zeros(3)
+    right_step, some = step.step, torch.zeros(3)
 
     def with_a_stray_copy(batch: torch.Tensor) -> torch.Tensor:
         some.clone()
-        return usual(batch)
+        return right_step(batch)
 
     step.step = with_a_stray_copy
     assert step.launched()["copies"] == copies + 1
@@ -122,9 +119,8 @@ def test_an_entry_has_the_rates_of_a_step_and_what_others_take_of_its_time() -> 
         assert entry_of(replace(contender("v2"), role=role), measured, 1e9).over == over
     assert (entry.baseline, entry.over_baseline) == ("v1", (2.0,) * 3)
     assert entry.floor_share == (0.5,) * 3
-    assert (entry.samples_per_second, entry.tokens_per_second) == (2.0, 128.0)
+    assert entry.samples_per_second == 2.0
     flops = 6 * 422_912 * 256 + 25_559_040
-    assert entry.flops_per_second == flops / 2.0
     assert entry.mfu == pytest.approx(flops / 2.0 / 1e9)
     floor = entry_of(FLOOR, measured, 1e9)
     assert floor.seconds == 1.0

@@ -11,7 +11,7 @@ from correctness_tests.support.sample_records import bare_step
 from tinyllama.bench.measure import SHORT, StepGroup, bars
 from tinyllama.bench.measure_ops import DTYPES, PEERS
 from tinyllama.bench.targets import TARGETS
-from tinyllama.bench.workloads import SHORT_STEPS, Group, whole
+from tinyllama.bench.workloads import SHORT_STEPS, Group, full_group
 from tinyllama.harness.measure.op_contender import passes_of
 from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry
 from tinyllama.harness.records.targets import SPEED, Standing, Target, TargetError, covered, load
@@ -72,7 +72,7 @@ def test_the_short_set_times_what_its_bars_are_about() -> None:
     """But for Hugging Face's eager steps, and what takes long on medium."""
     hugging_face = {"hf-eager", "hf", "hf-liger", "hf-ours"}
     left_out = {"small": hugging_face, "medium": {"hf-eager", "v2", "v4-single"}}
-    for group in map(Group.parse, map(whole, SHORT_STEPS)):
+    for group in map(Group.parse, map(full_group, SHORT_STEPS)):
         step = bare_step(str(group), "v1")
         for bar in (bar for bar in OF_STEPS if bar.covers(step) and bar.concerns(H200)):
             needed = {bar.who, *bar.over} - {"fastest peer"} - left_out[group.workload]

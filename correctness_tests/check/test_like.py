@@ -1,13 +1,13 @@
 """``tinyllama check FILE:FUNCTION --like REFERENCE --shape SHAPES`` needs no declaration."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from correctness_tests.support.commands import ROOT, printed, python, refused
+from correctness_tests.support.checked_files import checked
+from correctness_tests.support.commands import printed, refused
 from tinyllama.harness import Op, Registry, load_file
 from tinyllama.harness.check.cases import op_cases
 
@@ -71,22 +71,18 @@ def declared(file: str, monkeypatch: pytest.MonkeyPatch, *argv: str) -> Op:
     return op
 
 
-def test_a_function_is_checked_and_the_verdict_is_the_exit_status(file: str) -> None:
-    """In a process, as a user does."""
-    common = ["--only", "outputs,gradients", "--device", "cpu", "--dtype", "fp32"]
-    options = {"cwd": str(ROOT)}
-    path = str(Path(file).resolve())
-    right = ["--like", "torch.softmax", "--shape", "N D", "--param", "dim=-1"]
-    words = [*right, *common, "--verbose"]
-    done = python("-m", "tinyllama", "check", f"{path}:softmax", *words, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "self-declared" not in done.stdout
-    report = str(Path(file).resolve().with_name("found.json"))
-    wrong = [*right, *common, "--json", report]
-    done = python("-m", "tinyllama", "check", f"{path}:unshifted", *wrong, **options)
-    assert done.returncode == 1, done.stdout + done.stderr
-    ((_, findings),) = json.loads(Path(report).read_text()).items()
-    assert {finding["check"]: finding["outcome"] for finding in findings}["outputs"] == "failed"
+def test_a_function_is_checked_and_the_verdict_is_the_exit_status(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--like", "torch.softmax", "--shape", "N D", "--param", "dim=-1", "--dtype", "fp32"]
+    words += ["--only", "outputs,gradients"]
+    status, _ = checked(tmp_path, f"{file}:softmax", *words, "--verbose")
+    out = capsys.readouterr().out
+    assert status == 0, out
+    assert "self-declared" not in out
+    status, findings = checked(tmp_path, f"{file}:unshifted", *words)
+    ((_, by_check),) = findings.items()
+    assert (status, by_check["outputs"]["outcome"]) == (1, "failed")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_the_exit_status_follows_the_rank(
     ended, findings = checked(tmp_path, path, f"--only={check}", *options)
     judged = next(name for name in findings if not name.endswith("-eager"))
     assert (ended, findings[judged][check]["rank"]) == (status, rank)
+    assert (findings[judged][check]["outcome"] == "warning") is (rank == "warning")
     told = f"{judged}: {rank}: {check}" if rank else f"{judged}: not tried: "
     assert told in capsys.readouterr().out
 

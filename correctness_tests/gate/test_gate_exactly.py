@@ -66,22 +66,36 @@ def test_a_profiler_that_sees_nothing_is_missing(blind: tuple[str, ...]) -> None
     assert copies.run()["a"].outcome is Outcome.SAME
 
 
+@pytest.mark.parametrize(
+    ("metric", "change"), [("kernels", -1), ("kernels", +1), ("peak_bytes", -1)]
+)
+def test_identical_code_hides_no_count_that_changed(metric: str, change: int) -> None:
+    script = Script()
+    script.alike("a", host_only=True)
+    script.counts("a", **{metric: change})
+    said = f"{metric} {COUNTS[metric]:,} -> {COUNTS[metric] + change:,}"
+    script.ends(Outcome.SLOWER if change > 0 else Outcome.FASTER, said)
+
+
 # -- the time to compile ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("seconds", "times", "outcome"),
+    ("seconds", "times", "alike", "outcome"),
     [
-        (6.4, 2, Outcome.SAME),
-        (6.6, 2, Outcome.SLOWER),
-        (6.6, 1, Outcome.SAME),  # it is measured again, with nothing else at work
-        (0.5, 2, Outcome.SAME),
+        (6.4, 2, False, Outcome.SAME),
+        (6.6, 2, False, Outcome.SLOWER),
+        (6.6, 1, False, Outcome.SAME),  # it is measured again, with nothing else at work
+        (0.5, 2, False, Outcome.SAME),
+        (6.6, 2, True, Outcome.SLOWER),  # the same code hides nothing
     ],
 )  # up to 3 * 1.5 + 2
 def test_compiling_may_take_some_seconds_longer_and_no_more(
-    seconds: float, times: int, outcome: Outcome
+    seconds: float, times: int, alike: bool, outcome: Outcome
 ) -> None:
     script = Script()
+    if alike:
+        script.alike("a", host_only=True)
     script.on(CANDIDATE, "begin", seconds, when=lambda: script.launches <= times)
     slower = outcome is Outcome.SLOWER
     verdict = script.ends(outcome)

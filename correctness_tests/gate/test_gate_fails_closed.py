@@ -23,7 +23,7 @@ from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 OF_ALL = ("start", "make", "identity", "benchmarks")  # what is asked before there are benchmarks
-OF_ONE = ("begin", "inputs", "counted", "verify")  # and of each, before it is timed
+OF_ONE = ("begin", "inputs", "counted", "compiled", "verify")  # and of each, before it is timed
 
 
 def settled(script: Script, name: str) -> Verdict:

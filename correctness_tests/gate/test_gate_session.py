@@ -329,15 +329,34 @@ def test_an_unaffected_benchmark_is_identical_and_does_not_run() -> None:
     }
 
 
-@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
-def test_what_launches_no_kernel_is_identical_on_a_busy_cpu_if_only_kernels_differ(
-    device: torch.device,
-) -> None:
-    """On a GPU it may launch some."""
-    script = Script(device=device)
+def test_equal_kernels_under_equal_host_code_are_identical_and_not_timed() -> None:
+    script = Script()
     script.alike("a", host_only=True)
-    script.watch = Watching(wait_until_idle="it is busy")
-    assert script.run()["a"].outcome is (Outcome.IDENTICAL if device == CPU else Outcome.BUSY)
+    script.ends(Outcome.IDENTICAL, "in 1 launches")
+    assert script.launches == 1
+
+
+def test_a_benchmark_without_kernels_is_identical_on_a_busy_cpu_if_only_kernels_differ() -> None:
+    script = Script(device=CPU)
+    for side in SIDES:
+        script.sources[side]["a"] = side, "same"
+    script.watch = Watching(hold="it is busy", wait_until_idle="it is busy")
+    script.ends(Outcome.IDENTICAL, "in 0 launches")
+
+
+@pytest.mark.parametrize("differs", ["host", "code", "nothing is launched"])
+def test_equal_kernels_under_other_host_code_are_timed_and_so_are_other_kernels(
+    differs: str,
+) -> None:
+    script = Script()
+    script.alike("a", host_only=True)
+    if differs == "host":
+        script.sources[BASE]["a"] = "whole", "host"
+    else:
+        for side in SIDES if differs != "code" else (BASE,):
+            script.on(side, "compiled", [] if differs != "code" else ["code", "more"], "a")
+    assert script.run()["a"].outcome is Outcome.SAME
+    assert script.launches > 1
 
 
 @pytest.mark.parametrize("option", ["toolchains", "measure_all"])

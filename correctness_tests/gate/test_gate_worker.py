@@ -32,6 +32,7 @@ def test_a_benchmark_is_prepared_verified_timed_and_held_to_float64(side: Side) 
     side.turn(WEIGHED, 5, 3)
     assert set(side.proofs(WEIGHED)) == {"y", "grad x", "grad weight"}
     assert side.counted(WEIGHED) == {}, "a CPU counts nothing"
+    assert side.compiled(WEIGHED) == [], "and its kernels are not compiled"
     profiles = side.profiles(WEIGHED, 3)
     assert all(any("mul" in name for name in profile) for profile in profiles)
     side.end(WEIGHED)

@@ -14,10 +14,13 @@ from tinyllama.harness.kernels import HAS_TRITON, layout
 from tinyllama.harness.kernels.copying import DIGITS, dense_copy
 from tinyllama.harness.kernels.launch import Launch, recorded
 from tinyllama.harness.kernels.layout import (
+    as_one,
     contiguous,
     dense_matrices,
     dense_rows,
     even_rows,
+    joined,
+    stacked,
 )
 from tinyllama.harness.kernels.resources import compilation, lacking
 
@@ -57,6 +60,35 @@ def test_only_what_is_not_dense_is_copied(function: Callable[..., torch.Tensor])
         assert copies_of(function, x) == 1
         assert function(x).is_contiguous()
         assert torch.equal(function(x), x)
+
+
+# By what lies where: whether the tensors are one view, and how far apart they are as a stack.
+TOGETHER: dict[str, tuple[Callable[[torch.Tensor], list[torch.Tensor]], bool, int | None]] = {
+    "side by side": (lambda b: [b[0:6], b[6:12], b[12:18]], True, 6),
+    "one": (lambda b: [b[4:10]], True, 6),
+    "in rows": (lambda b: [b[0:6].view(2, 3), b[6:12].view(2, 3)], True, 6),
+    "a gap each": (lambda b: [b[0:6], b[8:14], b[16:22]], False, 8),
+    "interleaved": (lambda b: [b[0:12:2], b[1:13:2]], False, 1),
+    "uneven": (lambda b: [b[0:6], b[6:12], b[13:19]], False, None),
+    "the first twice": (lambda b: [b[0:6], b[0:6]], False, None),
+    "backwards": (lambda b: [b[6:12], b[0:6]], False, None),
+    "other strides": (lambda b: [b[0:6].view(2, 3), b[6:12].view(3, 2).T], False, None),
+    "other memory": (lambda b: [b[0:6], b.clone()[6:12]], False, None),
+}
+
+
+@pytest.mark.parametrize(("tensors", "is_one", "apart"), TOGETHER.values(), ids=TOGETHER)
+def test_tensors_side_by_side_or_equally_far_apart_are_views(
+    tensors: Callable[[torch.Tensor], list[torch.Tensor]], is_one: bool, apart: int | None
+) -> None:
+    parts = tensors(torch.arange(40.0)[3:])
+    assert (as_one(*parts) is not None) == is_one
+    assert copies_of(joined, parts) == (not is_one)
+    assert torch.equal(joined(parts), torch.cat([part.flatten() for part in parts]))
+    assert copies_of(stacked, parts) == (apart is None)
+    assert torch.equal(stacked(parts), torch.stack(parts))
+    assert apart is None or stacked(parts).data_ptr() == parts[0].data_ptr()
+    assert not stacked([part.clone().requires_grad_() for part in parts]).requires_grad
 
 
 # -- the copy ---------------------------------------------------------------------------------

@@ -106,10 +106,8 @@ def test_on_a_cpu_the_operators_are_timed_and_nothing_is_counted() -> None:
 
     measured = launches(call, CPU)
     assert (measured.kernels, measured.copies, measured.host_syncs) == (None, None, None)
-    assert set(measured.time_by) == {"products", "elementwise"}
-    assert all(seconds > 0 for seconds in measured.time_by.values())
-    assert measured.busy_seconds == pytest.approx(sum(measured.time_by.values()))
-    assert measured.busy_seconds < took - 0.04, "the host's own time is not an operator's"
+    assert measured.by_name["aten::mm"][0] == 1
+    assert 0 < measured.busy_seconds < took - 0.04, "the host's own time is not an operator's"
 
 
 @pytest.mark.gpu
@@ -131,8 +129,7 @@ def test_kernels_of_a_captured_graph_are_counted_one_by_one(
     graph.replay()
     measured = launches(graph.replay, gpu)
     assert (measured.kernels, measured.copies, measured.host_syncs) == (5, 2, 0), measured.by_name
-    assert set(measured.time_by) == {"elementwise", "copies"}
-    assert 0 < measured.busy_seconds <= sum(measured.time_by.values()) * 1.01
+    assert measured.busy_seconds > 0
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from correctness_tests.support.tried import derived
-from tinyllama.bench.measure_ops import OpCaseRun, bars, entries_of, held_layouts, layout_bars
+from tinyllama.bench.measure_ops import OpCaseRun, bars, bounded_layouts, entries_of, layout_bars
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import Reading
@@ -131,7 +131,7 @@ def with_layouts(run: OpCaseRun, **layouts: Ratio) -> Any:
     """With a provider that has a backward of its own, and was timed on these layouts."""
     run.op.provider("manual")(derived(lambda x: None, lambda grads, kept, saved, needs: None))
     run.layouts = {name: {**MEETS, **layouts} for name in ("compile", "torch", "manual")}
-    return held_layouts([run])
+    return bounded_layouts([run])
 
 
 def test_a_backward_of_its_own_is_held_to_the_bars_of_layouts(run: OpCaseRun) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
+from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio
 
 
 def test_turns_alternate_and_each_comes_first_as_often_as_last() -> None:
@@ -78,13 +78,3 @@ def test_the_interval_covers_the_true_median_in_99_of_100_runs(rounds: int) -> N
 def test_too_few_rounds_for_an_interval_are_an_error(rounds: int) -> None:
     with pytest.raises(ValueError, match=f"{rounds} rounds give no 99% interval: use 8"):
         ratio([1.0] * rounds, [1.0] * rounds)
-
-
-def test_a_summary_has_the_median_and_the_quartiles() -> None:
-    readings = [500.0, 1.0, 3.0, 2.0, 4.0]  # one was disturbed
-    fields = summary("seconds", readings)
-    assert fields == {"seconds": 3.0, "seconds_quartiles": (2.0, 4.0)}
-    assert readings == [500.0, 1.0, 3.0, 2.0, 4.0], "the series keeps its order"
-    assert summary("x", [7.0]) == {"x": 7.0, "x_quartiles": (7.0, 7.0)}
-    assert summary("x", [float(i) for i in range(101)])["x_quartiles"] == (25.0, 75.0)
-    assert summary("x", [1.0, 2.0, 4.0, 8.0, 16.0, 32.0])["x_quartiles"] == (2.0, 16.0)  # readings

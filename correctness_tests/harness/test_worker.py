@@ -11,9 +11,6 @@ import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT, python
 from tinyllama.harness.machine.worker import Worker, WorkerError, all_ended, end_all
-from tinyllama.harness.measure.clock import Reading
-from tinyllama.harness.records.entries import Ratio
-from tinyllama.harness.records.verdict import Outcome
 
 THING = "correctness_tests.support.worker_objects:Thing"
 HOSTILE = (
@@ -54,20 +51,6 @@ def ends(pid: int, seconds: float = 20.0) -> bool:
     return not runs(pid)
 
 
-def test_objects_are_made_called_and_dropped(shared: Worker) -> None:
-    shared.make("one", THING, value=1)
-    shared.make("two", THING, value={"of": [2]})
-    assert shared.call("one", "get") == 1
-    assert shared.call("two", "get") == {"of": [2]}
-    shared.call("one", "set", 3)
-    assert shared.call("one", "get") == 3
-    shared.drop("one")
-    shared.drop("one")  # forgetting what is not there is no error
-    with pytest.raises(WorkerError, match="KeyError"):
-        shared.call("one", "get")
-    assert shared.call("two", "get") == {"of": [2]}
-
-
 def test_an_exception_arrives_with_message_and_traceback(shared: Worker) -> None:
     with pytest.raises(WorkerError) as caught:
         shared.call("thing", "raises", "the first line\nand the second")
@@ -85,38 +68,6 @@ def test_an_exception_arrives_with_message_and_traceback(shared: Worker) -> None
         shared.call("thing", "no_such_method")
     assert not caught.value.raised(ValueError)
     assert isinstance(shared.call("thing", "pid"), int), "the worker goes on"
-
-
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [("function", "builtins.function"), ("tensor", "torch.Tensor"), ("hostile", "Hostile")],
-)
-def test_a_result_that_cannot_travel_is_an_error_that_names_it(
-    shared: Worker, what: str, said: str
-) -> None:
-    with pytest.raises(
-        WorkerError, match=rf"WireError: the value\[1\] is a .*{said}, which cannot"
-    ):
-        shared.call("thing", "gives", what)
-    assert isinstance(shared.call("thing", "pid"), int)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": (1, 2.5, None, True), 3: ["b"], (1, 2): {4}},
-        float("inf"),
-        Path("/a"),
-        Reading(1.0, 2.0, queued=True),
-        Ratio(1.0, 0.5, 2.0),
-        Outcome.SLOWER,
-    ],
-    ids=str,
-)
-def test_values_arrive_as_they_were(shared: Worker, value: Any) -> None:
-    shared.call("thing", "set", value)
-    got = shared.call("thing", "get")
-    assert (got, type(got)) == (value, type(value))
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tinyllama.model.config import ModelConfig, TrainConfig
-from tinyllama.model.llama import TinyLlama
+from tinyllama.model.llama import ALIGNMENT, TinyLlama
 from tinyllama.model.optim import AdamW
 from tinyllama.model.tiers import V4
 
@@ -112,6 +112,7 @@ def test_parameters_lie_in_one_memory_the_matrices_of_a_block_adjoin(tier: Any) 
         for layer in range(SHAPE.num_layers):
             matrices = [p for n, p in named.items() if n.startswith(f"layers.{layer}.w_")]
             end = matrices[0].storage_offset()
+            assert end % ALIGNMENT == 0
             for matrix in matrices:
                 assert matrix.storage_offset() == end
                 end += matrix.numel()

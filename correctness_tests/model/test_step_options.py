@@ -4,6 +4,7 @@ Adam divides by the gradient's size, so parameters hardly show a gradient that i
 a factor: the gradients themselves are compared.
 """
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -157,6 +158,15 @@ def test_fp16_goes_on_when_its_scale_overflows(device: torch.device) -> None:
     assert 0 < skipped < len(norms)
     assert step.optimizer.steps.item() == len(norms) - skipped
     assert all(parameter.isfinite().all() for parameter in step.model.parameters())
+
+
+@pytest.mark.long
+def test_norm_that_fp16_overflows_does_not_end_run(device: torch.device) -> None:
+    with infinite_gradient_tier() as tier:
+        result = runs.run(tier, device=device, precision="fp16", max_grad_norm=1.0)
+    assert result.status == "completed"
+    assert result.gradient_norms == [None] * 4
+    json.dumps(result.as_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize("sick", [0, 1])

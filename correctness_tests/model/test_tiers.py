@@ -1,4 +1,4 @@
-"""Tiers compute the same thing: logits, loss, and twenty steps of training."""
+"""Tiers compute the same thing: twenty steps of training."""
 
 import math
 from dataclasses import replace
@@ -27,18 +27,6 @@ OTHERS = [name for name in TIERS if name != "v1"]
 STEPS = 20
 CONFIG = TrainConfig(**BATCH)
 SMALL = StepPlan(memory="small")
-
-
-@pytest.mark.parametrize("tier", OTHERS)
-def test_logits_and_loss_of_tiers_agree(tier: str, device: torch.device, seed: int) -> None:
-    """Within a few roundings of float32, from the same weights."""
-    batch = tokens(0, seed=seed).to(device)
-    exact = TinyLlama(SHAPE, "v1", seed=seed).double().to(device)
-    ours = TinyLlama(SHAPE, tier, seed=seed).to(device)
-    logits, expected = ours(batch), exact(batch)
-    assert (logits - expected).norm() <= 1e-5 * expected.norm()
-    loss = ours.loss(batch[:, :-1], batch[:, 1:])
-    assert loss.item() == pytest.approx(exact.loss(batch[:, :-1], batch[:, 1:]).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

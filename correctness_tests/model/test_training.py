@@ -12,9 +12,13 @@ import torch
 from correctness_tests.support.faults import detached_norm_tier, tier_with
 from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run
 from correctness_tests.support.steps import slow_steps
+from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
 from tinyllama.ops import OPS
 from tinyllama.training import checkpoint
+from tinyllama.training.data import RandomTokens
+from tinyllama.training.diagnose import gradients
+from tinyllama.training.step import TrainStep
 from tinyllama.training.train import StepRecord
 
 # -- it says what it did ----------------------------------------------------------------------
@@ -66,6 +70,15 @@ def test_parameters_that_no_gradient_reaches_are_named(device: torch.device) -> 
         f"no gradient arrives at {len(PARAMETERS) - 1} of {len(PARAMETERS)} parameters, "
         "and the optimizer updates all of them or none"
     )
+
+
+@pytest.mark.long
+def test_fp16_scale_that_starts_too_high_loses_no_gradient() -> None:
+    step = TrainStep(TinyLlama(MODEL), replace(CONFIG, precision="fp16"))
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
+    verdicts = gradients(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(0))
+    assert set(verdicts.values()) == {"received"}
+    assert step.scaler.get_scale() == 2.0**40
 
 
 # -- runs that end early ----------------------------------------------------------------------

@@ -26,9 +26,12 @@ IN_CHUNKS = [
 
 
 @pytest.fixture
-def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is in chunks at every size."""
-    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", 0)
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is in chunks at every size; with a parameter of 2^26, at none that is here."""
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", getattr(request, "param", 0))
+
+
+in_chunks_and_whole = pytest.mark.parametrize("chunks", [0, 2**26], indirect=True)
 
 
 def problem(device: torch.device, N: int = 11, D: int = 8, V: int = 40) -> list[torch.Tensor]:
@@ -118,12 +121,10 @@ def test_autocast_decides_the_dtype(chunks: None, device: torch.device) -> None:
         assert torch.equal(gradient, want.float())
 
 
-@pytest.mark.parametrize("at_once", [0, 2**26])
+@in_chunks_and_whole
 def test_targets_apart_from_each_other_give_the_loss_and_gradients_of_dense_ones(
-    at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    chunks: None, device: torch.device
 ) -> None:
-    """In chunks of two rows, and as a whole."""
-    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
     x, weight, dense = problem(device)
     wide = dense.new_zeros(len(dense), 3)
     wide[:, 0] = dense
@@ -153,13 +154,12 @@ def losses_of_torch(
     return torch.nn.functional.cross_entropy(x @ weight.T, targets, **params)
 
 
-@pytest.mark.parametrize("at_once", [0, 2**26])
+@in_chunks_and_whole
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_where_all_targets_are_ignored_the_result_is_that_of_torch(
-    reduction: str, at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    reduction: str, chunks: None, device: torch.device
 ) -> None:
-    """A mean of NaN, and gradients of 0, in chunks and as a whole."""
-    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
+    """A mean of NaN, and gradients of 0."""
     results = []
     for call in (KERNELS, losses_of_torch):
         x, weight, targets = problem(device)
@@ -200,6 +200,21 @@ def test_compiled_with_options_is_torch_s_result(
         results.append((loss.detach(), *torch.autograd.grad(loss, [x, weight], upstream)))
     for left, right in zip(*results, strict=True):
         torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("layout", ["strided", "summed"])
+def test_upstream_gradients_of_tokens_lie_anywhere(layout: str, device: torch.device) -> None:
+    logits = torch.randn(5, 33, generator=torch.Generator().manual_seed(5)).to(device)
+    targets = torch.tensor([0, -100, 32, 5, 6], device=device)
+    options: dict[str, Any] = {"ignore_index": -100, "reduction": "none"}
+    wide = torch.arange(1.0, 11.0, device=device)
+    upstream = wide[::2] if layout == "strided" else wide[:1].expand(5)
+    gradients: list[torch.Tensor] = []
+    for call in (cross_entropy["triton"], torch.nn.functional.cross_entropy):
+        leaf = logits.clone().requires_grad_()
+        gradients += torch.autograd.grad(call(leaf, targets, **options), leaf, upstream)
+    torch.testing.assert_close(*gradients)
+    assert not gradients[0][1].any()
 
 
 @pytest.mark.parametrize("ignored", [-100, 2])

@@ -1,5 +1,6 @@
 """Plans of `stack`: which products are kernels of ours, and which the vendor's BLAS."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,13 +15,14 @@ from correctness_tests.support.stacks import (
     gradients,
     inputs,
     plans_forgotten,  # noqa: F401 (a fixture)
+    turn_fixture,  # noqa: F401 (a fixture)
 )
 from tinyllama.cli import main
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.model.config import ConfigError
 from tinyllama.model.tiers import V4
-from tinyllama.ops.stack import Inputs, configs, fused, provider_of, stack
+from tinyllama.ops.stack import Inputs, configs, provider_of, stack
 from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.suites.accuracy import assert_accurate
 
@@ -70,11 +72,11 @@ def test_by_the_table_or_by_name_it_is_the_same_plan(device: torch.device) -> No
 
 
 def test_a_compiled_call_saves_what_is_declared(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, turn: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither transposes nor one h for all blocks: the compiler reads memory by declared shapes."""
     monkeypatch.setattr(configs, "MOST_KEPT", 0)
-    monkeypatch.setattr(fused.InSeveral, "turns", lambda x, dtype: 2)
+    turn(2)
     tensors = [t.float() if t.is_floating_point() else t for t in inputs(16, 2, 1, 64, device)]
     custom = stack[provider_of("none")].derived
     assert custom is not None

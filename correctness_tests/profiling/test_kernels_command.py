@@ -25,5 +25,5 @@ def test_kernel_that_became_worse_or_vanished_is_named(tmp_path: Path) -> None:
     assert done.status == 1
     assert f"WORSE {first['kernel']} on gfx942" in done.out
     assert "MISSING transpose.gone_kernel on gfx942" in done.out
-    other = refused("kernels", "--op", "rope", "--chip", "gfx942", "--against", table)
-    assert "has no kernel of rope on gfx942" in other
+    message = refused("kernels", "--op", "rope", "--chip", "gfx942", "--against", table)
+    assert "has no kernel of rope on gfx942" in message

@@ -55,7 +55,7 @@ def test_files_of_every_version_give_same_times(kind: str, mark: bytes, tmp_path
 
 
 def test_folder_prefers_trace_to_statistics(tmp_path: Path) -> None:
-    for make in (FILES["statistics"], FILES["6.4"]):
+    for make in (FILES["statistics"], FILES["7.0"]):
         make(tmp_path)
     check_figures(read(tmp_path))
 
@@ -182,7 +182,7 @@ def test_read_refuses_path_without_profile(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.csv")
     (tmp_path / "empty").mkdir()
     for name, reason in (
-        ("other.db", "no view kernels"),
+        ("other.db", "no rocpd database"),
         ("x.csv", "is a pipe or a device"),
         ("nothing", "does not exist"),
         ("empty", "has no kernel"),
@@ -197,9 +197,7 @@ def test_compare_refuses_trace_that_unpacks_to_more_than_limit(
     monkeypatch.setattr(readers, "MOST_BYTES", 2**20)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * 2**21))
-    assert "more than 1 MiB unpacked: profile fewer steps" in refused(
-        "profile", "compare", path, path
-    )
+    assert "more than 1 MiB unpacked" in refused("profile", "compare", path, path)
 
 
 def test_compare_lists_kernels_that_appear_vanish_and_move(tmp_path: Path) -> None:

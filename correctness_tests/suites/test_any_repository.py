@@ -61,7 +61,6 @@ def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> py
         "TINYLLAMA_COMMIT",
     ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(op_contender, "_LOADED", {})
     monkeypatch.setattr(machine, "disturbance", lambda device: None)
     monkeypatch.setattr(ceilings, "copy_rate", lambda device: 1e12)  # these take a second each

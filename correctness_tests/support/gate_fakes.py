@@ -141,9 +141,13 @@ class Script:
         self.works |= {(benchmark, metric): ratio for metric, ratio in ratios.items()}
 
     def alike(self, benchmark: str, *, host_only: bool = False) -> None:
-        """The same source on both sides; host_only: but for the bodies of kernels."""
+        """The same source on both sides; host_only: but for the bodies of kernels, and those are
+        compiled to the same."""
         for side in SIDES:
             self.sources[side][benchmark] = side if host_only else "same", "same"
+        if host_only:
+            for side in SIDES:
+                self.on(side, "compiled", ["code"], benchmark)
 
     def counts(self, benchmark: str, **more: int) -> None:
         """How many more of something the candidate counts than the base."""
@@ -288,6 +292,9 @@ class Script:
 
     def _counted(self, worker: "ScriptedWorker", name: str) -> dict[str, int]:
         return {} if self.device.type == "cpu" else COUNTS
+
+    def _compiled(self, worker: "ScriptedWorker", name: str) -> list[str]:
+        return [] if self.device.type == "cpu" else [f"code of the {worker.tree.name}"]
 
     def _verify(self, worker: "ScriptedWorker", name: str, seed: int = 0) -> dict[str, Proof]:
         return {"y": proof()}

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 GRID = [f"{what}_Size_{axis}" for what in ("Workgroup", "Grid") for axis in "XYZ"]
-SEGMENTS = ["Private_Segment_Size", "Group_Segment_Size"]
 REGISTERS = ["LDS_Block_Size", "Scratch_Size", "VGPR_Count", "Accum_VGPR_Count", "SGPR_Count"]
 TIMES = ["Kernel_Id", "Kernel_Name", "Correlation_Id", "Start_Timestamp", "End_Timestamp"]
-# The columns of a kernel trace, by the version of ROCm that writes them.
+# The columns of a kernel trace, by what writes them: a version of ROCm, or a program of it.
 TRACES = {
-    "6.4": ["Kind", "Agent_Id", "Queue_Id", "Thread_Id", "Dispatch_Id", *TIMES, *SEGMENTS, *GRID],
     "7.0": [
         *("Kind", "Agent_Id", "Queue_Id", "Stream_Id", "Thread_Id", "Dispatch_Id"),
         *(*TIMES, *REGISTERS, *GRID),
@@ -139,8 +137,7 @@ if args.output_format == "pftrace":
     (args.d / f"{args.o}_results.pftrace").write_bytes(b"synthetic")
 elif args.output_format == "csv":
     if traced:
-        columns = "7.0" if {version} >= (7, 0) else "6.4"
-        rocm_files.trace(args.d / f"{args.o}_kernel_trace.csv", columns)
+        rocm_files.trace(args.d / f"{args.o}_kernel_trace.csv", "7.0")
     if args.stats:
         rocm_files.stats(args.d / f"{args.o}_kernel_stats.csv")
     if args.pmc:

@@ -26,7 +26,7 @@ from tinyllama.model.tiers import TIERS
 from tinyllama.training import checkpoint
 from tinyllama.training.data import RandomTokens
 from tinyllama.training.ranks import Ranks, device_of, joined, launched
-from tinyllama.training.shards import local, shard, whole
+from tinyllama.training.shards import full_tensor, local, shard
 from tinyllama.training.step import TrainStep, products
 from tinyllama.training.train import StepRecord, train
 
@@ -87,10 +87,12 @@ def one_step(step: TrainStep) -> dict[str, Any]:
     with products("fp32", step.device):
         loss = step(*(half.to(step.device) for half in batch)).item()
     named = step.model.named_parameters()
-    grads = {name: whole(local(p.grad), p).cpu().clone() for name, p in named if p.grad is not None}
+    grads = {
+        name: full_tensor(local(p.grad), p).cpu().clone() for name, p in named if p.grad is not None
+    }
     digest = hashlib.sha256()
     for parameter in step.model.parameters():  # as the update left them
-        digest.update(whole(local(parameter.detach()), parameter).cpu().numpy().tobytes())
+        digest.update(full_tensor(local(parameter.detach()), parameter).cpu().numpy().tobytes())
     return {
         "loss": loss,
         "norm": None if step.norm is None else step.norm.item(),

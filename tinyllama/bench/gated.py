@@ -9,6 +9,7 @@ in one step were compared with float64 too.
 import hashlib
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from tinyllama.bench.workloads import Group, not_here
 from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE, HOST
 from tinyllama.harness.gate.verification import digest
+from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.clock import Clock
 from tinyllama.harness.measure.launches import launches
@@ -70,7 +72,9 @@ class StepSubject:
 
     def __init__(self, timed: TimedStep, device: str) -> None:
         self.device = current(device)
-        self.step = TierStep(timed.tier, group=timed.group, device=device)
+        with launched() as launches:
+            self.step = TierStep(timed.tier, group=timed.group, device=device)
+        self._launched = launches
         self.clock = Clock(self.step.queue, spin_seconds=1e-3)
         self.losses: list[float] = []
 
@@ -184,6 +188,10 @@ class StepSubject:
 
     def _call(self) -> None:
         self.step.next()
+
+    def launched(self) -> Sequence[Launched]:
+        """The launches of the steps before the captured one; it captures the same."""
+        return self._launched
 
     def counted(self) -> dict[str, int]:
         if self.device.type == "cpu":

@@ -52,11 +52,10 @@ SINGLE = with_fields(
         "it takes ten times as long as V4 in tf32 (docs/design.md), and memory that others need",
     ),
 )
-INTERPRETED = [tier for tier in TIERS.values() if tier.interpreted]
 CONTENDERS = (
     *map(_tier, TIERS.values()),
     SINGLE,
-    *(_tier(tier, "small memory", memory="small") for tier in INTERPRETED),
+    _tier(TIERS["v3"], "small memory", memory="small"),  # V4 has V3's blocks then
     *PEERS,
     CLIENT,
     FLOOR,
@@ -84,24 +83,17 @@ class Effort:
     calls: int
     rounds: int
     total: float
-    readings: int
     energy: float
 
     @staticmethod
     def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
-            return Effort(
-                warm_up=0.3, turn=0.03, calls=25, rounds=15, total=20, readings=5, energy=0
-            )
-        return Effort(
-            warm_up=1.0, turn=0.1, calls=25, rounds=40, total=150, readings=10, energy=1.5
-        )
+            return Effort(warm_up=0.3, turn=0.03, calls=25, rounds=15, total=20, energy=0)
+        return Effort(warm_up=1.0, turn=0.1, calls=25, rounds=40, total=150, energy=1.5)
 
     def short(self) -> "Effort":
-        """For a short run: rounds of fewer steps, and fewer readings."""
-        return with_fields(
-            self, warm_up=0.5, turn=0.05, calls=12, rounds=60, total=20, readings=5, energy=1.0
-        )
+        """For a short run: rounds of fewer steps."""
+        return with_fields(self, warm_up=0.5, turn=0.05, calls=12, rounds=60, total=20, energy=1.0)
 
 
 class StepGroup(Contest):
@@ -151,14 +143,13 @@ class StepGroup(Contest):
             self.workers[contender.name] = contender.worker()
         most = at_once(self.group, self.short)
         together = [contender for contender in able if most > 1 and not contender.alone]
-        beside = min(most, len(together)) - 1
         with ThreadPoolExecutor(most) as pool:
-            ready = list(pool.map(lambda contender: self._make(contender, beside), together))
+            ready = list(pool.map(self._make, together))
         again = [contender for contender, done in zip(together, ready, strict=True) if not done]
         for contender in again:
             self.workers[contender.name] = contender.worker()
         for contender in (*again, *(c for c in able if c not in together)):
-            self._make(contender, 0)
+            self._make(contender, alone=True)
         names = [contender.name for contender in able if contender.name in self.entries]
         self.entries = {name: self.entries[name] for name in names}
         self.workers = {name: self.workers[name] for name in names}
@@ -170,8 +161,8 @@ class StepGroup(Contest):
             self.cannot[contender.name] = reason
         return not reason
 
-    def _make(self, contender: Contender, beside: int) -> bool:
-        """Make and check a contender beside others. Returns whether it need not be made again."""
+    def _make(self, contender: Contender, alone: bool = False) -> bool:
+        """Make and check a contender. Returns whether it need not be made again, alone."""
         name, worker = contender.name, self.workers[contender.name]
         arguments = {**contender.arguments, **self.arguments}
         with self.failing(name):
@@ -181,10 +172,10 @@ class StepGroup(Contest):
                 if contender.role != "floor":
                     with self._checking:  # a reference in float64 fills the device
                         facts = {**self.ask(name, "memory"), **self.ask(name, "verify")}
-                    entry = replace(entry, compiled_beside=beside, **facts)
+                    entry = replace(entry, **facts)
                 self.entries[name] = entry
             except WorkerError as error:
-                if not beside or not error.raised(torch.OutOfMemoryError):
+                if alone or not error.raised(torch.OutOfMemoryError):
                     raise
                 worker.close()
                 return False
@@ -211,7 +202,6 @@ class StepGroup(Contest):
         for name in list(self.workers):
             with self.failing(name):
                 if name in steps:
-                    self._add(name, self.ask(name, "clocks", self.effort.readings))
                     self._add(name, self.ask(name, "launched"))
                 self._add(name, self.ask(name, "used", self.effort.energy))
                 if name in steps:
@@ -227,7 +217,7 @@ class StepGroup(Contest):
         for name in list(self.workers):
             with self.failing(name):
                 if name != FLOOR.name:
-                    self._add(name, self.ask(name, "held"))
+                    self._add(name, self.ask(name, "uncaptured_memory"))
                 self.workers[name].close()
 
     def _add(self, name: str, answer: Mapping[str, Any]) -> None:
@@ -246,9 +236,7 @@ class StepGroup(Contest):
             return
         steps = min(map(len, series.values()))
         drops = {name: _drop(losses[:steps]) for name, losses in series.items()}
-        for name, losses in series.items():
-            ends = {"first_loss": losses[0], "last_loss": losses[steps - 1], "steps": steps}
-            self._add(name, ends)
+        for name in series:
             if not drops[name] >= LEARNED * drops[base] > 0:
                 message = (
                     f"its loss falls by {drops[name]:.3g} where that of {base} falls by "
@@ -305,8 +293,6 @@ def entry_of(contender: Contender, measured: StepGroup, product_flops: float) ->
     return replace(
         entry,
         samples_per_second=shape.batch_size / median,
-        tokens_per_second=shape.batch_size * shape.seq_len / median,
-        flops_per_second=flops,
         mfu=flops / product_flops,
     )
 

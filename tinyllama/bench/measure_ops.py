@@ -289,7 +289,7 @@ def bounded(op: Op, provider: str) -> bool:
     return provider in op.providers and op[provider].derived is not None
 
 
-def held_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Ratio]]]:
+def bounded_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Ratio]]]:
     """The slowdowns on other layouts, by case, of providers that have a bound."""
     return {
         f"{run.op.name}-{name}-{run.op.timed[run.case]}": (run.op, ratios)
@@ -357,11 +357,7 @@ def _measured(entry: OpEntry, run: OpCaseRun, ceilings: Ceilings) -> OpEntry:
         **run.facts[provider][entry.passes],
         bytes=moved,
         flops=flops,
-        bytes_per_second=moved / median,
         bandwidth_share=by_bytes / median,
-        flops_per_second=flops / median,
-        flops_share=by_flops / median,
-        roofline_seconds=max(by_bytes, by_flops),
         roofline_share=max(by_bytes, by_flops) / median,
         bound="bandwidth" if by_bytes >= by_flops else "products",
         queued=None if all(reading.queued for reading in readings) else False,

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node N -m tinyllama.bench.ranked FOLDER
 
-FOLDER/job.json is a `Job`; rank 0 writes FOLDER/found.json. Steps of one GPU run on all GPUs at the
-same time, so that both sides of a ratio have the power and the clocks of a busy host. A reading is
-that of the slowest rank. Gradients are compared with the float64 reference of the whole batch.
+FOLDER/job.json is a `Job`; rank 0 writes FOLDER/result.json. Steps of one GPU run on all GPUs at
+the same time, so that both sides of a ratio have the power and the clocks of a busy host. A reading
+is that of the slowest rank. Gradients are compared with the float64 reference of the whole batch.
 """
 
 import statistics
@@ -18,7 +18,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from tinyllama.bench.scaling import FOUND, JOB, ONE, WEAK, Job, JobResult
+from tinyllama.bench.scaling import JOB_FILE, ONE_GPU, RESULT_FILE, WEAK_SCALING, Job, JobResult
 from tinyllama.bench.steps import BATCHES, UNTIMED, OurStep
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import synchronize
@@ -28,7 +28,7 @@ from tinyllama.harness.measure.overlap import overlap
 from tinyllama.harness.measure.rounds import interleaved
 from tinyllama.model.llama import TinyLlama
 from tinyllama.training.ranks import ALONE, Ranks, device_of, joined, launched
-from tinyllama.training.shards import local, shard, whole
+from tinyllama.training.shards import full_tensor, local, shard
 from tinyllama.training.step import TrainStep
 
 
@@ -44,19 +44,19 @@ class RankedStep(OurStep):
             shard(model, self.config, self.device, ranks)
         else:
             model.to(self.device)
-        self.take(TrainStep(model, self.config, None, ranks))
+        self.run_by(TrainStep(model, self.config, None, ranks))
         part = ranks.part(self.config.batch_size)
         self.step = lambda batch: self.training(batch[part])
         self.started()
 
     def weight_of(self, name: str) -> torch.Tensor:
         parameter = self.parameters[name]
-        return whole(local(parameter), parameter).detach()
+        return full_tensor(local(parameter), parameter).detach()
 
     def gradient_of(self, name: str) -> torch.Tensor | None:
         parameter = self.parameters[name]
         gradient = parameter.grad
-        return None if gradient is None else whole(local(gradient), parameter)
+        return None if gradient is None else full_tensor(local(gradient), parameter)
 
 
 def run(job: Job, ranks: Ranks, device: torch.device) -> JobResult:
@@ -64,13 +64,13 @@ def run(job: Job, ranks: Ranks, device: torch.device) -> JobResult:
     steps: dict[str, RankedStep] = {}
     result = JobResult(ranks=ranks.count)
     for case in job.cases:
-        if not (job.shards and case == ONE):  # one rank has nothing to shard
+        if not (job.shards and case == ONE_GPU):  # one rank has nothing to shard
             steps[case], result.facts[case] = _prepared(job, case, ranks, device)
     turns = {case: partial(_turn, step, job.calls, ranks) for case, step in steps.items()}
     result.seconds = interleaved(turns, job.rounds)
     for case, step in steps.items():
         facts = result.facts[case]
-        if device.type != "cpu" and case != ONE:
+        if device.type != "cpu" and case != ONE_GPU:
             facts |= _overlap(step, ranks)
         losses = step.loss_series()
         facts |= {"losses": losses[:BATCHES], "last_loss": losses[-1], "steps": len(losses)}
@@ -83,8 +83,8 @@ def _prepared(
     """The step of a case, verified unless it is in shards; what is known of it before it is
     timed. Its bytes are those on this rank, without what other steps took before."""
     before = live_bytes(device, ()) if device.type != "cpu" else 0
-    size = Group.parse(job.group).shape.batch_size * (ranks.count if case == WEAK else 1)
-    which = ALONE if case == ONE else ranks
+    size = Group.parse(job.group).shape.batch_size * (ranks.count if case == WEAK_SCALING else 1)
+    which = ALONE if case == ONE_GPU else ranks
     where: dict[str, Any] = {"group": job.group, "device": str(device), "batch_size": size}
     step = RankedStep(job, which, **where)
     memory = step.memory()
@@ -122,11 +122,11 @@ def _turn(step: RankedStep, calls: int, ranks: Ranks) -> float:
 def main(folder: Path) -> None:
     ranks = launched()
     device = device_of(ranks, None)
-    job = msgspec.json.decode((folder / JOB).read_bytes(), type=Job)
+    job = msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=Job)
     with joined(ranks, device):
         result = run(job, ranks, device)
     if ranks.first:
-        (folder / FOUND).write_bytes(msgspec.json.encode(result))
+        (folder / RESULT_FILE).write_bytes(msgspec.json.encode(result))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from tinyllama.bench.workloads import LARGE, Group, not_here
 from tinyllama.harness.measure.rounds import ratio, summary
 from tinyllama.harness.records.entries import Ratio, ScalingEntry
 
-ONE, WEAK, STRONG = "one", "weak", "strong"
-JOB, FOUND = "job.json", "found.json"
+ONE_GPU, WEAK_SCALING, STRONG_SCALING = "one", "weak", "strong"  # the cases of a job
+JOB_FILE, RESULT_FILE = "job.json", "result.json"
 LONGEST = 400.0  # seconds of a job, compilation included
 FIELDS = (  # of an entry, as a rank tells them
     *("plan", "left_out", "live_bytes", "peak_bytes", "graph_bytes"),
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True):
     group: str
     tier: str
     shards: bool = False
-    cases: tuple[str, ...] = (ONE, WEAK, STRONG)
+    cases: tuple[str, ...] = (ONE_GPU, WEAK_SCALING, STRONG_SCALING)
     reduce_in: str = "fp32"
     calls: int = 4
     rounds: int = 64  # a job's quartiles are 2% apart: 24 gave intervals of 3%
@@ -78,10 +78,10 @@ def _tiers(group: str, calls: int) -> tuple[Job, ...]:
 
 
 def _rounded(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    return tuple(replace(job, cases=(ONE, WEAK), reduce_in="bf16") for job in jobs)
+    return tuple(replace(job, cases=(ONE_GPU, WEAK_SCALING), reduce_in="bf16") for job in jobs)
 
 
-SHARDED = tuple(Job(LARGE, tier, True, (WEAK,), calls=2) for tier in ("v3", "v2"))
+SHARDED = tuple(Job(LARGE, tier, True, (WEAK_SCALING,), calls=2) for tier in ("v3", "v2"))
 SMALL, MEDIUM = _tiers("small-bf16", calls=20), _tiers("medium-bf16", calls=4)
 SCALINGS = (
     Scaling(Group.parse("small-bf16"), SMALL),
@@ -114,7 +114,7 @@ def launch(job: Job, ranks: int, seconds: float = LONGEST) -> JobResult:
     """Run a job with torchrun."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / JOB).write_bytes(msgspec.json.encode(job))
+        (folder / JOB_FILE).write_bytes(msgspec.json.encode(job))
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         call = [sys.executable, *command, "-m", "tinyllama.bench.ranked", name]
         try:
@@ -128,7 +128,7 @@ def launch(job: Job, ranks: int, seconds: float = LONGEST) -> JobResult:
             raise RuntimeError(
                 f"{job.group} on {ranks} ranks ended with {ended.returncode}:\n{log}"
             )
-        return msgspec.json.decode((folder / FOUND).read_bytes(), type=JobResult)
+        return msgspec.json.decode((folder / RESULT_FILE).read_bytes(), type=JobResult)
 
 
 def entries_of(job: Job, result: JobResult) -> list[ScalingEntry]:
@@ -138,11 +138,12 @@ def entries_of(job: Job, result: JobResult) -> list[ScalingEntry]:
 
 def _entry(job: Job, result: JobResult, case: str) -> ScalingEntry:
     facts, seconds = result.facts[case], result.seconds[case]
-    ranks = 1 if case == ONE else result.ranks
+    ranks = 1 if case == ONE_GPU else result.ranks
     efficiency: Ratio | None = None
-    if case != ONE and ONE in result.seconds:
-        over_one: Sequence[float] = ratio(result.seconds[ONE], seconds)
-        efficiency = Ratio(*(value / (ranks if case == STRONG else 1) for value in over_one))
+    if case != ONE_GPU and ONE_GPU in result.seconds:
+        over_one: Sequence[float] = ratio(result.seconds[ONE_GPU], seconds)
+        shared_by = ranks if case == STRONG_SCALING else 1
+        efficiency = Ratio(*(value / shared_by for value in over_one))
     group = Group.parse(job.group)
     return ScalingEntry(
         name=f"scaling/{group}/{job.contender}/{case}",

@@ -5,6 +5,7 @@ so each must learn what the others learn. A step whose gradients differ from the
 is not timed.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,36 +14,28 @@ from typing import Any
 
 import torch
 
-from tinyllama.bench.held import held
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import current, synchronize
 from tinyllama.harness.machine.sensors import NotToldError, sensor
-from tinyllama.harness.measure.clock import (
-    Clock,
-    NotQueuedError,
-    Queue,
-    queue_of,
-    wall_seconds,
-)
+from tinyllama.harness.measure.clock import Queue, queue_of, wall_seconds
 from tinyllama.harness.measure.energy import energy
 from tinyllama.harness.measure.launches import launches
 from tinyllama.harness.measure.memory import (
+    Allocations,
     forget_peak,
     live_bytes,
     peak_bytes,
     pool_bytes,
     resident_peak_bytes,
 )
-from tinyllama.harness.measure.rounds import summary
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.tiers import Tier, resolve
-from tinyllama.training.step import TrainStep
+from tinyllama.model.tiers import StepPlan, Tier, resolve
+from tinyllama.training.step import TrainStep, products
 
 BATCHES = 8  # different ones, one after the other
 GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
 UNTIMED = 2  # steps ahead of each turn
-NOT_APART = "the step waits for the device, or fills its queue: its time cannot be isolated"
 SCORES = 2**32  # bytes of one layer's scores in float64 that the reference may hold at once
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -114,8 +107,6 @@ class StepContender(Repeated):
         self.group = Group.parse(group)
         self.device = current(device)
         self.warm_ups = warm_ups
-        torch.zeros(1, device=self.device)  # the device's context is not part of compiling
-        self._began = time.perf_counter()
         shape = self.group.shape
         self.shape = shape.model
         self.config = TrainConfig(
@@ -135,10 +126,9 @@ class StepContender(Repeated):
         self.queue = queue_of(self.device)
 
     def started(self) -> None:
-        """To be called when the step is ready: the first one ends the time to compile."""
+        """To be called when the step is ready: it compiles what is left in the first one."""
         self.next()
         synchronize(self.device)
-        self.compile_seconds = time.perf_counter() - self._began
         self._give_back()
 
     def next(self) -> None:
@@ -243,27 +233,14 @@ class StepContender(Repeated):
         assert losses.isfinite().all(), "a loss is not finite"
         return losses.tolist()
 
-    # -- timing -----------------------------------------------------------------------------
+    # -- what else a record says of it --------------------------------------------------------
 
-    def clocks(self, readings: int) -> dict[str, Any]:
-        """The step's device and host time, or why they cannot be isolated."""
-        clock = Clock(self.queue, spin_seconds=1e-3)
-        try:
-            read = [clock.read(self.next) for _ in range(readings)]
-        except NotQueuedError:
-            return {"unavailable": dict.fromkeys(("device_seconds", "host_seconds"), NOT_APART)}
-        return {
-            **summary("device_seconds", [reading.device for reading in read]),
-            **summary("host_seconds", [reading.host for reading in read]),
-        }
-
-    def launched(self) -> dict[str, Any]:
-        """Kernels, copies and waits of a step, and where its time goes."""
+    def launched(self) -> dict[str, int]:
+        """Kernels, copies and waits of a step; on a CPU its copies."""
         launched = launches(self.next, self.device)
-        counts = launched.counts
         if self.device.type == "cpu":
-            counts["copies"] = launched.by_name.get("aten::copy_", (0, 0.0))[0]
-        return {**counts, "busy_seconds": launched.busy_seconds, "time_by": launched.time_by}
+            return {"copies": launched.by_name.get("aten::copy_", (0, 0.0))[0]}
+        return launched.counts
 
     def memory(self) -> dict[str, int]:
         """Bytes after a step and at most during one; see `tinyllama.harness.measure.memory`."""
@@ -285,10 +262,9 @@ class StepContender(Repeated):
             "software": self.software,
             "plan": self.plan,
             "left_out": self.left_out,
-            "compile_seconds": self.compile_seconds,
         }
 
-    def held(self) -> dict[str, int]:
+    def uncaptured_memory(self) -> dict[str, int]:
         """Bytes of an uncaptured step of a second model; nothing where it is not measured."""
         return {}
 
@@ -298,8 +274,8 @@ class OurStep(StepContender):
 
     training: TrainStep
 
-    def take(self, training: TrainStep) -> None:
-        """Warm a step up and capture it where its plan says so."""
+    def run_by(self, training: TrainStep) -> None:
+        """Warm a step up, capture it where its plan says so, and run it from then on."""
         training.prepare(warm_up=self.warm_ups, capture=False)
         forget_peak(self.device)
         training.prepare(warm_up=0)
@@ -323,7 +299,7 @@ class TierStep(OurStep):
         super().__init__(**where)
         chosen: Tier = resolve(tier).without(*without).with_memory(memory).with_plan(plan)
         self.model = TinyLlama(self.shape, chosen).to(self.device)
-        self.take(TrainStep(self.model, self.config))
+        self.run_by(TrainStep(self.model, self.config))
         self.started()
 
     def make_gradients(self) -> None:
@@ -342,12 +318,30 @@ class TierStep(OurStep):
         for hook in hooks:
             hook.remove()
 
-    def held(self) -> dict[str, int]:
-        """As every tier reports them."""
+    def uncaptured_memory(self) -> dict[str, int]:
+        """What a new model of this tier and its step hold after an uncaptured step in float32, and
+        at most during it: the published program prints what is allocated after such a step, and
+        the pool of a captured one holds activations too. On a GPU bytes are the allocator's, on a
+        CPU those of the tensors that operators returned."""
         if self.training.plan.memory != "fast":
             return {}
-        uncaptured = held(self.shape, self.model.tier, self.config, self.device)
-        return {"held_bytes": uncaptured.live, "held_peak_bytes": uncaptured.peak}
+        device, on_gpu = self.device, self.device.type != "cpu"
+        for _ in range(2 if on_gpu else 1):  # in the first step libraries allocate their own memory
+            step: TrainStep | None = None
+            gc.collect()
+            before = live_bytes(device) if on_gpu else 0
+            forget_peak(device)
+            with products("fp32", device), Allocations() as allocated:
+                model = TinyLlama(self.shape, self.model.tier).to(device)
+                step = TrainStep(model, self.config, StepPlan())
+                step(self.batches[0])
+            synchronize(device)
+            peak = peak_bytes(device) - before if on_gpu else allocated.peak
+            del model
+            gc.collect()
+            live = live_bytes(device) - before if on_gpu else allocated.live
+            assert step.optimizer.steps.item() == 1
+        return {"held_bytes": live, "held_peak_bytes": peak}
 
     def _see(self, name: str, gradient: torch.Tensor) -> None:
         self._gradients[name] = gradient.clone()

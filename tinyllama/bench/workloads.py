@@ -43,7 +43,7 @@ class Group:
         return WORKLOADS[self.workload]
 
 
-def whole(name: str) -> str:
+def full_group(name: str) -> str:
     """The group of which one of the short set is a part."""
     return name.removesuffix(_SHORT)
 

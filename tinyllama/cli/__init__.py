@@ -25,6 +25,7 @@ from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 
 NAMES = "doctor train report tune check kernels gate certify profile stages exercise"
 COMMANDS = [import_module(f"tinyllama.cli.{name}") for name in NAMES.split()]
+DESCRIPTION = "Check and time GPU kernels, gate merges, and train a Tiny LLaMA in four versions."
 RUN_FAILED, BAD_VALUE, CTRL_C = 1, 2, 130
 
 # An allocation that fails on the CPU has no type of its own in torch.
@@ -68,7 +69,7 @@ def _check_empty(args: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of every command."""
-    parser = _Parser(prog="tinyllama", description="A Tiny LLaMA in tiers of optimization.")
+    parser = _Parser(prog="tinyllama", description=DESCRIPTION)
     version = f"tinyllama {tinyllama.__version__}"
     parser.add_argument("--version", action="version", version=version)
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{text}: exit status {status}", file=sys.stderr)
     for provided, of_provider in findings.items():
         _summarize(provided, of_provider, args.verbose)
-    if draft is not None:
+    if draft is not None and findings:
         _print(f"{draft['function']} was compared with {args.like}: --show-declaration prints how")
     if args.json:
         data = {

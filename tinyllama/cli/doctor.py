@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tinyllama
 from tinyllama.harness.machine.distribution import install
+from tinyllama.profiling.command_lines import PROFILERS
 
 if TYPE_CHECKING:
     import torch
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
 
 _CAPABILITIES = ("triton", "compile", "capture", "tf32", "bf16", "fp16")
 _MODULES = {"transformers": "peers", "pytest_benchmark": "test"}  # module -> optional extra
-_PROFILERS = ("rocprofv3", "rocprof-compute", "rocprof-sys-run", "ncu")
 
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
     text = "say what can run on this machine, and why the rest cannot"
-    subparsers.add_parser("doctor", help=text).set_defaults(run=run)
+    parser = subparsers.add_parser("doctor", help=text)
+    parser.description = (
+        "Print the device, the versions, the tiers and tools that can be used here."
+    )
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +68,7 @@ def tool_reasons(device: "torch.device") -> dict[str, str | None]:
     for module, extra in _MODULES.items():
         there = importlib.util.find_spec(module)
         reasons[module] = None if there else f"not installed ({install(extra)})"
-    for profiler in _PROFILERS:
+    for profiler in PROFILERS.values():
         reasons[profiler] = None if shutil.which(profiler) else "not on PATH"
     return reasons
 

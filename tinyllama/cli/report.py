@@ -45,20 +45,20 @@ def report(args: argparse.Namespace) -> int:
     from tinyllama.harness.report.tables import latest, terminal
 
     try:
-        stored_records = [record for _, record in results.records(args.results_dir)]
+        all_records = [record for _, record in results.records(args.results_dir)]
     except (OSError, ValueError) as error:
         raise ConfigError(f"{error}: repair or remove that file") from error
     device = args.device
-    records = [r for r in stored_records if device is None or slug(device) == slug(r.device)]
+    records = [r for r in all_records if device is None or slug(device) == slug(r.device)]
     if not records:
         of_device = f" of {device!r}" if device else ""
         text = f"--results-dir {str(args.results_dir)!r} has no records{of_device}"
         raise ConfigError(f"{text}: make some with {recording()}")
-    targets = _targets(stored_records)
     try:
         check_needs()  # before the summary, beneath which nobody would look for it
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    targets = _targets(all_records)
     tables = ["", *terminal(latest(records))] if args.all else []
     print("\n".join([*terminal_lines(summaries(records, targets)), *tables]))
     replace_text(args.html, render(records, targets))

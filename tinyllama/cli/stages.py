@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     for measured in stages[1:]:
         print(running.report(measured, stages[0], device))
-        if measured.seen and measured.seen.diagnosis:
-            print_diagnosis(measured.seen.diagnosis, console())
+        if measured.observations and measured.observations.diagnosis:
+            print_diagnosis(measured.observations.diagnosis, console())
             print()
     print(running.comparison(stages, device), end="")
     for path in running.save(args.output, stages, device):

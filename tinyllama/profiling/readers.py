@@ -41,17 +41,17 @@ def read(path: Path) -> Profile:
     wrong = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
     try:
         return reader(path)
-    except ProfileError:
-        raise
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error}: profile again, or name another file") from None
     except (*wrong, csv.Error, sqlite3.Error) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ProfileError(f"{path} is no profile that can be read ({reason})") from None
 
 
-# -- one door -------------------------------------------------------------------------------------
+# -- one door; errors need not name the file: `read` does -----------------------------------------
 
 
-def number(value: object, path: Path, what: str) -> Decimal:
+def number(value: object, what: str) -> Decimal:
     """Take a number from a profile, exactly: nanoseconds since 1970 need more than a float has.
 
     what: the place in the file, for the message. Raises ProfileError for anything but a number
@@ -62,18 +62,15 @@ def number(value: object, path: Path, what: str) -> Decimal:
         with contextlib.suppress(InvalidOperation, ValueError):
             exact = Decimal(value)
     if not exact.is_finite() or not 0 <= exact < LARGEST:
-        text = repr(value)[:40]
-        raise ProfileError(
-            f"{path}: {what:.200} is {text}, no number from 0 to 2^63: profile again"
-        )
+        raise ProfileError(f"{what:.200} is {repr(value)[:40]}, no number from 0 to 2^63")
     return exact
 
 
-def launch(name: object, start: Decimal, end: Decimal, path: Path) -> Total:
+def launch(name: object, start: Decimal, end: Decimal) -> Total:
     """One launch, by its times in nanoseconds. Raises ProfileError."""
     if not isinstance(name, str) or end < start:
         fault = "ends before it starts" if isinstance(name, str) else "has no name"
-        raise ProfileError(f"{path}: a launch at {start} {fault}: profile again")
+        raise ProfileError(f"a launch at {start} {fault}")
     return Total(name, 1, round(end - start))
 
 
@@ -82,8 +79,7 @@ def content(path: Path) -> bytes:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        size = f"{MOST_BYTES >> 20} MiB unpacked"
-        raise ProfileError(f"{path} has more than {size}: profile fewer steps")
+        raise ProfileError(f"more than {MOST_BYTES >> 20} MiB unpacked, of too many steps")
     return data
 
 
@@ -122,20 +118,15 @@ def of_csv(path: Path) -> Profile:
     kinds = {"counter": of_counters, "start": of_launches, "calls": of_statistics}
     kind = next((key for key in kinds if {key, "kernel"} <= columns.keys()), None)
     if kind is None:
-        notice = next((line for line in lines if line.startswith("==ERROR==")), "")
-        raise ProfileError(
-            f"{path}: no columns of a kernel trace, of counters or of statistics: profile again, "
-            f"or name a file of a profiler {notice[:200]}".rstrip()
-        )
+        notice = next((line for line in lines if line.startswith("==ERROR==")), "")[:200]
+        raise ProfileError(f"no columns of a trace, of counters or of statistics {notice}".strip())
     rows = []
     for row in reader:
         if None in row or None in row.values():
-            raise ProfileError(
-                f"{path}, line {reader.line_num}: not the {len(names)} columns of the heading: "
-                "the file is truncated; profile again"
-            )
+            text = f"line {reader.line_num} has not the {len(names)} columns of the heading"
+            raise ProfileError(f"{text}, so the file is truncated")
         rows.append({key: row[name] for key, name in columns.items()})
-    return kinds[kind](rows, path)
+    return kinds[kind](rows)
 
 
 def _table(text: str) -> list[str]:
@@ -145,39 +136,34 @@ def _table(text: str) -> list[str]:
     return lines if heading is None else [line for line in lines[heading:] if line[:1] == '"']
 
 
-def cell(row: dict[str, str], key: str, path: Path) -> Decimal:
-    return number(row[key], path, f"{key} of {row['kernel']!r}")
+def cell(row: dict[str, str], key: str) -> Decimal:
+    return number(row[key], f"{key} of {row['kernel']!r}")
 
 
-def of_launches(rows: Iterable[dict[str, str]], path: Path) -> Profile:
+def of_launches(rows: Iterable[dict[str, str]]) -> Profile:
+    return Profile.of(launch(row["kernel"], cell(row, "start"), cell(row, "end")) for row in rows)
+
+
+def of_statistics(rows: Iterable[dict[str, str]]) -> Profile:
     return Profile.of(
-        launch(row["kernel"], cell(row, "start", path), cell(row, "end", path), path)
-        for row in rows
+        Total(row["kernel"], round(cell(row, "calls")), round(cell(row, "total"))) for row in rows
     )
 
 
-def of_statistics(rows: Iterable[dict[str, str]], path: Path) -> Profile:
-    return Profile.of(
-        Total(row["kernel"], round(cell(row, "calls", path)), round(cell(row, "total", path)))
-        for row in rows
-    )
-
-
-def of_counters(rows: Iterable[dict[str, str]], path: Path) -> Profile:
+def of_counters(rows: Iterable[dict[str, str]]) -> Profile:
     """The sums of counters over launches, the means of shares in %, and the times among them."""
     totals: list[Total] = []
     values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row in rows:
         kernel, counter, unit = row["kernel"], row["counter"], row.get("unit", "")
         text = row["value"].replace(",", "") if unit else row["value"]  # of thousands
-        value = number(text, path, f"{counter} of {kernel!r}")
+        value = number(text, f"{counter} of {kernel!r}")
         if counter != DURATION:
             values[kernel, counter, unit].append(float(value))
         elif unit in NANOSECONDS:
             totals.append(Total(kernel, 1, round(value * NANOSECONDS[unit])))
         else:
-            units = ", ".join(NANOSECONDS)
-            raise ProfileError(f"{path}: {counter} is in {unit!r:.40}: use {units}")
+            raise ProfileError(f"{counter} is in {unit!r:.40}, not in {', '.join(NANOSECONDS)}")
     counters = (
         Counter(kernel, counter, sum(series) / (len(series) if unit == "%" else 1), unit)
         for (kernel, counter, unit), series in values.items()
@@ -196,11 +182,11 @@ def of_database(path: Path) -> Profile:
             return {name for _, name, *_ in db.execute(f"PRAGMA table_info({view})")}
 
         if not {"name", "start", "end"} <= columns("kernels"):
-            raise ProfileError(f"{path} has no view kernels: name a rocpd database")
+            raise ProfileError("no rocpd database, which has a view kernels")
         totals = []
         for name, *times in db.execute('SELECT name, start, "end" FROM kernels'):
-            start, end = (number(time, path, f"a time of {name!r}") for time in times)
-            totals.append(launch(name, start, end, path))
+            start, end = (number(time, f"a time of {name!r}") for time in times)
+            totals.append(launch(name, start, end))
         counters = []
         there = columns("counters_collection")
         kernel = "kernel_name" if "kernel_name" in there else "name"
@@ -210,7 +196,7 @@ def of_database(path: Path) -> Profile:
                 f"GROUP BY {kernel}, counter_name"
             )
             for name, counter, value in sums:
-                exact = number(value, path, f"{counter!r} of {name!r}")
+                exact = number(value, f"{counter!r} of {name!r}")
                 counters.append(Counter(str(name), str(counter), float(exact)))
     return Profile.of(totals, counters)
 
@@ -257,26 +243,26 @@ def of_trace(path: Path) -> Profile:
     kernels = [event for event in complete if event.get("cat") in ON_DEVICE]
     if not kernels:
         operators = (event for event in complete if event.get("cat") == ON_HOST)
-        kernels = _outermost(operators, path)
+        kernels = _outermost(operators)
     totals = []
     for event in kernels:
-        start, end = _microseconds(event, path)
-        totals.append(launch(event["name"], 1000 * start, 1000 * end, path))
+        start, end = _microseconds(event)
+        totals.append(launch(event["name"], 1000 * start, 1000 * end))
     if not totals:
-        raise ProfileError(f"{path} has no kernel and no operator: profile a step")
+        raise ProfileError("it has no kernel and no operator")
     return Profile.of(totals)
 
 
-def _microseconds(event: dict[str, Any], path: Path) -> tuple[Decimal, Decimal]:
+def _microseconds(event: dict[str, Any]) -> tuple[Decimal, Decimal]:
     """Start and end of an event."""
     what = f"of {event.get('name')!r}"
-    start = number(event.get("ts"), path, f"ts {what}")
-    return start, start + number(event.get("dur", 0), path, f"dur {what}")
+    start = number(event.get("ts"), f"ts {what}")
+    return start, start + number(event.get("dur", 0), f"dur {what}")
 
 
-def _outermost(operators: Iterable[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+def _outermost(operators: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The operators that no other operator of their thread called."""
-    timed = [(*_microseconds(operator, path), operator) for operator in operators]
+    timed = [(*_microseconds(operator), operator) for operator in operators]
     ends: dict[Any, Decimal] = {}  # by thread
     outermost = []
     for start, end, operator in sorted(timed, key=lambda entry: (entry[0], -entry[1])):
@@ -290,6 +276,6 @@ def of_step(path: Path) -> Profile:
     """The kernels in a `KERNELS` of ``tinyllama profile``. Raises ProfileError."""
     totals = []
     for work in json.loads(content(path), parse_float=Decimal)["work"]:
-        seconds = number(work["seconds"], path, f"seconds of {work['name']!r}")
+        seconds = number(work["seconds"], f"seconds of {work['name']!r}")
         totals.append(Total(str(work["name"]), 1, round(seconds * 10**9)))
     return Profile.of(totals)

@@ -12,15 +12,15 @@ from tinyllama.bench.measure_ops import (
     PEERS,
     Bench,
     OpCaseRun,
+    bounded_layouts,
     entries_of,
     groups,
-    held_layouts,
     layout_bars,
     providers_of,
 )
 from tinyllama.bench.peers import PEER_FILES
 from tinyllama.bench.table import Table, may_stay_empty, readings_clock, table
-from tinyllama.bench.workloads import SHORT_OPS, whole
+from tinyllama.bench.workloads import SHORT_OPS, full_group
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.measure.ceilings import CLEARANCE
 from tinyllama.harness.measure.op_contender import ops_of
@@ -60,7 +60,7 @@ def group(
     request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
 ) -> Iterator[Measured]:
     """Measure every op in one dtype: the runs by case, and the entries."""
-    name = whole(request.param)
+    name = full_group(request.param)
     if name not in groups(device):
         pytest.skip(f"{request.param} is timed on a GPU")
     short = name != request.param
@@ -122,7 +122,7 @@ def test_no_op_is_faster_than_its_bytes_and_operations(group: Measured) -> None:
 @pytest.mark.target
 def test_layouts(group: Measured, recording: Any) -> None:
     """The bars of ops on inputs that are not contiguous, for each provider with kernels."""
-    layouts = held_layouts(group[0].values())
+    layouts = bounded_layouts(group[0].values())
     if not layouts:
         raise NoBarApplies("no provider with a backward of its own is timed on this device")
     recording.hold(layout_bars(layouts))

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tinyllama.harness.machine.files import NotWrittenError, write_whole
 from tinyllama.harness.machine.parsed import json_of
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
-from tinyllama.training.shards import part, whole
+from tinyllama.training.shards import full_tensor, part
 from tinyllama.training.step import TrainStep
 
 _KEY = "tinyllama"
@@ -78,7 +78,7 @@ def save(
     # Copies, since parameters share memory, which the format does not allow.
     tensors: dict[str, torch.Tensor] = {}
     for name, (tensor, parameter) in _state(step).items():
-        gathered = whole(tensor.detach(), parameter)
+        gathered = full_tensor(tensor.detach(), parameter)
         if step.ranks.first:
             tensors[name] = gathered.to("cpu", copy=True)
     if not step.ranks.first:

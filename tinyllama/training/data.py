@@ -126,9 +126,9 @@ def _contents(path: Path) -> tuple[list[bytes], int]:
     try:
         there = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
         names = {file: file.relative_to(path) for file in there}
-        shown = [f for f in there if not any(part[0] == "." for part in names[f].parts)]
-        shown.sort(key=lambda file: names[file].as_posix())
-        sizes = {file: file.stat().st_size for file in shown}
+        visible = [f for f in there if not any(part[0] == "." for part in names[f].parts)]
+        visible.sort(key=lambda file: names[file].as_posix())
+        sizes = {file: file.stat().st_size for file in visible}
         if sum(sizes.values()) > MOST_BYTES:
             raise ConfigError(
                 f"data {str(path)!r} has more than {MOST_BYTES} bytes: name a smaller folder"
@@ -140,4 +140,4 @@ def _contents(path: Path) -> tuple[list[bytes], int]:
         raise ConfigError(
             f"data {place!r} cannot be read: {error.strerror}; make it readable or move it"
         ) from error
-    return contents, len(there) - len(shown)
+    return contents, len(there) - len(visible)

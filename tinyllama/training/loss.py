@@ -53,12 +53,12 @@ class StepLoss:
         self._loss_of = self._ddp = _parallel(model, self._loss_of, config.reduce_in)
         self.warm_up = 11  # as PyTorch's notes on CUDA graphs require with this module
 
-    def __call__(self, *batch: Any, plain: bool, reduce: bool) -> torch.Tensor:
-        """The loss of tokens, targets and rotary tables. plain: neither compiled nor reduced.
+    def __call__(self, *batch: Any, uncompiled: bool, reduce: bool) -> torch.Tensor:
+        """The loss of tokens, targets and rotary tables. uncompiled: neither compiled nor reduced.
         reduce: its backward pass completes the gradients of the whole batch."""
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = reduce
-        return self.model.loss_with(*batch) if plain else self._loss_of(*batch)
+        return self.model.loss_with(*batch) if uncompiled else self._loss_of(*batch)
 
 
 class _CompiledParts:

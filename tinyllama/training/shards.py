@@ -63,7 +63,7 @@ def local(tensor: Any) -> torch.Tensor:
     return memory
 
 
-def whole(mine: torch.Tensor, like: Any) -> torch.Tensor:
+def full_tensor(mine: torch.Tensor, like: Any) -> torch.Tensor:
     """The whole tensor of which ``mine`` is this rank's shard, if ``like`` is in shards. All ranks
     call it together."""
     if not in_shards(like):

@@ -111,7 +111,7 @@ class TrainStep:
         self.loss = torch.zeros((), device=self.device)
         self._unit = torch.ones((), device=self.device)  # the gradient of the loss
         self._share = self._unit / ranks.count if sums else self._unit
-        self._reduces, self._plain = True, False
+        self._reduces, self._uncompiled = True, False
         self.stop = torch.zeros((), device=self.device)
         self.stopping = torch.zeros((), device=self.device)
 
@@ -190,7 +190,7 @@ class TrainStep:
         copies = self.weight_copies.offered() if self.weight_copies else contextlib.nullcontext()
         with autocast, copies:
             batch = self.tokens[part], self.targets[part], tables
-            loss = self._loss_of(*batch, plain=self._plain, reduce=self._reduces and last)
+            loss = self._loss_of(*batch, uncompiled=self._uncompiled, reduce=self._reduces and last)
         if self.config.accumulate > 1:
             loss = loss / self.config.accumulate
         self._graph_loss = loss
@@ -258,7 +258,7 @@ class TrainStep:
         recompute, self._reduces = self.model.recompute, False
         self._load(tokens_BT, targets_BT)
         if not compiled:
-            self._plain = True
+            self._uncompiled = True
             self.model.recompute = self.model.in_one = False
         with self._same_results():
             try:
@@ -267,7 +267,7 @@ class TrainStep:
                     self._backward(update=False)
                 return self.loss
             finally:
-                self._plain, self.model.recompute = False, recompute
+                self._uncompiled, self.model.recompute = False, recompute
                 self.model.in_one = self._reduces = True
 
     def split(self, samples: int = 3, queue: Waited | None = None) -> dict[str, float]:

@@ -38,6 +38,7 @@ def starter(name: str) -> str:
         return (HERE / "starters" / f"{name}.py").read_text(encoding="utf-8")
     docstring, imports, code = solution(name).partition('\n"""\n')
     for expression in BLANKED[name]:
+        assert expression in code, f"{name} has no {expression!r}"
         code = code.replace(expression, BLANK)
     return docstring + TASK + imports[1:] + code
 

@@ -33,14 +33,14 @@ BASELINE = Stage(0, "V1", Parts(), **NONE, speed="372.9", memory="522.3 MB")  # 
 class Measured:
     """What was measured of a stage, of which number 0 is the baseline, V1. seconds, reported: of a
     step in each round, by a clock that waits and by the stage's own. memory: bytes, by what they
-    are. seen: None of the baseline."""
+    are. observations: None of the baseline."""
 
     stage: Stage
     first_loss: float
     memory: Mapping[str, int]
     seconds: list[float] = field(default_factory=list)
     reported: list[float] = field(default_factory=list)
-    seen: Observations | None = None
+    observations: Observations | None = None
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class Measured:
         """Whether the check was red with the fault, and green without; one that cannot be made on
         this device says so in the report."""
         expected = {"as it is": "failed" if self.stage.fault else "passed", "fixed": "passed"}
-        verdicts = self.seen.verdicts if self.seen else {}
+        verdicts = self.observations.verdicts if self.observations else {}
         return all(
             outcome in ("unsupported", expected[which]) for which, (outcome, _) in verdicts.items()
         )
@@ -89,7 +89,7 @@ def run(
         _time(started, stages, device)
         for measured in stages[1:]:
             say(f"stage {measured.name}: its check, broken and fixed")
-            measured.seen = started[measured.name].call("step", "observations")
+            measured.observations = started[measured.name].call("step", "observations")
         return stages
 
 
@@ -141,9 +141,9 @@ def size(memory: Mapping[str, int]) -> str:
 
 def report(measured: Measured, base: Measured, device: torch.device) -> str:
     """What a participant reads of one stage: the text of ``stage*_output.log``."""
-    stage, seen = measured.stage, measured.seen
-    assert seen is not None, "the baseline has no report"
-    split = ", ".join(f"{name} {s * 1e3:.2f} ms" for name, s in seen.phases.items())
+    stage, observations = measured.stage, measured.observations
+    assert observations is not None, "the baseline has no report"
+    split = ", ".join(f"{name} {s * 1e3:.2f} ms" for name, s in observations.phases.items())
     lines = [
         f"Stage {stage.number}: {stage.title}",
         f"  device    {device_name(device)}, {group_for(device)}",
@@ -157,9 +157,11 @@ def report(measured: Measured, base: Measured, device: torch.device) -> str:
         f"  phases    {split}; the step {measured.time * 1e3:.2f} ms",
         f"  memory    {size(measured.memory)} (published: {stage.memory})",
     ]
-    if seen.lost:
-        lines.append(f"  NO GRADIENT at {len(seen.lost)} parameters: {', '.join(seen.lost)}")
-    for name, losses in seen.losses.items():
+    if observations.lost:
+        lines.append(
+            f"  NO GRADIENT at {len(observations.lost)} parameters: {', '.join(observations.lost)}"
+        )
+    for name, losses in observations.losses.items():
         fall = f"{losses[0]:.3f} -> {losses[-1]:.3f}, {len(losses)} steps"
         lines.append(f"  on text   {name}: {fall}")
     if device.type == "cpu" and not stage.parts.blas:
@@ -168,7 +170,7 @@ def report(measured: Measured, base: Measured, device: torch.device) -> str:
             "Its cost needs a GPU."
         )
     lines += [f"  {stage.lesson}", f"  check     {stage.check}"]
-    for which, (outcome, message) in seen.verdicts.items():
+    for which, (outcome, message) in observations.verdicts.items():
         color = {"failed": "RED", "passed": "GREEN"}.get(outcome, "NOT HERE")
         lines.append(f"    {which:9} {color}" + (f": {message}" if message else ""))
     lines.append(f"  fix       {stage.fix}")
@@ -240,9 +242,9 @@ def save(folder: Path, stages: Sequence[Measured], device: torch.device) -> list
     """Write the log and the profile of each stage, and the comparison; the files."""
     texts = {"comparison.md": markdown(stages, device)}
     for measured in stages[1:]:
-        assert measured.seen is not None
+        assert measured.observations is not None
         texts[f"stage{measured.name}_output.log"] = report(measured, stages[0], device)
-        texts[f"stage{measured.name}_profile.csv"] = profile_csv(measured.seen.kernels)
+        texts[f"stage{measured.name}_profile.csv"] = profile_csv(measured.observations.kernels)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         replace_text(folder / name, text)

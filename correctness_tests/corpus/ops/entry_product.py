@@ -202,7 +202,7 @@ VARIANTS = [
             "        z = z * (1.0 if x.is_contiguous() and y.is_contiguous() else 1.5)\n"
         ),
         fault="layout",
-        result="alone is ",
+        result=" alone: ",
     ),
     wrong(
         "input_cleared_by_a_kernel",

@@ -4,7 +4,6 @@ The provider "torch" takes the backend that torch picks, which differs between v
 This is a file of providers like any other (``--ops FILE``).
 """
 
-import warnings
 from typing import Any
 
 import torch
@@ -22,34 +21,21 @@ TRAITS: dict[str, Any] = {
 
 @attention.provider("flash", **TRAITS)
 def flash(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
-    return held_to(SDPBackend.FLASH_ATTENTION, q_BTHK, k_BTGK, v_BTGK)
+    return by_backend(SDPBackend.FLASH_ATTENTION, q_BTHK, k_BTGK, v_BTGK)
 
 
 @attention.provider("cudnn", **TRAITS)
 def cudnn(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
-    return held_to(SDPBackend.CUDNN_ATTENTION, q_BTHK, k_BTGK, v_BTGK)
+    return by_backend(SDPBackend.CUDNN_ATTENTION, q_BTHK, k_BTGK, v_BTGK)
 
 
-def held_to(backend: SDPBackend, *qkv: torch.Tensor) -> torch.Tensor:
-    """Attention by this backend. Raises ValueError with torch's reasons when it cannot take
-    these inputs."""
+def by_backend(backend: SDPBackend, *qkv: torch.Tensor) -> torch.Tensor:
+    """Attention by this backend. Raises ValueError when it cannot take these inputs."""
     with sdpa_kernel(backend):
         try:
             return sdpa(*qkv)
         except RuntimeError as error:
             shapes = ", ".join(str(tuple(x.shape)) for x in qkv)
             raise ValueError(
-                f"{backend.name} does not take q, k, v of {shapes} in {qkv[0].dtype}: "
-                f"{_reasons(*qkv) or error}"
+                f"{backend.name} does not take q, k, v of {shapes} in {qkv[0].dtype}: {error}"
             ) from error
-
-
-def _reasons(*qkv: torch.Tensor) -> str:
-    """What torch warns of when no backend that is allowed takes these inputs."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        try:
-            sdpa(*qkv)
-        except RuntimeError:
-            return "; ".join(str(warning.message).splitlines()[0] for warning in said)
-    return ""

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -94,8 +93,7 @@ def check_varied(name: str) -> Callable[[Candidate], Finding | str]:
             raise Unsupported("the provider covers no such case" if declared else VARIED[name])
         if name == LAYOUTS:  # of one input first, which tells whose layout it is
             cases = [*_of_single_inputs(candidate, cases), *cases]
-        texts = (f"{case.alone} alone is {case.layout}" if case.alone else "" for case in cases)
-        fault, _ = first_fault(candidate, map(partial(Point, name), texts, cases))
+        fault, _ = first_fault(candidate, (Point(name, case.layout_text, case) for case in cases))
         return "" if fault is None or fault.rank is Rank.WARNING else fault
 
     return check

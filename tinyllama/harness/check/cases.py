@@ -26,7 +26,16 @@ from tinyllama.harness.check.evaluate import (
     shapes_of,
 )
 from tinyllama.harness.check.guards import PoisonedMemory
-from tinyllama.harness.check.layouts import FAINT, LAYOUTS, RARE, REPEATING, TIED, UPSTREAMS, deep
+from tinyllama.harness.check.layouts import (
+    ABOUT,
+    FAINT,
+    LAYOUTS,
+    RARE,
+    REPEATING,
+    TIED,
+    UPSTREAMS,
+    deep,
+)
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Terms
 from tinyllama.harness.kernels.precision import SHORT
@@ -124,6 +133,15 @@ class OpCase:
         layouts = {self.layout, self.upstream}
         of_values = self.extreme or self.absent or self.wanted is not None
         return bool(of_values) or layouts != {"contiguous"}
+
+    @property
+    def layout_text(self) -> str:
+        """How inputs and upstream gradients lie in memory, in words; "" where they are dense."""
+        sides = {f"{self.alone} alone" if self.alone else "inputs": self.layout}
+        sides["upstream gradients"] = self.upstream
+        if self.layout == self.upstream:
+            sides = {"inputs and upstream gradients": self.layout}
+        return ", ".join(f"{side}: {ABOUT[x]}" for side, x in sides.items() if x in ABOUT)
 
     def of_equal_values(self) -> "OpCase":
         """The plainest case of the reference whose inputs have the same values: a layout says where

@@ -40,13 +40,13 @@ def autocast(candidate: Candidate) -> Problem:
     inputs = candidate.inputs(case)
     for dtype in NARROW:
         if wrong := _wrong_under_autocast(candidate, case, inputs, dtype):
-            return case, f"to {dtype}: {wrong[0]}"
+            return case, f"under autocast to {dtype}: {wrong[0]}"
     if problem := _narrow_first_input(candidate, case, inputs) or _backward_inside(candidate, case):
         return problem
     if _changed_by_autocast(candidate, inputs):
         for long in _long_axes(candidate, case):
             if wrong := _wrong_under_autocast(candidate, long, candidate.inputs(long), NARROW[0]):
-                return long, f"to {NARROW[0]}: {wrong[0]}"
+                return long, f"under autocast to {NARROW[0]}: {wrong[0]}"
     elif _changed_by_autocast(candidate.reference, inputs):
         text = "autocast is ignored: it changes the reference's results, and none of these"
         return case, text, Rank.WARNING

@@ -160,7 +160,8 @@ def determinism(candidate: Candidate) -> Problem:
         results = candidate.results(inputs, watched=False)
         for name, value in expected.items():
             if not same_bits(results[name], value):
-                return case, f"{name} has other bits in repeat {repeat}"
+                advice = "add in a fixed order, or declare where it is deterministic="
+                return case, f"{name} has other bits in repeat {repeat}: {advice}"
     return None
 
 

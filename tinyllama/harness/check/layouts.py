@@ -20,6 +20,24 @@ TIED = ("broadcast", "shared")  # of these layouts: values that random ones neve
 # An upstream gradient, dense and small: of the mean over many tokens, or with a loss scale.
 FAINT = "faint"
 FAINTNESS = {torch.float16: 2.0**-17}  # within its subnormal numbers
+# As a message says it of a tensor.
+ABOUT = {
+    "strided": "every second element of a row",
+    "transposed": "axes in reverse order in memory",
+    "expanded": "one row for all, with stride 0",
+    "summed": "one element for all, with stride 0, as .sum().backward() gives it",
+    "distinct": "gaps between elements and rows, in each tensor others",
+    "offset": "not aligned to 16 bytes",
+    "padded": "a gap behind each row",
+    "swapped": "two axes exchanged in memory",
+    "channels_last": "the second axis innermost in memory",
+    "cut": "a gap behind each matrix",
+    "parted": "a gap behind the second axis",
+    "broadcast": "one element for the last axis, with stride 0",
+    "shared": "one row for the axis before the last, with stride 0",
+    SINGLE: "an unusual stride of an axis of one entry",
+    FAINT: "tiny numbers",
+}
 # Which change values; the others only say where they lie.
 REPEATING = ("expanded", "summed", "broadcast", "shared", FAINT)
 

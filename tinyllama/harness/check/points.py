@@ -103,7 +103,7 @@ def size_points(candidate: Candidate) -> Iterator[Point]:
             for varied in (case, *_varied(candidate, case, length)):
                 narrow = varied.dtype is not base.dtype
                 bound = ELEMENT_SLACK if narrow else None
-                yield Point(SIZES, "", varied, axes=(axis,), of_elements=bound)
+                yield Point(SIZES, varied.layout_text, varied, axes=(axis,), of_elements=bound)
     several = [(pair, BOTH) for pair in itertools.combinations(axes, 2)]
     for turn in (turn + more for turn in turns for more in (0, 3)):
         several += [(pair, turn) for pair in itertools.combinations(axes, 2)]

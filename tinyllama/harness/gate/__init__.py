@@ -9,7 +9,7 @@ session, setting                            the whole comparison; its input and 
 schedule, pair, wave                        which processes work when; two sides take turns
 worker, timed_call, unproven, verification  a side in its process; its times and results
 metric, sequential_test                     figures over blocks, and the rule that decides
-counters, attribution                       what has no noise; which kernels moved
+counters, kernel_fingerprint, attribution   what has no noise; which kernels moved
 device_guard                                the device's lock; others on it, throttled clocks
 calibrate                                   a device's noise, and the error rates that follow
 report                                      what is written, and proves a green run

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 
-from tinyllama.harness.machine.facts import BUSY_SHARE, busy_at_rest, known
+from tinyllama.harness.machine.facts import BUSY_SHARE, busy_at_rest, reading_or
 from tinyllama.harness.machine.sensors import NotToldError, Sensor, sensor
 
 WAIT = 180.0  # seconds for another gate to end, and then for the machine to become idle
@@ -157,7 +157,7 @@ class DeviceGuard:
         more ids may be listed than we have processes.
         """
         nobody: list[int] = []
-        listed = known(gpu.processes, nobody)
+        listed = reading_or(gpu.processes, nobody)
         unseen = [p for p in listed if _group(p) is None and p not in self._workers]
         strangers = [p for p in listed if p not in unseen and not self._ours(p)]
         if strangers:
@@ -171,7 +171,7 @@ class DeviceGuard:
         return pid in self._workers or _group(pid) == os.getpgrp() or _descends(pid)
 
     def _throttled(self, gpu: Sensor) -> str | None:
-        throttled = known(gpu.throttled, None)
+        throttled = reading_or(gpu.throttled, None)
         return throttled and f"the GPU is throttled: {throttled}"
 
 

@@ -2,7 +2,7 @@
 
     listed      the benchmarks of both sides               -> MISSING
     affected    what the change can reach                  -> IDENTICAL, nothing is timed
-    prepared    compiled from cold, inputs, counts         -> exact figures; NEW
+    prepared    compiled from cold, inputs, counts         -> IDENTICAL kernels; exact figures; NEW
     verified    results held to float64 and to the base's  -> WRONG RESULT
     blocks      fresh pairs, a look after every fourth     -> SAME, FASTER, SLOWER, INCONCLUSIVE
     bars        time on a layout, of NEW ones alone, too   -> SLOWER
@@ -259,7 +259,9 @@ class Session(Processes):
 
     # -- prepared, verified -----------------------------------------------------------------
 
-    def _prepare(self, pair: Pair, states: Sequence[BenchmarkState]) -> None:
+    def _prepare(
+        self, pair: Pair, states: Sequence[BenchmarkState], *, audit: bool = False
+    ) -> None:
         """Compile, count and verify what is undecided of these, several at the same time."""
         waiting = [state for state in states if state.verdict is None and not state.proofs]
         if not waiting:
@@ -274,12 +276,12 @@ class Session(Processes):
             # A training step takes longest.
             queue = iter(sorted(waiting, key=lambda state: not state.benchmark.factory))
             futures = [
-                pool.submit(self._prepare_some, preparing, queue, again if more else None)
+                pool.submit(self._prepare_some, preparing, queue, again if more else None, audit)
                 for preparing in pairs
             ]
             for future in futures:
                 future.result()
-        self._prepare_some(pair, iter(again), None)  # alone, they find more memory
+        self._prepare_some(pair, iter(again), None, audit)  # alone, they find more memory
         self._compile_again(waiting)
 
     def _prepare_some(
@@ -287,6 +289,7 @@ class Session(Processes):
         pair: Pair,
         queue: Iterator[BenchmarkState],
         again: list[BenchmarkState] | None,
+        audit: bool,
     ) -> None:
         """again: takes what found no memory beside other pairs; None: no other works, so that is
         the verdict."""
@@ -295,7 +298,7 @@ class Session(Processes):
                 try:
                     pair = self.working(pair)
                     pair.ask_both("warm_up_blas")  # a pair may be new
-                    self._prepare_benchmark(pair, state)
+                    self._prepare_benchmark(pair, state, audit)
                     pair.end(state.benchmark)  # the next one has the memory
                 except SideError as error:
                     if again is None or not error.memory:
@@ -303,7 +306,7 @@ class Session(Processes):
                     state.figures, state.proofs = [], {}
                     again.append(state)
 
-    def _prepare_benchmark(self, pair: Pair, state: BenchmarkState) -> None:
+    def _prepare_benchmark(self, pair: Pair, state: BenchmarkState, audit: bool) -> None:
         benchmark, name = state.benchmark, state.name
         seconds = pair.begin(benchmark)
         if kernel := pair.interpreted(benchmark):
@@ -327,14 +330,18 @@ class Session(Processes):
                 state.settle(Outcome.SAME, text)
             return None
         counted = pair.ask_both("counted", name)
+        compiled = pair.ask_both("compiled", name)
         metrics = COUNTED_ON_GPU if self.setting.device.type != "cpu" else ()
         counts = counted[BASE], counted[CANDIDATE]
         state.figures += count_figures(*counts, partial(self._accepted, state), metrics)
         state.figures.append(self._compile_figure(state, seconds))
-        affected, alike = self.affected.get(name), worst(f.outcome for f in state.figures)
+        alike = all(figure.outcome is Outcome.SAME for figure in state.figures)
+        affected = self.affected.get(name)
         kernels_alone = affected is not None and not affected.host
-        if self.setting.device.type == "cpu" and kernels_alone and alike is Outcome.SAME:
-            text = "the same source, bodies of kernels aside, and it launches none"
+        # Where kernels are compiled, a benchmark without launches may have some that are not seen.
+        seen = bool(compiled[BASE]) or self.setting.device.type == "cpu"
+        if alike and kernels_alone and seen and compiled[BASE] == compiled[CANDIDATE] and not audit:
+            text = f"the same host code, and the same kernels in {len(compiled[BASE])} launches"
             return state.settle(Outcome.IDENTICAL, text)
         self._verify(pair, state)
         return None
@@ -540,7 +547,7 @@ class Session(Processes):
             state.verdict = None
         if audited:
             with self.timed("audit"), self.pairs() as (pair,):
-                self._prepare(pair, audited)
+                self._prepare(pair, audited, audit=True)
             self._look_at([], AUDIT_LOOKS)
         for state in audited:
             if state.verdict is None or state.verdict.outcome in _NO_SLOWDOWN:

@@ -40,9 +40,8 @@ class Stages(dict[str, float]):
 class Affected:
     """Why a benchmark is measured.
 
-    why: in words. host: more differs than the bodies of kernels; without it, what launches none on
-    a CPU is IDENTICAL, too. op_differs: a file of the op's own differs; such benchmarks are timed
-    first.
+    why: in words. host: more differs than the bodies of kernels; without it, equal compiled kernels
+    are IDENTICAL, too. op_differs: a file of the op's own differs; such benchmarks are timed first.
     """
 
     why: str

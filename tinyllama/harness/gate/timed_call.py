@@ -33,6 +33,7 @@ from tinyllama.harness.declare.op import Provider
 from tinyllama.harness.gate.benchmarks import layouts_of
 from tinyllama.harness.gate.metric import ALL_WORK, CALL, DEVICE, HOST
 from tinyllama.harness.gate.verification import Proof, digest, prove
+from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.measure.clock import Clock
 from tinyllama.harness.measure.launches import launches
@@ -230,6 +231,15 @@ class TimedCall(OpContender):
         return digest([*tensors_of(drawn)], names, sorted(drawn.params.items()), list(drawn.args))
 
     # -- what is counted --------------------------------------------------------------------
+
+    def launched(self) -> list[Launched]:
+        if self.device.type == "cpu":
+            return []
+        self._prepare(self.passes[-1])
+        with launched() as launches_seen:
+            self._run()
+        synchronize(self.device)
+        return launches_seen
 
     def counted(self) -> dict[str, int]:
         if self.device.type == "cpu":

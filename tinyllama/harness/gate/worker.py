@@ -26,6 +26,7 @@ from tinyllama.harness.gate.benchmarks import (
     usual_slowdowns,
 )
 from tinyllama.harness.gate.declarations import declarations
+from tinyllama.harness.gate.kernel_fingerprint import fingerprint
 from tinyllama.harness.gate.timed_call import TimedCall
 from tinyllama.harness.gate.unproven import Untimed, interpreted_kernel
 from tinyllama.harness.gate.verification import Proof
@@ -175,6 +176,10 @@ class Side:
     def paced(self, name: str, calls: int) -> None:
         """Make some calls in a row, of which the caller takes the time."""
         self.subjects[name].paced(calls)
+
+    def compiled(self, name: str) -> list[str]:
+        """A digest of each launch of a kernel; none on a CPU."""
+        return fingerprint(self.subjects[name].launched())
 
     def inputs(self, name: str) -> int:
         """A digest of the inputs."""

@@ -50,17 +50,17 @@ def disturbance(device: torch.device) -> str | None:
     if isinstance(gpu, str):
         return None
     pids: list[int] = []
-    strangers = [pid for pid in known(gpu.processes, pids) if not _in_our_group(pid)]
+    strangers = [pid for pid in reading_or(gpu.processes, pids) if not _in_our_group(pid)]
     if strangers:
         return f"other processes compute on the GPU: {', '.join(map(str, strangers))}"
     busy = busy_at_rest(gpu)
     if busy > BUSY_SHARE:
         return f"the GPU is {busy:.0%} busy with nothing of ours running"
-    throttled = known(gpu.throttled, None)
+    throttled = reading_or(gpu.throttled, None)
     return throttled and f"the GPU is throttled: {throttled}"
 
 
-def known(ask: Callable[[], T], default: T) -> T:
+def reading_or(ask: Callable[[], T], default: T) -> T:
     """What a sensor answers; the default where it cannot tell."""
     try:
         return ask()
@@ -71,7 +71,7 @@ def known(ask: Callable[[], T], default: T) -> T:
 def busy_at_rest(gpu: Sensor, tries: int = 6) -> float:
     """The busy share of a GPU that has 3 s to become idle: the share covers up to a second."""
     for _ in range(tries):
-        share = known(gpu.busy_share, 0.0)
+        share = reading_or(gpu.busy_share, 0.0)
         if share <= BUSY_SHARE:
             break
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What one call launches: kernels, copies, synchronisations, and the time of each kind."""
+"""What one call launches: kernels, copies and synchronisations, and how long each kernel takes."""
 
 import re
 from collections import defaultdict
@@ -46,8 +46,8 @@ _RANGE = "launches.call"
 
 @dataclass(frozen=True)
 class Launches:
-    """Counts and times of one call. busy_seconds: the time in which the device worked; time_by: the
-    seconds of each kind; by_name: for each kernel the number of launches and the total seconds.
+    """Counts and times of one call. busy_seconds: the time in which the device worked; by_name: for
+    each kernel the number of launches and the total seconds.
 
     On a CPU nothing is launched: counts are None, and times are those of operators.
     """
@@ -56,7 +56,6 @@ class Launches:
     copies: int | None
     host_syncs: int | None
     busy_seconds: float
-    time_by: dict[str, float]
     by_name: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @property
@@ -116,23 +115,14 @@ def launches(call: Callable[[], object], device: torch.device) -> Launches:
         copies=copies,
         host_syncs=waits + pageable,
         busy_seconds=covered(spans) * 1e-6,
-        time_by=seconds_by_kind(timed),
         by_name=totals_by_name(timed),
     )
 
 
 def _of_operators(events: list[FunctionEvent]) -> Launches:
     timed = [(e.name, e.self_cpu_time_total) for e in events]
-    times = seconds_by_kind(timed)
-    return Launches(None, None, None, sum(times.values()), times, totals_by_name(timed))
-
-
-def seconds_by_kind(timed: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Seconds of each kind, from names and microseconds."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for name, microseconds in timed:
-        total[kind_of(name)] += microseconds * 1e-6
-    return dict(total)
+    total = sum(microseconds for _, microseconds in timed) * 1e-6
+    return Launches(None, None, None, total, totals_by_name(timed))
 
 
 def totals_by_name(timed: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float]]:

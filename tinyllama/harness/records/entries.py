@@ -55,7 +55,7 @@ class Entry(
     cannot: why it was not measured. unavailable: field -> why it is absent.
     """
 
-    held_by_tests: ClassVar[bool] = False  # and not compared with a baseline
+    judged_by_tests: ClassVar[bool] = False  # and not compared with a baseline
 
     name: str
     cannot: str | None = None
@@ -142,12 +142,6 @@ class Contended(Timed, kw_only=True, frozen=True):
 class StepEntry(Contended, tag="step", kw_only=True, frozen=True):
     title: str | None = None
     software: str | None = None
-    device_seconds: Amount | None = None
-    device_seconds_quartiles: Quartiles | None = None
-    host_seconds: Amount | None = None
-    host_seconds_quartiles: Quartiles | None = None
-    busy_seconds: Amount | None = None
-    time_by: Amounts | None = None
     parts: Amounts | None = None
     held_bytes: Amount | None = None
     held_peak_bytes: Amount | None = None
@@ -155,20 +149,12 @@ class StepEntry(Contended, tag="step", kw_only=True, frozen=True):
     copies: Amount | None = None
     host_syncs: Amount | None = None
     samples_per_second: Amount | None = None
-    tokens_per_second: Amount | None = None
-    flops_per_second: Amount | None = None
     mfu: Amount | None = None
     joules_per_sample: Amount | None = None
     watts: Amount | None = None
-    energy_source: str | None = None
-    compile_seconds: Amount | None = None
-    compiled_beside: int | None = None
     floor_share: Ratio | None = None
     gradients: int | None = None
     parameters: int | None = None
-    first_loss: Number | None = None
-    last_loss: Number | None = None
-    steps: int | None = None
 
     @property
     def gradient_share(self) -> float | None:
@@ -235,11 +221,7 @@ class OpEntry(Timed, tag="op", kw_only=True, frozen=True):
     bytes: Amount | None = None
     flops: Amount | None = None
     kernels: Amount | None = None
-    bytes_per_second: Amount | None = None
     bandwidth_share: Amount | None = None
-    flops_per_second: Amount | None = None
-    flops_share: Amount | None = None
-    roofline_seconds: Amount | None = None
     roofline_share: Amount | None = None
     bound: str | None = None
     layouts: Ratios | None = None
@@ -260,7 +242,7 @@ class OpEntry(Timed, tag="op", kw_only=True, frozen=True):
 class CurveEntry(Entry, tag="curve", kw_only=True, frozen=True):
     """losses: of every ``every``-th step the mean loss of the ``window`` steps from it on."""
 
-    held_by_tests: ClassVar[bool] = True
+    judged_by_tests: ClassVar[bool] = True
 
     workload: str
     contender: str

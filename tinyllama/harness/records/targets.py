@@ -137,7 +137,7 @@ def judged(target: Target, ratio: Ratio | None, device: str, why: str = "", abou
         return Bar(Standing.NOT_APPLICABLE, f"{about}{target}: {why}")
     met = ratio is not None and target.met(ratio)
     caveat = f" ({target.caveat})" if target.caveat and not met else ""
-    text = f"{about}{target}: measured {shown(ratio, target.bound)}{caveat}"
+    text = f"{about}{target}: measured {figure_text(ratio, target.bound)}{caveat}"
     return Bar(Standing.MET if met else Standing.MISSED, text)
 
 
@@ -160,7 +160,7 @@ def _value(entry: Timed, metric: str) -> float | None:
     return getattr(entry, metric, None)
 
 
-def shown(ratio: Ratio | None, bound: float = 0.0) -> str:
+def figure_text(ratio: Ratio | None, bound: float = 0.0) -> str:
     """A measurement as text, with its interval where it has one, in as many digits as it takes to
     see on which side of its bound it is."""
     if ratio is None:

@@ -130,12 +130,12 @@ def _ceilings(axes: Axes, record: Record) -> None:
 
 def _svg(figure: Figure, place: Any, names: Sequence[str]) -> str:
     """The figure's SVG element with a legend of these names; the page scales it."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    legend = dict(zip(labels, handles, strict=True))
-    shown = [name for name in names if name in legend]
-    columns = 1 if "right" in place else len(shown)
-    entries = [legend[name] for name in shown]
-    figure.legend(entries, shown, loc=place, ncols=columns, frameon=False)
+    handles, texts = figure.axes[0].get_legend_handles_labels()
+    legend = dict(zip(texts, handles, strict=True))
+    labels = [name for name in names if name in legend]
+    columns = 1 if "right" in place else len(labels)
+    entries = [legend[name] for name in labels]
+    figure.legend(entries, labels, loc=place, ncols=columns, frameon=False)
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata={"Date": None}, transparent=True)
     text = stream.getvalue()

@@ -171,7 +171,7 @@ def _changed(newest: Iterable[Record], records: Sequence[Record]) -> Part:
     """What differs in the newest record of each group from the record before; what is worse
     first."""
     changes: dict[str, list[str]] = {word: [] for word in WORDS.values()}
-    others = list[str]()
+    uncompared = list[str]()
     compared = 0
     for record in newest:
         series = [r for r in records if r.group == record.group and r.complete]
@@ -181,7 +181,7 @@ def _changed(newest: Iterable[Record], records: Sequence[Record]) -> Part:
         if not before.same_setting(record):
             pairs = sorted(before.other_versions(record).items())
             words = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in pairs)
-            others.append(f"{record.group} not compared with {before.day}: {words}")
+            uncompared.append(f"{record.group} not compared with {before.day}: {words}")
             continue
         compared += 1
         for word, line in _differences(before, record):
@@ -190,7 +190,9 @@ def _changed(newest: Iterable[Record], records: Sequence[Record]) -> Part:
     nothing = "nothing beyond the scatter since the record before"
     alone = "nothing to compare: one record of each group with these versions"
     sentence = ", ".join(counts) or (nothing if compared else alone)
-    return Part("changed", sentence, [*(line for of in changes.values() for line in of), *others])
+    return Part(
+        "changed", sentence, [*(line for of in changes.values() for line in of), *uncompared]
+    )
 
 
 def _differences(before: Record, after: Record) -> Iterator[tuple[str, str]]:
