@@ -29,7 +29,7 @@ RANKS = {
 CLASSES = {
     "tail": (
         *("outputs", "gradients", "untouched inputs", "out of bounds", "unwritten memory"),
-        *("special values", "fresh contents", "sizes"),
+        *("fresh contents", "sizes", "special values"),
     ),
     "layout": ("input layouts", "gradient layouts", "fresh contents", "sizes", "backward twice"),
     "gradient missing": (
@@ -38,7 +38,7 @@ CLASSES = {
     ),
     "accumulation": ("outputs", "gradients", "extreme values", "special values", "sizes"),
     "overflow": (
-        *("outputs", "extreme values", "special values", "scaled upstream", "gradient layouts"),
+        *("outputs", "extreme values", "scaled upstream", "special values", "gradient layouts"),
         "sizes",
     ),
     "race": ("outputs", "gradients", "races", "program order", "determinism"),
@@ -59,7 +59,7 @@ CLASSES = {
         *("captured", "side stream"),
     ),
     "empty": ("outputs", "empty batch", "special values", "sizes"),
-    "constant": ("outputs", "gradients", "special values", "sizes"),
+    "constant": ("outputs", "gradients", "scaled upstream", "special values", "sizes"),
 }
 
 

@@ -5,7 +5,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load
 from tinyllama.harness.check.cases import OpCase, op_cases
 from tinyllama.harness.check.layouts import FAINT, LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare import registry as registry_file
-from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.ops import OPS
 from tinyllama.ops.rms_norm import rms_norm
 
@@ -82,37 +81,6 @@ def test_a_trait_of_nothing_and_a_slack_without_end_are_refused(traits: dict[str
     op.reference(lambda x: x)
     with pytest.raises(DeclarationError, match=f"{next(iter(traits))} of 'other'"):
         op.provider("other", **traits)(lambda x: x)
-
-
-class Inputs(NamedTuple):
-    x: torch.Tensor
-    gain: torch.Tensor
-
-
-def affine(given: Inputs, factor: float) -> torch.Tensor:
-    return given.x * given.gain * factor
-
-
-@pytest.mark.long
-def test_an_implementation_may_take_its_inputs_together_in_their_order() -> None:
-    inputs = {"x": X, "gain": Tensor("D", grad=True)}
-    op = declare(inputs=inputs, params={"factor": 3.0})
-    op.reference(lambda x, gain, factor=3.0: x * gain * factor)
-    op.provider("together")(affine)
-
-    @op.provider("derived", keep=("x", "gain"))
-    class Derived:
-        @staticmethod
-        def forward(given: Inputs, factor: float) -> torch.Tensor:
-            return affine(given, factor)
-
-        @staticmethod
-        def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, factor: float) -> Named:
-            dy = grads[0] * factor
-            return {"x": dy * kept["gain"], "gain": (dy * kept["x"]).sum(0)}
-
-    for case in op_cases([op], providers=["together", "derived"]):
-        assert all(comparison.passed for comparison in case.compare()), str(case)
 
 
 def test_registry_refuses_duplicates_and_incomplete_ops() -> None:

@@ -201,9 +201,3 @@ def test_after_a_flush_a_read_comes_from_memory(own_gpu: None, gpu: torch.device
 def test_ceilings_are_rates(device: torch.device) -> None:
     assert copy_rate(device, rounds=2) > 1e8
     assert product_rate("fp32", device, rounds=2) > 1e8
-
-
-@pytest.mark.gpu
-def test_narrower_products_are_no_slower(own_gpu: None, gpu: torch.device) -> None:
-    rates = [product_rate(precision, gpu, rounds=4) for precision in ("fp32", "tf32", "bf16")]
-    assert rates == sorted(rates)

@@ -7,8 +7,7 @@ than three times what the plain one is, in every way that such a model is run.
 import contextlib
 import copy
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -32,10 +31,6 @@ SHAPE = ModelConfig(
     hidden_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=48, vocab_size=53
 )
 TIMES = 3  # the plain model's own error, at most
-FAST = ModelConfig(
-    hidden_dim=512, num_layers=8, num_heads=8, num_kv_heads=4, ffn_dim=2048, vocab_size=1000
-)
-NOT_SLOWER = 1.05  # times the plain model's step; 0.91 and 0.93 in two runs on an H200
 
 
 def plain_loss(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -45,18 +40,18 @@ def plain_loss(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch
 
 
 @cache
-def initial(shape: ModelConfig = SHAPE) -> Any:
+def initial() -> Any:
     """A model whose norms' weights are not all one."""
     torch.manual_seed(0)
-    model = hugging_face_llama(shape, "sdpa").train()
+    model = hugging_face_llama(SHAPE, "sdpa").train()
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
     return model
 
 
-def tokens_of(shape: ModelConfig, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def windows() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    both = torch.randint(shape.vocab_size, (batch, length + 1), generator=generator)
+    both = torch.randint(SHAPE.vocab_size, (2, 10), generator=generator)
     return both[:, :-1], both[:, 1:].contiguous()
 
 
@@ -100,7 +95,7 @@ def run(
     if way.backend:
         torch._dynamo.reset()
         loss_of = torch.compile(loss_of, backend=way.backend)
-    tokens, targets = (half.to(device) for half in tokens_of(SHAPE, 2, 9))
+    tokens, targets = (half.to(device) for half in windows())
     for _ in range(steps):
         model.zero_grad()
         with in_the_way(way, device):
@@ -195,42 +190,3 @@ def test_steps_by_plans_give_the_bits_of_the_code(way: Way, posed: Posed) -> Non
     assert torch.equal(replayed.loss, expected.loss)
     for name, gradient in replayed.gradients.items():
         assert torch.equal(gradient, expected.gradients[name]), name
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("own_gpu")
-def test_eager_step_is_not_slower(gpu: torch.device) -> None:
-    """Steps of both models alternately, small, in bf16 autocast: the host's time decides. Other
-    work on the machine only adds time, and more of it to many calls: so the fastest steps count,
-    looked at three times at most."""
-    tokens, targets = (half.to(gpu) for half in tokens_of(FAST, 8, 128))
-    steps: dict[str, Callable[[], None]] = {}
-    for kind, loss_of in (("plain", plain_loss), ("ours", loss_with)):
-        model = copy.deepcopy(initial(FAST)).to(gpu)
-        model = model if kind == "plain" else with_ours(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        steps[kind] = partial(_step, model, optimizer, loss_of, tokens, targets)
-    fastest, ratio = dict.fromkeys(steps, math.inf), math.nan
-    for turn in range(1, 151):
-        for kind, step in steps.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(4):
-                step()
-            torch.cuda.synchronize()
-            if turn > 3:
-                fastest[kind] = min(fastest[kind], time.perf_counter() - start)
-        ratio = fastest["ours"] / fastest["plain"]
-        if turn in (15, 50) and ratio <= NOT_SLOWER:
-            return
-    assert ratio <= NOT_SLOWER, f"a step takes {ratio:.3f} of the plain model's"
-
-
-def _step(
-    model: Any, optimizer: Any, loss_of: Any, tokens: torch.Tensor, targets: torch.Tensor
-) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(tokens.device.type, BF16):
-        loss = loss_of(model, tokens, targets)
-    loss.backward()
-    optimizer.step()

@@ -37,7 +37,6 @@ from tinyllama.training.step import TrainStep, products
 CPU = torch.device("cpu")
 LIMIT = 0.5  # norms are 1.5 to 1.8 here
 OPTIONS = [
-    pytest.param({}, id="plain"),
     pytest.param({"max_grad_norm": LIMIT}, id="clipped"),
     pytest.param({"accumulate": 3}, id="accumulated"),
     pytest.param({"max_grad_norm": LIMIT, "accumulate": 2}, id="both"),

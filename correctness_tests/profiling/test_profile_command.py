@@ -156,21 +156,3 @@ def test_report_shows_recorded_sweep_over_lengths_and_batches(tmp_path: Path) ->
     page = tmp_path / "page.html"
     text = printed("report", "--all", "--results-dir", ROOT / "results", "--html", page)
     assert re.search(r"^8 x 512 +v2 +[\d.]+ +\d+ +\d+$", text, re.M)
-
-
-# -- the published course -------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_commands_for_published_course_exist() -> None:
-    page = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `.*` \| `tinyllama ([^`]+)`", page, re.M)
-    assert rows
-    for row in rows:
-        command, *words = row.split()
-        if command == "profile":
-            words += ["--print-command", "--device", "cpu"]
-            assert tinyllama(command, *words).status in (0, 2)
-        else:
-            with pytest.raises(SystemExit, match="0"):
-                tinyllama(command, *words, "--help")

@@ -35,7 +35,12 @@ NAMED = re.compile(r"<\w+ [^>]*?\b(?:id|name)=\"([^\"]+)\"")
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.M | re.S)
 PATH = re.compile(r"`((?:tinyllama|correctness_tests|perf_tests|tools|field|docs)/[\w./-]*)`")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.M | re.S)
-COMMAND = re.compile(r"(?:^\s*|`)(?:\$ |\.venv/bin/)?python -m tinyllama ([^`\n]+)", re.M)
+COMMAND = re.compile(r"(?:^\s*|`)(?:\$ )?(?:\S*python\"? -m )?tinyllama ([a-z][^`\n]+)", re.M)
+SCRIPTS = [
+    *(ROOT / ".ci").iterdir(),
+    *(ROOT / ".github/workflows").glob("*.yml"),
+    *(ROOT / "docs/examples").glob("*.sh"),
+]
 PLACEHOLDER = re.compile(r"(?<![\w./-])[A-Z]{3,}(?![\w.])|\.\.\.")
 EXAMPLES = ROOT / "docs" / "examples"
 
@@ -105,11 +110,12 @@ def test_files_and_folders_that_a_page_names_exist(path: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("path", generate_docs.documents(), ids=name)
-def test_every_command_that_a_page_names_is_accepted(path: Path) -> None:
+@pytest.mark.parametrize("path", [*generate_docs.documents(), *SCRIPTS], ids=name)
+def test_every_command_that_a_page_or_script_names_is_accepted(path: Path) -> None:
     """Its parser takes it; what runs is tested elsewhere."""
-    for command in COMMAND.findall(path.read_text(encoding="utf-8")):
-        words = re.split(r"\s+#|\s*[|;&]|\s{2,}| >", command)[0]
+    text = re.sub(r"\\\n\s*|\"\$\{\w+\[@\]\}\"", "", path.read_text(encoding="utf-8"))  # of shells
+    for command in COMMAND.findall(text):
+        words = re.split(r"\s+#|\s*[|;&)]|\s{2,}| >", command)[0]
         if not PLACEHOLDER.search(words) and "--help" not in words:
             parser().parse_args(shlex.split(words))
 

@@ -9,5 +9,5 @@ gate=0 report=0
 timeout 3h "$python" -m tinyllama gate --device cuda --against "$base" \
     --gate-json build/gate.json | tee build/gate.txt &&
     "$python" -m tinyllama gate --verify build/gate.json --against "$base" --device cuda || gate=$?
-"$python" -m tinyllama report --html build/report.html --markdown build/summary.md || report=$?
+"$python" -m tinyllama report --all --html build/report.html > build/report.txt || report=$?
 exit $((gate ? gate : report))

@@ -39,7 +39,8 @@ VARIANTS = [
         "other_offsets_refused",
         (
             "columns = min(offset, x.shape[1])",
-            'columns = offset\n    if offset != 1:\n        raise ValueError(f"offset {offset}: use 1")',
+            'if offset != 1:\n        raise ValueError(f"offset {offset}: use 1")\n'
+            "    columns = min(offset, x.shape[1])",
         ),
     ),
     wrong(

@@ -96,7 +96,7 @@ def _check_trees(options: Options, repository: Repository) -> None:
 
 
 def _chosen(options: Options, repository: Repository, folder: Path) -> Judge:
-    """The judge of a checkout."""
+    """The judge of a checkout. Raises UsageError for a base from before there was a judge."""
     against = options.against[:1]
     ours = all(repository.has(repository.resolve(revision), GATE) for revision in against)
     if options.tree is not None:
@@ -107,6 +107,11 @@ def _chosen(options: Options, repository: Repository, folder: Path) -> Judge:
         return Judge("this tree", repository.root)
     (revision,) = against
     tree = repository.of_commit(repository.resolve(revision))
+    if not repository.has(tree, f"{GATE}/judge_process.py"):
+        raise UsageError(
+            f"--against {revision}: its harness is too old to judge this tree; start the gate of a "
+            f"harness that you trust, with --tree {repository.root}"
+        )
     return Judge(revision, repository.unpack(tree, folder / "judge").root)
 
 

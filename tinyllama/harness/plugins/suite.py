@@ -116,7 +116,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def asks_for_slow(config: pytest.Config) -> bool:
     """Whether slow tests are run: where they are not, their many cases need not be made."""
-    return "slow" in (config.option.markexpr or "")
+    return "slow" in (config.option.markexpr or "").replace("not slow", "")
 
 
 def _reason_to_deselect(config: pytest.Config, item: pytest.Item) -> str | None:
