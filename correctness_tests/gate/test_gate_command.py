@@ -49,7 +49,7 @@ def test_a_comment_is_green_and_its_report_proves_it(repository: Checkout) -> No
     assert gated.status == 0, gated.out
     assert set(gated.outcomes.values()) == {"IDENTICAL"}
     assert len(gated.outcomes) == 4
-    assert "once-sum-N3145728D8-fp32/forward+backward" in gated.outcomes
+    assert "once-sum-N393216D8-fp32/forward+backward" in gated.outcomes
     assert "deleted test: tests/test_once.py" in gated.out
     assert "deleted test" in (repository.root / "build/gate.md").read_text()
     verify = ("tinyllama", "gate", "--against", "main", "--verify", "build/gate.json")

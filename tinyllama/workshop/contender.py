@@ -5,12 +5,12 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyllama.bench.curves import TEXT
 from tinyllama.bench.steps import UNTIMED, StepContender
 from tinyllama.harness.check.candidate import Unsupported
 from tinyllama.harness.kernels import HAS_TRITON
@@ -23,6 +23,7 @@ from tinyllama.training.diagnose import RECEIVED, Diagnosis, diagnose, gradients
 from tinyllama.workshop.stages import STAGES, step_of
 from tinyllama.workshop.strided import attention
 
+TEXT = Path(__file__).parent  # its Python files: the documents are not in a wheel
 TEXT_STEPS = 60
 NEAR = 0.5  # of ln(vocabulary): the first loss of weights that say nothing yet
 TOLERANCE = 0.1  # of a step: what its phases may differ from it

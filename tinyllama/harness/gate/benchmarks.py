@@ -58,8 +58,8 @@ class Registered:
         paths = (str(root / name) for names in matches for name in sorted(names))
         return tuple(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
-    def ops(self) -> Iterator[tuple[Op, list[Provider]]]:
-        """The ops of that tree which are benchmarks, with their providers."""
+    def ops(self, device: torch.device) -> Iterator[tuple[Op, list[Provider]]]:
+        """The ops of that tree which are benchmarks on a device, with their providers."""
         registry, named = loaded(self.package, self.paths())
         providers_of = {op.name: list(op.providers.values()) for op in registry.values()}
         if self.own:
@@ -67,7 +67,8 @@ class Registered:
         for name, providers in providers_of.items():
             op = registry[name]
             if self.own and not op.timed:
-                op.timed = [derived_case(op)]
+                on_cpu = device.type == "cpu"
+                op.timed = [derived_case(op, DERIVED_ON_CPU if on_cpu else DERIVED_ON_GPU)]
             if not self.names or name in self.names:
                 yield op, providers
 
@@ -95,7 +96,8 @@ def strays(root: Path) -> list[str]:
 # Processes that run the same code differ by 4% in host time.
 ON_GPU = {DEVICE: 0.02, HOST: 0.12}
 ON_CPU = {DEVICE: 0.10}
-DERIVED_BYTES = 2**26  # of the inputs of a case that no op names
+# Of the inputs of a case that no op names.
+DERIVED_ON_GPU, DERIVED_ON_CPU = 2**26, 2**23
 FURTHER = 0.10  # at least, of a timed case between the smallest and the largest
 
 
@@ -145,7 +147,7 @@ def declared(
     """
     return [
         benchmark
-        for op, providers in registered.ops()
+        for op, providers in registered.ops(device)
         for provider in (providers if op.timed else ())
         for benchmark in _declared_by(op, provider, device, registered, slowdowns or {})
     ]
@@ -193,13 +195,13 @@ def _further_slowdown(slowdowns: Mapping[str, float]) -> float:
     return max(FURTHER, slowdowns[DEVICE])
 
 
-def derived_case(op: Op) -> Case:
+def derived_case(op: Op, least: int) -> Case:
     """The case that is timed where an op names none: its largest, with the first axis of its inputs
-    doubled until they have `DERIVED_BYTES` in float32, as far as `Op.fits` allows."""
+    doubled until they have so many bytes in float32, as far as `Op.fits` allows."""
     case = max(op.cases, key=lambda candidate: elements(op, candidate))
     axes = (axis for tensor in op.inputs.values() for axis in tensor.axes)
     axis = next((name for name in axes if isinstance(case.dims.get(name), int)), None)
-    while axis is not None and 4 * elements(op, case) < DERIVED_BYTES:
+    while axis is not None and 4 * elements(op, case) < least:
         larger = case.resized(**{axis: 2 * max(1, case.dims[axis])})
         if op.misfit(larger.dims, larger.params) or elements(op, larger) <= elements(op, case):
             break
@@ -322,7 +324,9 @@ def matched(
     listed = Listed()
     benchmarks = {**base, **candidate}
     if unknown := [op for op in ops if not any(map(_is_of(op), benchmarks.values()))]:
-        text = f"--op {unknown[0]}: neither side has a benchmark of it"
+        timed = [benchmark.timed for benchmark in benchmarks.values()]
+        there = ", ".join(sorted({of.op for of in timed if isinstance(of, Timed)}))
+        text = f"--op {unknown[0]}: neither side has a benchmark of it; use one of {there}"
         raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
     if ops:
         benchmarks = {

@@ -31,10 +31,8 @@ def declarations(ops: Iterable[Op]) -> dict[str, str]:
 
 
 def changed_declarations(base: Mapping[str, str], candidate: Mapping[str, str]) -> list[str]:
-    """The parts of ops of both sides that differ."""
-    ops = {name.partition(":")[0] for name in candidate}
-    of_both = (name for name in sorted(base) if name.partition(":")[0] in ops)
-    return [name for name in of_both if candidate.get(name) != base[name]]
+    """The parts of ops of both sides that differ; what one side lacks has verdicts of its own."""
+    return [name for name in sorted(base) if candidate.get(name, base[name]) != base[name]]
 
 
 def _source(function: Any) -> str:

@@ -341,7 +341,9 @@ class Session(Processes):
         # Where kernels are compiled, a benchmark without launches may have some that are not seen.
         seen = bool(compiled[BASE]) or self.setting.device.type == "cpu"
         if alike and kernels_alone and seen and compiled[BASE] == compiled[CANDIDATE] and not audit:
-            text = f"the same host code, and the same kernels in {len(compiled[BASE])} launches"
+            launches = len(compiled[BASE])
+            kernels = f"the same kernels in {launches} launches" if launches else "no kernel"
+            text = f"the same host code, and {kernels}"
             return state.settle(Outcome.IDENTICAL, text)
         self._verify(pair, state)
         return None

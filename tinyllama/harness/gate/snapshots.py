@@ -68,7 +68,7 @@ class Repository:
             shallow = self.git("rev-parse", "--is-shallow-repository").strip() == "true"
             fix = "git fetch --unshallow (in CI: fetch-depth: 0)" if shallow else "git fetch"
             raise SnapshotError(
-                f"no commit {revision!r} in {self.root}: {fix}, or rename"
+                f"no commit {revision!r} in {self.root}: {fix}, or correct the name"
             ) from error
 
     def of_commit(self, commit: str) -> str:

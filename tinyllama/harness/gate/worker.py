@@ -86,7 +86,7 @@ class Side:
 
     def declarations(self) -> dict[str, str]:
         """By ``op: part``, digests of what the ops declare that decides on their providers."""
-        return declarations(op for op, _ in self.registered.ops())
+        return declarations(op for op, _ in self.registered.ops(self.device))
 
     def pin(self, processor: int | None) -> None:
         """Pin all threads to one processor, or (None) to those of the start again."""
