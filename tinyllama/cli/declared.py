@@ -156,7 +156,7 @@ class Draft:
         for name, value in self.literals.items():
             if not self.candidate.takes(name):
                 self.notes.append(f"{name}={value} is for {like} alone: {function} takes no {name}")
-        self.sizes = self._sizes()
+        self.cases = self._cases()
         floating = [name for name, shape in self.inputs.items() if shape.floating]
         self.gradients = floating if gradients else []
         self.dtypes = [DTYPE_OF[name] for name in dtypes] or list(FLOATS)
@@ -216,15 +216,15 @@ class Draft:
             fix = "use FILE:FUNCTION, or a dotted name such as torch.nn.functional.gelu"
             raise UsageError(f"{text}: {fix}") from error
 
-    def _sizes(self) -> list[dict[str, int]]:
-        """The sizes of each case, by dimension; the last are `INDEPENDENT` of the declaration."""
+    def _cases(self) -> list[Case]:
+        """The cases of the declaration, and last the one that verifies it."""
         shapes = self.inputs.values()
         names = list(dict.fromkeys(name for shape in shapes for name in shape.dimensions))[::-1]
         if len(names) > len(GENERAL):
             raise UsageError(f"--shape has {len(names)} dimensions: use at most {len(GENERAL)}")
         several = (GENERAL, ALIGNED, LARGE if names[1:] else ALONE, INDEPENDENT)
-        cases = [dict(zip(names, sizes, strict=False)) for sizes in several]
-        return [dict(reversed(sizes.items())) for sizes in cases]
+        cases = [list(zip(names, sizes, strict=False)) for sizes in several]
+        return [Case().resized(**dict(reversed(sizes))) for sizes in cases]
 
     def _op(self) -> Op:
         """The op as far as it is declared, with the reference alone."""
@@ -239,13 +239,12 @@ class Draft:
     def _outputs(self, droppable: bool) -> dict[str, str]:
         """The outputs of the reference, called in each dtype and size, as the text has them."""
         op = self._op()
-        cases = [Case(**sizes) for sizes in self.sizes]
-        lengths = cases[0].dims.items()
-        longer = [cases[0].resized(**{name: size + LONGER}) for name, size in lengths]
+        general, *others = self.cases
+        longer = [general.resized(**{x: size + LONGER}) for x, size in general.dims.items()]
         in_dtype = {}
         for dtype in self.dtypes:
             try:
-                in_dtype[dtype] = self._results(op, cases[0], dtype)
+                in_dtype[dtype] = self._results(op, general, dtype)
             except UsageError as error:
                 if not droppable or not in_dtype:
                     raise
@@ -256,7 +255,8 @@ class Draft:
         if self.gradients and not (floating and all(x.requires_grad for x in floating)):
             self.gradients = []
             self.notes.append(f"no gradients: the results of {self.like} have none")
-        called = [(case, self._results(op, case, self.dtypes[0])) for case in cases]
+        called = [(general, results)]
+        called += [(case, self._results(op, case, self.dtypes[0])) for case in others]
         for case in longer:
             with contextlib.suppress(UsageError):  # the reference need not take it
                 called.append((case, self._results(op, case, self.dtypes[0])))
@@ -275,8 +275,8 @@ class Draft:
         return outputs
 
     def _differentiated(self) -> list[str]:
-        """The inputs to which the reference itself gives a gradient. It may detach others, for which
-        a kernel that gives none is right."""
+        """The inputs to which the reference gives a gradient. It may detach others, for which a
+        kernel that gives none is right."""
         op = self._op()
         case = op.cases[0]
         with self._refusing(f"float64, case {case}"):  # as the oracle
@@ -318,7 +318,7 @@ class Draft:
         if len({len(shape) for _, shape in shapes}) > 1:
             texts = ", ".join(f"{tuple(shape)} for {case}" for case, shape in shapes)
             raise self._refused(f"{output} has no fixed number of axes: {texts}")
-        names = list(self.sizes[0])
+        names = list(self.cases[0].dims)
         written = [axis for shape in self.inputs.values() for axis in shape.axes]
         pairs = ["".join(pair) for pair in itertools.product(names, "*/+", [*names, *"2345678"])]
         axes = []
@@ -335,8 +335,8 @@ class Draft:
 
     def text(self) -> str:
         """The declaration as a Python file."""
-        declared = self.sizes[:-1]
-        cases = [", ".join(f"{x}={size}" for x, size in sizes.items()) for sizes in declared]
+        declared = [case.dims.items() for case in self.cases[:-1]]
+        cases = [", ".join(f"{x}={size}" for x, size in sizes) for sizes in declared]
         inputs = {x: _source(shape, x in self.gradients) for x, shape in self.inputs.items()}
         passed = {x: x if x in self.params else text for x, text in self.literals.items()}
         return TEMPLATE.format(
