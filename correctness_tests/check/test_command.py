@@ -36,16 +36,20 @@ def test_a_right_file_holds_every_check(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_wrong_file_fails_the_check_that_is_about_its_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    only = ("--only", "gradient layouts,scaled upstream,determinism")
+    """A later fault of the same cause is one line."""
+    only = ("--only", "gradient layouts,large offsets,scaled upstream,determinism")
     file = str(EXAMPLES / "rms_norm_hasty.py")
     status, findings = checked(tmp_path, file, *only)
     assert status == 1
     outcomes = {name: finding["outcome"] for name, finding in findings["rms_norm-hasty"].items()}
-    assert [name for name, outcome in outcomes.items() if outcome == "failed"] == [only[1][:16]]
+    wrong = [name for name, outcome in outcomes.items() if outcome == "failed"]
+    assert wrong == ["gradient layouts", "large offsets"]
     out, err = capsys.readouterr()
     case = findings["rms_norm-hasty"]["gradient layouts"]["case"]
     block = f"gradient layouts: wrong result in {case}\n    tried: "
     assert out.index(block) < out.index("verdict"), "it is told before the table"
+    assert ", as gradient layouts: grad x: at [" in out
+    assert "wrong result: gradient layouts (also large offsets); of 4 checks 2 passed" in out
     assert "gradient layouts: wrong result (" in err
 
 

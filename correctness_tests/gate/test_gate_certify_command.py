@@ -116,21 +116,6 @@ def test_further_benchmarks_are_not_certified(certify: Certify) -> None:
     assert certify.blocks() == [{"a"}]
 
 
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [
-        ("--blocks=-1", "-1 is out of range"),
-        ("--results-dir=/proc/nope", "/proc/nope"),
-        ("--device=cuda:77", "cuda:77"),
-    ],
-)
-def test_an_invalid_option_is_an_error_that_names_it(
-    certify: Certify, capsys: pytest.CaptureFixture[str], bad: str, said: str
-) -> None:
-    assert certify.run("--blocks=0", bad) == USAGE
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("look", ["lock", "during", "before"])
 def test_a_device_that_is_held_or_disturbed_gives_status_14(
     certify: Certify, monkeypatch: pytest.MonkeyPatch, look: str

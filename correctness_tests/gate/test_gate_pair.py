@@ -4,14 +4,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from correctness_tests.support.commands import ROOT
 from correctness_tests.support.gate_fakes import (
     CPU,
     REGISTERED,
@@ -19,13 +17,12 @@ from correctness_tests.support.gate_fakes import (
     Script,
     ScriptedPair,
 )
-from tinyllama.harness.gate import config, schedule
 from tinyllama.harness.gate import pair as module
+from tinyllama.harness.gate import schedule
 from tinyllama.harness.gate.benchmarks import Benchmark, Registered
 from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Pair, SideError, Tree
 from tinyllama.harness.gate.schedule import PairPool, timing_processor
-from tinyllama.harness.gate.workspace import registered_by
 
 
 @pytest.fixture
@@ -86,27 +83,6 @@ def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
             block(pair, "make_ready is wrong")
         assert error.value.wrong
     assert not any(map(alive, pids))
-
-
-@pytest.mark.usefixtures("forked")
-def test_the_tree_against_itself_has_equal_proofs_and_about_equal_times(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """With the sides that are gated, on one op of the tree."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    trees = [replace(tree(side, ROOT), caches=tmp_path / side) for side in SIDES]
-    with opened(trees, registered_by(config.load(ROOT))) as (pair,):
-        listed = pair.ask_both("benchmarks")
-        assert listed[BASE] == listed[CANDIDATE]
-        benchmark = next(
-            candidate for candidate in listed[BASE] if candidate.name.startswith("silu_mul-torch")
-        )
-        assert all(0 < seconds < 60 for seconds in pair.begin(benchmark).values())
-        proofs = pair.verify(benchmark)
-        assert proofs[BASE] == proofs[CANDIDATE]
-        pair.end(benchmark)
-        (statistic,) = timed(pair, benchmark, proofs, 10).values()
-        assert abs(statistic) < 1
 
 
 @pytest.mark.usefixtures("forked")

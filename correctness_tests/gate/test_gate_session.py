@@ -547,15 +547,6 @@ def test_a_benchmark_out_of_memory_beside_others_is_measured_alone(
     assert outcomes(verdicts) == {"a": Outcome.SAME, "b": expected, "c": Outcome.SAME}
 
 
-@pytest.mark.parametrize("method", ["make_ready", "turn", "proofs"])
-def test_a_process_that_ends_in_a_wave_takes_no_other_benchmark_with_it(method: str) -> None:
-    script = Script(*"abcd", noise=2e-4)
-    script.on(BASE, method, died(), "b", launch=6)
-    verdicts = script.run(at_once=4)
-    assert outcomes(verdicts) == {**dict.fromkeys("acd", Outcome.SAME), "b": Outcome.NOT_JUDGED}
-    assert {name: counts(script)[name] for name in "acd"} == {key: {LOOKS[0]} for key in "acd"}
-
-
 # -- the report -----------------------------------------------------------------------------------
 
 

@@ -1,12 +1,10 @@
 """What a side does in its process when it is asked."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from correctness_tests.support.contenders import FILES, PACKAGE
-from tinyllama.harness.gate.benchmarks import ON_CPU, Benchmark, Registered
+from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE
 from tinyllama.harness.gate.pair import FACTORY, READY
 from tinyllama.harness.gate.worker import Side
@@ -51,26 +49,3 @@ def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> Non
         assert worker.call("side", "counted", name, timeout=READY)["kept_bytes"] == 0
     finally:
         worker.close()
-
-
-class Counter:
-    """A subject that is no op's."""
-
-    def __init__(self, timed: str, device: str) -> None:
-        assert (timed, device) == ("anything", "cpu")
-
-    def run_once(self) -> None:
-        pass
-
-
-MORE = Benchmark("more", "anything", __name__, ON_CPU, f"{__name__}:Counter")
-
-
-def more(device: torch.device) -> list[Any]:
-    return [MORE]
-
-
-def test_a_function_may_add_benchmarks() -> None:
-    side = Side("cpu", Registered(PACKAGE, factory=f"{__name__}:more"))
-    assert side.benchmarks()[-1] == MORE
-    assert side.begin("more", (DEVICE,)) > 0

@@ -4,7 +4,6 @@ lines and nothing else; what is changed in a kernel or its launch is seen."""
 import importlib.util
 import itertools
 import os
-import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,18 +12,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tinyllama.harness.gate.kernel_fingerprint import code_of, fingerprint
+from tinyllama.harness.gate.kernel_fingerprint import fingerprint
 from tinyllama.harness.kernels import resources
 from tinyllama.harness.kernels.chips import target_of
 from tinyllama.harness.kernels.launch import Launched, recorded
 
 triton = pytest.importorskip("triton")
 CHIPS = ["sm_90", "gfx942"]
-STAGE = {"sm_90": "ptx", "gfx942": "amdgcn"}
-INSTRUCTION = {
-    "sm_90": re.compile(r"^\s+(@!?%p\d+ )?[a-z][\w.:]* .*;"),
-    "gfx942": re.compile(r"^\s+(v|s|global|buffer|ds)_\w+"),
-}
 KERNEL = """
 from tinyllama.harness.kernels import jit, tl
 
@@ -115,13 +109,3 @@ def test_another_kernel_option_or_grid_changes_the_fingerprint(
     ]
     launch_lists = [[launch], [launch, launch], *([launched] for launched in changed)]
     assert len({str(fingerprint(launches)) for launches in launch_lists}) == len(launch_lists)
-
-
-def test_the_fingerprint_keeps_every_instruction(launch: Launched, chip: str) -> None:
-    text = str(launch.kernel.asm[STAGE[chip]])
-    code_lines = code_of(launch.kernel.asm).splitlines()
-    raw = [line for line in text.splitlines() if INSTRUCTION[chip].match(line)]
-    assert len(raw) > 20
-    assert len([line for line in code_lines if INSTRUCTION[chip].match(line)]) == len(raw)
-    assert len(code_lines) < len(text.splitlines()), "and some lines are"
-    assert not re.search(r"scales\.py|\.loc\b|\.debug_", "\n".join(code_lines))

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from correctness_tests.support.launched import WHOLLY
-from tinyllama.harness.check.guards import GuardedMemory, watched
+from tinyllama.harness.check.guards import GuardedMemory
 from tinyllama.harness.check.programs import Far, NoAddressesError
 from tinyllama.harness.kernels import HAS_TRITON, layout
+from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.copying import DIGITS, dense_copy
 from tinyllama.harness.kernels.launch import Launch, recorded
 from tinyllama.harness.kernels.layout import (

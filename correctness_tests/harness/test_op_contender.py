@@ -145,7 +145,7 @@ def test_the_host_time_of_calls_in_a_row_is_that_of_one_of_them(contender: Conte
     inputs.clear()
     seconds = right.in_a_row()
     assert seconds is not None
-    assert 2e-3 <= seconds < 2 * 2e-3
+    assert 2e-3 <= seconds < IN_A_ROW * 2e-3
     assert len(inputs) % IN_A_ROW == 0
     assert len({x.sum().item() for x in inputs}) == len(inputs), "each on inputs of its own"
     assert right.backward

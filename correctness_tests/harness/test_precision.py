@@ -8,7 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness.check.guards import GuardedMemory, watched
+from tinyllama.harness.check.guards import GuardedMemory
+from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.harness.kernels.tf32 import rounded_to_tf32, to_tf32
 from tinyllama.ops.linear import rounding_kernels

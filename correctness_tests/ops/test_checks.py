@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.check import accuracy
 from tinyllama.harness.check.launched import launches_of, with_kernels
+from tinyllama.harness.check.names import PLAIN
 from tinyllama.harness.check.run import CHECKS, Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.kernels import interpreter  # noqa: F401 (changes what tests change again)
 from tinyllama.harness.kernels.configs import SPACES, Config, recorded_keys
@@ -27,7 +28,7 @@ from tinyllama.ops import OPS
 CPU = torch.device("cpu")
 LONG = pytest.mark.timeout(3600)  # seconds, of an interpreter
 QUICK = ("races", "program order", "determinism", "second derivative", "compiled", "large offsets")
-ELSEWHERE = {*accuracy.NAMES, "resources"}  # test_ops.py, kernels/test_compiled.py
+ELSEWHERE = {*PLAIN[:-1], *accuracy.VARIED, "resources"}  # test_ops.py, kernels/test_compiled.py
 SLOW = [name for name in CHECKS if name not in {*QUICK, *ELSEWHERE, "sizes", "configurations"}]
 # Of what else has several blocks, less: each program takes its time, and two are several.
 LESS = {

@@ -10,7 +10,8 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.attention_blocks import blocks
 from correctness_tests.support.stacks import EPS, inputs
-from tinyllama.harness.check.guards import GuardedMemory, watched
+from tinyllama.harness.check.guards import GuardedMemory
+from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops import attention as attention_file
 from tinyllama.ops.attention import attend, attend_backward

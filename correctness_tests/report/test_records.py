@@ -64,6 +64,8 @@ def test_a_new_record_names_its_machine_and_versions(tmp_path: Path) -> None:
         ({**CONTENT, "entries": [{"name": "x", "kind": "step"}]}, "missing required field"),
         (with_step(second=1), "unknown field `second`"),
         (with_step(seconds="1"), r"entries\[0\].seconds"),
+        (with_step(seconds=0), r"entries\[0\].seconds"),
+        (with_step(seconds=None), "neither seconds nor a reason"),
         (with_step(seconds=True), r"entries\[0\].seconds"),
         (with_step(peak_bytes=-1), r"entries\[0\].peak_bytes"),
         (with_step(gradients=1.5), r"entries\[0\].gradients"),

@@ -1,6 +1,5 @@
 """Whether a candidate is as accurate as its reference on some tensors."""
 
-import math
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import replace
@@ -8,11 +7,11 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.check.candidate import Candidate, leaves
-from tinyllama.harness.check.cases import OpCase, References
+from tinyllama.harness.check.candidate import Candidate
+from tinyllama.harness.check.cases import OpCase, References, without_cancelled
 from tinyllama.harness.check.compare import SLACK, Comparison, near, norm_of_finite
-from tinyllama.harness.check.evaluate import ContractError, Inputs, evaluate, is_gradient
-from tinyllama.harness.check.judge import CANCELLED, NOTHING, run_case
+from tinyllama.harness.check.evaluate import ContractError, Inputs, evaluate
+from tinyllama.harness.check.judge import run_case
 from tinyllama.harness.check.layouts import laid_out
 from tinyllama.harness.check.reference import StaysInDouble
 from tinyllama.harness.declare.op import Op
@@ -178,27 +177,10 @@ def _wrong(
         failed = [comparison for comparison in comparisons if not comparison.passed]
         if not failed:
             break
-        results = _without_cancelled(results, references.oracle, inputs)
+        results = {
+            name: without_cancelled(name, result, references.oracle[name], inputs)
+            if name in references.oracle
+            else result
+            for name, result in results.items()
+        }
     return [str(comparison) for comparison in failed]
-
-
-def _without_cancelled(
-    results: dict[str, torch.Tensor], oracle: dict[str, torch.Tensor], inputs: Inputs
-) -> dict[str, torch.Tensor]:
-    """The results, with zeros where the right one is zero whatever the inputs are, since terms
-    cancel, and this one is no more than their rounding: of the gradient of a layer norm over one
-    element, or of a query with one key. Terms are as large as the upstream gradients, or inputs."""
-
-    def without(name: str, result: torch.Tensor) -> torch.Tensor:
-        if name not in oracle or not result.is_floating_point() or not result.numel():
-            return result
-        tensors = leaves(inputs.upstream if is_gradient(name) else inputs.args)
-        floating = (x for x in tensors if x.is_floating_point() and x.numel())
-        size = max((float(x.double().abs().max()) for x in floating), default=0.0)
-        if not math.isfinite(size):
-            return result
-        share = max(CANCELLED, torch.finfo(result.dtype).eps)
-        cancelled = (oracle[name].abs() <= NOTHING * size) & (result.double().abs() <= share * size)
-        return result.masked_fill(cancelled, 0.0)
-
-    return {name: without(name, result) for name, result in results.items()}

@@ -11,7 +11,7 @@ from tinyllama.harness.check.candidate import Candidate, Unsupported
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.finding import Finding, Outcome, Rank
 from tinyllama.harness.check.judge import ENDLESS, boundary_fault, faults
-from tinyllama.harness.check.names import BOUNDS, GRADIENTS, PLAIN, TOUCHED
+from tinyllama.harness.check.names import GRADIENTS, PLAIN, TOUCHED
 from tinyllama.harness.check.points import (
     EMPTY,
     SIZES,
@@ -35,7 +35,6 @@ VARIED = {  # why an op has no such case
     ABSENT: "the op has no two outputs of floating-point numbers",
     WANTED: "fewer than two inputs have gradients",
 }
-NAMES = (*(name for name in PLAIN if name != BOUNDS), *VARIED)  # that compare results
 ALONE = ("distinct", "transposed")  # layouts that each input has alone, too
 MOST_ENDLESS = 3  # points whose programs do not end, each of which takes seconds
 MOST_ACCESSES = 3000  # loads and stores of interpreted programs, of which a thousand take 0.2 s

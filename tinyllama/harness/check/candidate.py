@@ -9,7 +9,7 @@ import torch
 
 from tinyllama.harness.check.cases import OpCase, References, elements, op_cases
 from tinyllama.harness.check.compare import SLACK, Comparison
-from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, evaluate
+from tinyllama.harness.check.evaluate import Inputs, copied, evaluate, leaves
 from tinyllama.harness.check.finding import Rank
 from tinyllama.harness.check.guards import GuardedMemory, PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
@@ -220,13 +220,6 @@ class Candidate:
         """Why the provider cannot run on the device; None when it can."""
         reasons = (cannot(need, self.device) for need in self.provider.requires)
         return next(filter(None, reasons), None)
-
-
-def leaves(args: Leaves) -> Iterator[torch.Tensor]:
-    """The tensors among arguments, those in lists too."""
-    for value in args.values():
-        if value is not None:
-            yield from value if isinstance(value, list) else [value]
 
 
 def other_results(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:

@@ -22,6 +22,7 @@ from tinyllama.harness.check.evaluate import (
     Inputs,
     evaluate,
     is_gradient,
+    leaves,
     make_inputs,
     shapes_of,
 )
@@ -44,6 +45,8 @@ from tinyllama.harness.kernels.precision import SHORT
 # results were off by up to 6 times the usual bound. In 16 bits they are not seen.
 WIDER = 16.0
 EQUAL = {"expanded", "summed"}  # layouts that make terms equal; of `TIED` little is asked
+NOTHING = 2.0**-40  # of the size of terms: zero, up to roundings of float64
+CANCELLED = 2.0**-10  # of the size of terms: the most that their roundings leave
 PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
 SUBSETS = (3, 5)  # inputs of which every part is wanted alone: in a suite, and thorough
 
@@ -216,19 +219,23 @@ class OpCase:
                 raise GradientError(f"{self.op.name}: {name} is not zero")
         by_name = {name: references.of(name) for name, value in oracle.items() if value.numel()}
         least = median(reference.gain for reference in by_name.values()) if by_name else 1.0
-        comparisons = [
-            compare(
-                name,
-                results[name],
-                reference,
-                gain=max(least, reference.gain),
-                slack=slack,
-                of_elements=of_elements,
+
+        def compared(name: str, result: torch.Tensor) -> Comparison:
+            gain = max(least, by_name[name].gain)
+            return compare(
+                name, result, by_name[name], gain=gain, slack=slack, of_elements=of_elements
             )
-            if name in results
-            else Comparison.missing(name)
-            for name, reference in by_name.items()
-        ]
+
+        comparisons = []
+        for name in by_name:
+            if name not in results:
+                comparisons.append(Comparison.missing(name))
+                continue
+            comparison = compared(name, results[name])
+            if comparison.may_cancel:
+                rest = without_cancelled(name, results[name], oracle[name], inputs)
+                comparison = compared(name, rest)
+            comparisons.append(comparison)
         if not {*EQUAL, *TIED} & {self.layout, self.upstream}:
             return comparisons
         # Equal elements have equal roundings, which do not average out along the oracle: in a layer
@@ -352,3 +359,21 @@ def full_cases(ops: Iterable[Op]) -> Iterator[OpCase]:
                 full = [replace(c, extreme=e, layout=x, upstream=y) for c, e, (x, y) in varied]
                 full += [replace(c, wanted=part) for part in parts for c in of_dtype]
                 yield from (case for case in full if str(case) not in quick)
+
+
+def without_cancelled(
+    name: str, result: torch.Tensor, oracle: torch.Tensor, inputs: Inputs
+) -> torch.Tensor:
+    """A result, with zeros where the right one is zero whatever the inputs are, since terms cancel,
+    and this one is no more than their rounding: as in the gradient of a layer norm over one
+    element, or of a query with one key. Terms are as large as the upstream gradients, or inputs."""
+    if not result.is_floating_point() or not result.numel():
+        return result
+    tensors = leaves(inputs.upstream if is_gradient(name) else inputs.args)
+    floating = (x for x in tensors if x.is_floating_point() and x.numel())
+    size = max((float(x.double().abs().max()) for x in floating), default=0.0)
+    if not math.isfinite(size):
+        return result
+    share = max(CANCELLED, torch.finfo(result.dtype).eps)
+    cancelled = (oracle.abs() <= NOTHING * size) & (result.double().abs() <= share * size)
+    return result.masked_fill(cancelled, 0.0)

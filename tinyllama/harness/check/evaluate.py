@@ -396,6 +396,13 @@ def _changed(args: Leaves, before: Leaves) -> list[str]:
     return changed
 
 
+def leaves(args: Leaves) -> Iterator[torch.Tensor]:
+    """The tensors among arguments, those in lists too."""
+    for value in args.values():
+        if value is not None:
+            yield from value if isinstance(value, list) else [value]
+
+
 def copied(value: Any) -> Any:
     """A copy in memory of its own with the same strides, gaps and all (clone() drops them)."""
     if value is None:  # an optional input

@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.bounds import Bounds, watched
+from tinyllama.harness.kernels.bounds import Bounds
 from tinyllama.harness.machine.modes import DispatchMode
-
-__all__ = ["GuardedMemory", "watched"]
 
 WIDTH = 2**16  # bytes of canary on each side of a buffer
 CANARY = 0xA5

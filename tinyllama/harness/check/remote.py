@@ -127,6 +127,7 @@ def _of_groups(
                 by_check = {f.check: f for f in interpreted[0] if f.check in INTERPRETED}
                 launched = runs[-1].launched(provided.name)
                 findings = [merged(f, by_check.get(f.check), launched) for f in findings]
+            findings = [_unless_told(finding, earlier) for finding in findings]
         earlier += findings
         tried = any(finding.outcome is not Outcome.BLOCKED for finding in findings)
         faults = [f for f in findings if f.rank]
@@ -134,6 +135,16 @@ def _of_groups(
         result = ", ".join(texts) or ("no fault" if tried else "not tried")
         progress(f"{label}: {result} ({time.monotonic() - began:.1f} s)")
         yield from findings
+
+
+def _unless_told(finding: Finding, earlier: Sequence[Finding]) -> Finding:
+    """An error that ended an earlier check, too, says nothing of this one."""
+    crashes = (f for f in earlier if f.outcome is Outcome.CRASHED)
+    first = next((crash for crash in crashes if crash.message == finding.message), None)
+    if first is None or finding.outcome is not Outcome.CRASHED:
+        return finding
+    text = f"ended by the error of {first.check}: {finding.message}"
+    return replace(finding, outcome=Outcome.BLOCKED, special=None, message=text)
 
 
 class _Run:

@@ -24,7 +24,7 @@ from tinyllama.harness.machine.progress import Progress, of_stream
 from tinyllama.harness.plugins.card import WAIT, Card
 from tinyllama.harness.plugins.suite import LEFT_OUT, covers, worker_device
 from tinyllama.harness.records import results
-from tinyllama.harness.records.entries import Entry
+from tinyllama.harness.records.entries import Entry, checked
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.targets import Bar, Standing
 from tinyllama.harness.records.verdict import (
@@ -61,12 +61,12 @@ class GroupRecord:
     def add(self, *entries: Entry) -> None:
         """Add measurements (`tinyllama.harness.records.entries`).
 
-        Raises ValueError for a name that is taken.
+        Raises ValueError for a name that is taken, and for a figure that is none.
         """
         for entry in entries:
             if entry.name in self.record.by_name:
                 raise ValueError(f"{entry.name!r} is measured twice: use another name")
-            self.record.entries.append(entry)
+            self.record.entries.append(checked(entry))
 
 
 @dataclass

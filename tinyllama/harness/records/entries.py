@@ -1,8 +1,8 @@
 """The entries of a record, a class for each kind; docs/results.md says what the fields mean.
 
 In a file an entry is an object with its ``kind`` and those fields of the class that are not None.
-Nothing is checked when an entry is made: a figure that is NaN must reach the verdict. A record is
-checked as a whole when it is written and when it is read (`tinyllama.harness.records.results`).
+Nothing is checked when an entry is made. It is checked when it is added to a record (`checked`),
+and with its record when that is written or read (`tinyllama.harness.records.results`).
 """
 
 import sys
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
+import numpy as np
 
 _LARGEST = sys.float_info.max  # a float above it is infinite; NaN is within no bounds
 Number = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
@@ -17,6 +18,7 @@ Amount = (
     Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     | Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
 )
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
 Amounts = Mapping[str, Amount]
 Texts = Mapping[str, str]
 
@@ -83,7 +85,7 @@ class Timed(Entry, kw_only=True, frozen=True):
     """
 
     role: str
-    seconds: Amount | None = None
+    seconds: Seconds | None = None
     seconds_quartiles: Quartiles | None = None
     rounds: Amount | None = None
     peak_bytes: Amount | None = None
@@ -270,6 +272,31 @@ else:  # the kinds that a file may have
     AnyEntry = (
         StepEntry | SweepEntry | LongestEntry | ScalingEntry | OpEntry | CurveEntry | CeilingEntry
     )
+
+
+def as_number(value: Any) -> Any:
+    """A number of numpy as one of Python. Raises ValueError for another object."""
+    if isinstance(value, np.number):
+        return value.item()
+    raise ValueError(f"{value!r:.80} is no figure that a record can hold")
+
+
+def checked(entry: Entry) -> Entry:
+    """An entry with numbers of numpy as Python's. Raises ValueError, with the field's name, for a
+    figure that is none, such as NaN, and for a time that is absent without a reason."""
+    try:
+        values = msgspec.to_builtins(entry, enc_hook=as_number)
+        numbers: Entry = msgspec.convert(values, AnyEntry)
+    except ValueError as error:
+        raise ValueError(f"{entry.name}: {error}") from error
+    check_time(numbers)
+    return numbers
+
+
+def check_time(entry: Entry) -> None:
+    """Raise ValueError for an entry that lacks its time, and does not say why."""
+    if isinstance(entry, Timed) and entry.cannot is None and entry.seconds is None:
+        raise ValueError(f"{entry.name}: it has neither seconds nor a reason in cannot")
 
 
 def baseline_of(entries: Iterable[Timed]) -> str | None:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ import torch
 
 from tinyllama.harness.machine.device import device_name, slug
 from tinyllama.harness.machine.files import read_regular, write_new
-from tinyllama.harness.records.entries import Amount, AnyEntry, Entry
+from tinyllama.harness.records.entries import Amount, AnyEntry, Entry, as_number, check_time
 from tinyllama.harness.records.entries import is_number as is_number
 
 DATE = "%Y-%m-%dT%H:%M:%SZ"
@@ -144,11 +144,8 @@ def save(record: Record, root: Path) -> Path:
     Raises ValueError for a record that could not be read back, for example one with a figure that
     is NaN or infinite: JSON has neither. Raises OSError where it cannot be written.
     """
-    try:
-        values = msgspec.to_builtins(record, enc_hook=_python_number)
-        _check(msgspec.convert(values, Record))
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    values = msgspec.to_builtins(record, enc_hook=as_number)
+    _check(msgspec.convert(values, Record))
     target = folder(root, record.device)
     target.mkdir(parents=True, exist_ok=True)
     stamp = record.date.replace(":", "").replace("-", "")
@@ -161,12 +158,6 @@ def save(record: Record, root: Path) -> Path:
             break
         path = target / f"{name}-{number}.json"
     return path
-
-
-def _python_number(value: Any) -> Any:
-    if isinstance(value, np.number):
-        return value.item()
-    raise TypeError(f"{value!r:.80} is no figure that a record can hold")
 
 
 def load(path: Path) -> Record:
@@ -195,6 +186,7 @@ def _check(record: Record) -> Record:
         raise ValueError(f"date {record.date!r:.80}: use UTC, as in 2030-01-31T23:59:59Z")
     names: set[str] = set()
     for entry in record.entries:
+        check_time(entry)
         if entry.name in names:
             raise ValueError(f"several entries have the name {entry.name!r:.120}")
         names.add(entry.name)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinyllama.harness.records.entries import Entry, OpEntry, Timed, is_number
+from tinyllama.harness.records.entries import Entry, OpEntry
 from tinyllama.harness.records.outcome import Outcome as Outcome
 from tinyllama.harness.records.outcome import worst as worst
 from tinyllama.harness.records.results import Record
@@ -25,7 +25,6 @@ TOLERANCES = {
     "host_syncs": 1.0,
     "layouts": 1.10,
 }
-_MAY_BE_ZERO = {"peak_bytes", "live_bytes", "kernels", "copies", "host_syncs"}
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,9 @@ def judge(record: Record, stored: Sequence[Record]) -> list[Verdict]:
 
 
 def unusable(record: Record) -> list[Verdict]:
-    """What is wrong without a baseline: invalid figures, and a record without any."""
-    verdicts = list(filter(None, (_entry(entry.name, None, entry) for entry in record.entries)))
-    if not verdicts:
-        return [_nothing(record)]
-    return [verdict for verdict in verdicts if verdict.outcome is Outcome.MISSING]
+    """What is wrong without a baseline: a record without figures and without reasons."""
+    said = any(entry.cannot or _metrics(entry) for entry in record.entries)
+    return [] if said else [_nothing(record)]
 
 
 def _nothing(record: Record) -> Verdict:
@@ -103,8 +100,8 @@ def _no_baseline(record: Record, usable: Sequence[Record]) -> Verdict:
 def compare(baseline: Record, candidate: Record) -> list[Verdict]:
     """A verdict for each entry that either record measured, by name.
 
-    A new entry is NO_BASELINE. One that was measured before and is not now, or whose figure is not
-    a positive number, is MISSING. The caller checks device and versions.
+    A new entry is NO_BASELINE. One that was measured before and is not now is MISSING. The caller
+    checks device and versions.
     """
     before, after = baseline.by_name, candidate.by_name
     verdicts = (_entry(name, before.get(name), after.get(name)) for name in {**before, **after})
@@ -139,36 +136,30 @@ def _judged(name: str, before: Entry | None, after: Entry | None) -> Verdict | N
     return Verdict(name, outcome, ", ".join(figure.text for figure in figures), figures)
 
 
-def _metrics(entry: Entry | None) -> dict[str, tuple[Any, Any]]:
-    """Of each gated metric of an entry: its value, and low and high of it or None.
-
-    ``layouts`` becomes a metric for each layout. A timed entry always has ``seconds``, even where
-    they are None. Values are checked later.
-    """
+def _metrics(entry: Entry | None) -> dict[str, tuple[float, float, float]]:
+    """Of each gated metric of an entry: its median, and low and high; ``layouts`` becomes a metric
+    for each layout."""
     if entry is None or entry.cannot is not None:
         return {}
-    metrics = {
-        metric: (value, getattr(entry, f"{metric}_quartiles", None))
-        for metric in TOLERANCES
-        if (value := getattr(entry, metric, None)) is not None
-        or (metric == "seconds" and isinstance(entry, Timed))
-    }
-    if metrics.pop("layouts", None) and isinstance(entry, OpEntry):
-        for layout, ratio in (entry.layouts or {}).items():
-            metrics[f"layouts {layout}"] = ratio[0], ratio[1:]
+    metrics: dict[str, tuple[float, float, float]] = {}
+    for metric in TOLERANCES.keys() - {"layouts"}:
+        value = getattr(entry, metric, None)
+        if value is not None:
+            metrics[metric] = value, *(getattr(entry, f"{metric}_quartiles", None) or [value] * 2)
+    for layout, ratio in (entry.layouts or {}).items() if isinstance(entry, OpEntry) else ():
+        metrics[f"layouts {layout}"] = ratio
     return metrics
 
 
-def _figure(metric: str, before: Any, after: Any) -> Figure:
+def _figure(
+    metric: str, before: tuple[float, ...] | None, after: tuple[float, ...] | None
+) -> Figure:
     if after is None:
         return Figure(metric, Outcome.MISSING, f"{metric} is not in this run")
-    try:
-        now, low, high = _series(metric, *after)
-        if before is None:
-            return Figure(metric, Outcome.NO_BASELINE, f"{metric} is new", None, now)
-        then, then_low, then_high = _series(metric, *before)
-    except ValueError as error:
-        return Figure(metric, Outcome.MISSING, str(error))
+    now, low, high = after
+    if before is None:
+        return Figure(metric, Outcome.NO_BASELINE, f"{metric} is new", None, now)
+    then, then_low, then_high = before
     ratio = now / then if then else float("inf") if now else 1.0
     allowed = TOLERANCES[metric.partition(" ")[0]]
     outcome = Outcome.SAME
@@ -181,16 +172,3 @@ def _figure(metric: str, before: Any, after: Any) -> Figure:
         overlap = "" if outcome is Outcome.SLOWER else ", but the quartiles overlap"
         text += f" ({allowed:g} allowed{overlap})"
     return Figure(metric, outcome, text, then, now, ratio)
-
-
-def _series(metric: str, value: Any, spread: Any) -> tuple[float, float, float]:
-    """Median, low and high of a metric. Raises ValueError where it is not a measurement."""
-    least = 0 if metric in _MAY_BE_ZERO else 5e-324  # the smallest number above zero
-    if not is_number(value) or value < least:
-        raise ValueError(f"{metric} is {value!r}, no measurement")
-    if spread is None:
-        return value, value, value
-    low, high = spread
-    if not (is_number(low) and is_number(high) and least <= low <= high):
-        raise ValueError(f"{metric} has the quartiles {spread!r}, no measurement")
-    return value, low, high
