@@ -46,8 +46,13 @@ gated = Gated.apply
 def largest(x, k):
     return torch.topk(x, k)
 
-def _private(x):
-    return x
+def turned(x, table):
+    x, y = x.chunk(2, -1)
+    table = table.detach()[:, None]
+    return torch.cat([x * table - y, y * table + x], -1)
+
+def turned_in_two_batches(x, table):
+    return torch.cat([turned(x[:2], table), 0 * x[2:]])
 """
 
 
@@ -108,6 +113,7 @@ def test_a_function_is_checked_and_the_verdict_is_the_exit_status(
             {},
         ),
         ("gated", ["torch.nn.functional.glu", "N 2*R", "dim=-1"], {"output": "N R"}, {"dim": -1}),
+        ("turned", ["mine.py:turned", "x: B T H 2*R, table: T R"], {"output": "B T H 2*R"}, {}),
         ("largest", ["torch.topk", "N D", "k=3"], {"output_1": "N 3", "output_2": "N 3"}, {"k": 3}),
     ],
 )
@@ -139,6 +145,19 @@ def test_gradients_are_those_of_floating_point_inputs_unless_they_are_left_out(
     assert op.differentiable == ("logits",)
     assert op.dtypes == (torch.bfloat16,)
     assert not declared(file, monkeypatch, *line, "--no-grad").differentiable
+
+
+@pytest.mark.parametrize(
+    ("function", "status"),
+    # A gradient that the reference does not give need not be there; every batch is compared.
+    [("turned", 0), ("turned_in_two_batches", 1)],
+)
+def test_a_function_is_compared_in_what_the_reference_gives(
+    file: str, tmp_path: Path, function: str, status: int
+) -> None:
+    words = ["--like", f"{file}:turned", "--shape", "x: B T H 2*R, table: T R", "--dtype", "fp32"]
+    words += ["--only", "outputs,gradients,sizes,second derivative"]
+    assert checked(tmp_path, f"{file}:{function}", *words)[0] == status
 
 
 @pytest.mark.parametrize(

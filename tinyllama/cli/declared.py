@@ -10,15 +10,15 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tinyllama.harness.check.evaluate import make_inputs
-from tinyllama.harness.check.finding import Provided
+from tinyllama.harness.check.evaluate import evaluate, make_inputs
+from tinyllama.harness.check.finding import Finding, Provided
 from tinyllama.harness.check.process import Checks
 from tinyllama.harness.check.remote import Request
 from tinyllama.harness.declare.autograd import several
@@ -33,12 +33,16 @@ from tinyllama.harness.machine.errors import UsageError
 from tinyllama.testing.shapes import InputShape, parse_shapes
 
 # Sizes of the last dimension, of the one before, and so on: no power of two, powers of two, and
-# more than a block of the last two. Those of a case differ, which tells the axes of an output.
+# more than a block of the last two. None is the same in all cases, as the sizes that are numbers.
 GENERAL = (50, 7, 3, 2, 5, 4, 6, 9)
-ALIGNED = (64, 32, 4, 2, 8, 16, 3, 5)
+ALIGNED = (64, 32, 4, 4, 8, 16, 3, 5)
 LARGE = (260, 67, 5, 2, 3, 4, 6, 7)
-EMPTY = inspect.Parameter.empty
 ALONE = (2500,)  # the large size of a single dimension
+# The axes of an output must have these sizes, too. An axis that is even in all cases is even here,
+# and none is shorter than in all cases: the reference may need that.
+INDEPENDENT = (58, 11, 7, 6, 9, 8, 3, 6)
+LONGER = 201  # than in the general case: of the other parity, and more than a block
+EMPTY = inspect.Parameter.empty
 
 TEMPLATE = '''"""{function} of {file} is to be like {like}."""
 
@@ -67,7 +71,7 @@ op = Op(
 {reference}
 
 
-@op.provider("candidate"{traits})
+@op.provider("candidate", double_backward=None)  # a second derivative is right, or raises
 {candidate}
 '''
 
@@ -117,7 +121,7 @@ class Draft:
 
     like: ``torch.nn.functional.gelu``, or ``FILE:FUNCTION``. shape: of the inputs, see
     `tinyllama.testing.shapes`. params: ``NAME=LITERAL``. dtypes: short names; none: all
-    that the reference takes. gradients: whether those of floating-point inputs are compared.
+    that the reference takes. gradients: whether those are compared that the reference gives.
     device: where the reference is called; None: on the first GPU, else the CPU.
 
     Raises UsageError for a value that cannot be used, and where no declaration follows.
@@ -137,8 +141,7 @@ class Draft:
     ) -> None:
         self.file, self.function, self.like = Path(file), function, like
         self.device = usable_device(device)
-        self.gradients, self.notes = gradients, list[str]()
-        self.imports, self.loaded = list[str](), {"torch": torch}
+        self.notes, self.imports, self.loaded = list[str](), list[str](), {"torch": torch}
         self.candidate = self._imported(f"{file}:{function}", f"my_{function}")
         self.inputs = self._in_order(parse_shapes(shape), self.candidate.parameters)
         self.reference = self._imported(like, "like_" + re.split("[.:]", like)[-1])
@@ -150,10 +153,16 @@ class Draft:
         for user, text in zip(functions, (function, like), strict=True):
             self._check_complete(user, text)
         self.params = [x for x in self.literals if all(user.takes(x) for user in functions)]
-        self.sizes = self._sizes()
+        for name, value in self.literals.items():
+            if not self.candidate.takes(name):
+                self.notes.append(f"{name}={value} is for {like} alone: {function} takes no {name}")
+        self.cases = self._cases()
+        floating = [name for name, shape in self.inputs.items() if shape.floating]
+        self.gradients = floating if gradients else []
         self.dtypes = [DTYPE_OF[name] for name in dtypes] or list(FLOATS)
         self.outputs = {"output": 'Tensor("")'}  # until they are known
         self.outputs = self._outputs(droppable=not dtypes)
+        self.gradients = self._differentiated()
 
     def _in_order(
         self, shapes: dict[str, InputShape], parameters: list[str] | None
@@ -207,25 +216,31 @@ class Draft:
             fix = "use FILE:FUNCTION, or a dotted name such as torch.nn.functional.gelu"
             raise UsageError(f"{text}: {fix}") from error
 
-    def _sizes(self) -> list[dict[str, int]]:
-        """The sizes of each case, by dimension."""
+    def _cases(self) -> list[Case]:
+        """The cases of the declaration, and last the one that verifies it."""
         shapes = self.inputs.values()
         names = list(dict.fromkeys(name for shape in shapes for name in shape.dimensions))[::-1]
         if len(names) > len(GENERAL):
             raise UsageError(f"--shape has {len(names)} dimensions: use at most {len(GENERAL)}")
-        several = (GENERAL, ALIGNED, LARGE if names[1:] else ALONE)
-        cases = [dict(zip(names, sizes, strict=False)) for sizes in several]
-        return [dict(reversed(sizes.items())) for sizes in cases]
+        several = (GENERAL, ALIGNED, LARGE if names[1:] else ALONE, INDEPENDENT)
+        cases = [list(zip(names, sizes, strict=False)) for sizes in several]
+        return [Case().resized(**dict(reversed(sizes))) for sizes in cases]
 
-    def _outputs(self, droppable: bool) -> dict[str, str]:
-        """The outputs of the reference, called in each dtype and size, as the text has them."""
+    def _op(self) -> Op:
+        """The op as far as it is declared, with the reference alone."""
         names: dict[str, Any] = {**self.loaded, "__name__": "declaration"}
         try:
             exec(self.text().partition("\n\n@op.provider")[0], names)
         except DeclarationError as error:
             raise UsageError(f"--shape: {error}") from error
         op: Op = names["op"]
-        general, *others = op.cases[: len(self.sizes)]  # then come those without optional inputs
+        return op
+
+    def _outputs(self, droppable: bool) -> dict[str, str]:
+        """The outputs of the reference, called in each dtype and size, as the text has them."""
+        op = self._op()
+        general, *others = self.cases
+        longer = [general.resized(**{x: size + LONGER}) for x, size in general.dims.items()]
         in_dtype = {}
         for dtype in self.dtypes:
             try:
@@ -235,18 +250,23 @@ class Draft:
                     raise
                 self.notes.append(f"not in {str(dtype).removeprefix('torch.')}: {error}")
         self.dtypes = [*in_dtype]
-        self._results(op, general, torch.float64)  # as the oracle
         results = in_dtype[self.dtypes[0]]
         floating = [result for result in results if result.is_floating_point()]
         if self.gradients and not (floating and all(x.requires_grad for x in floating)):
-            self.gradients = False
+            self.gradients = []
             self.notes.append(f"no gradients: the results of {self.like} have none")
-        in_case = [results, *(self._results(op, case, self.dtypes[0]) for case in others)]
+        called = [(general, results)]
+        called += [(case, self._results(op, case, self.dtypes[0])) for case in others]
+        for case in longer:
+            with contextlib.suppress(UsageError):  # the reference need not take it
+                called.append((case, self._results(op, case, self.dtypes[0])))
+        if len({len(tensors) for _, tensors in called}) > 1:
+            raise self._refused(f"{self.like} has no fixed number of outputs")
         outputs = {}
         for place, result in enumerate(results):
             name = "output" if len(results) == 1 else f"output_{place + 1}"
             name = f"{name}_" if name in (*self.inputs, *self.params) else name
-            axes = self._axes([tensors[place].shape for tensors in in_case], name)
+            axes = self._axes([(case, tensors[place].shape) for case, tensors in called], name)
             dtypes = {dtype: tensors[place].dtype for dtype, tensors in in_dtype.items()}
             fixed = any(dtype is not usual for usual, dtype in dtypes.items())
             if fixed and len(set(dtypes.values())) > 1:
@@ -254,48 +274,70 @@ class Draft:
             outputs[name] = f'Tensor("{axes}"{f", dtype={result.dtype}" if fixed else ""})'
         return outputs
 
+    def _differentiated(self) -> list[str]:
+        """The inputs to which the reference gives a gradient. It may detach others, for which a
+        kernel that gives none is right."""
+        op = self._op()
+        case = op.cases[0]
+        with self._refusing(f"float64, case {case}"):  # as the oracle
+            inputs = make_inputs(op, case, torch.float64, self.device)
+            results = evaluate(op, op["eager"].call, inputs)
+        names = [name for name in self.gradients if f"grad {name}" in results]
+        if without := [name for name in self.gradients if name not in names]:
+            self.notes.append(f"no gradients of {', '.join(without)}: {self.like} gives none")
+        return names
+
     def _refused(self, reason: str) -> UsageError:
         return UsageError(f"{reason}: declare it in a file instead (docs/declare.md)")
+
+    @contextlib.contextmanager
+    def _refusing(self, where: str) -> Iterator[None]:
+        """Calls of the reference, whose error is a UsageError in one line."""
+        try:
+            yield
+        except Exception as error:
+            # All lines: torch names the signatures that it has below the first one.
+            message = " ".join(str(error).split())[:500] or "no message"
+            text = f"{self.like} raised {type(error).__name__}: {message}"
+            raise self._refused(f"{text} (in {where})") from error
 
     def _results(self, op: Op, case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """What the reference returns for the inputs of a case."""
         inputs = make_inputs(op, case, dtype, self.device)
         for name in op.differentiable:
-            if inputs.args[name] is not None:
-                inputs.args[name].requires_grad_()
-        try:
+            inputs.args[name].requires_grad_()
+        with self._refusing(f"{dtype}, case {case}"):
             results = several(op["eager"].call(*inputs.args.values(), **inputs.params))
-        except Exception as error:
-            # All lines: torch names the signatures that it has below the first one.
-            message = " ".join(str(error).split())[:500] or "no message"
-            text = f"{self.like} raised {type(error).__name__}: {message}"
-            raise self._refused(f"{text} (in {dtype}, case {case})") from error
         if not results or not all(isinstance(result, torch.Tensor) for result in results):
             kinds = ", ".join(type(result).__name__ for result in results) or "nothing"
             raise self._refused(f"{self.like} returned {kinds}, not tensors")
         return results
 
-    def _axes(self, shapes: Sequence[torch.Size], output: str) -> str:
-        """The axes that have these sizes in the cases."""
-        if len({len(shape) for shape in shapes}) > 1:
-            raise self._refused(f"{output} has no fixed number of axes: {shapes}")
-        names = list(self.sizes[0])
+    def _axes(self, shapes: Sequence[tuple[Case, torch.Size]], output: str) -> str:
+        """The axes that have these sizes in the cases: as the user writes one, if that fits."""
+        if len({len(shape) for _, shape in shapes}) > 1:
+            texts = ", ".join(f"{tuple(shape)} for {case}" for case, shape in shapes)
+            raise self._refused(f"{output} has no fixed number of axes: {texts}")
+        names = list(self.cases[0].dims)
+        written = [axis for shape in self.inputs.values() for axis in shape.axes]
         pairs = ["".join(pair) for pair in itertools.product(names, "*/+", [*names, *"2345678"])]
         axes = []
-        for lengths in zip(*shapes, strict=True):
-            possible = (*names, str(lengths[0]), *pairs)
-            fitting = (x for x in possible if [size_of(x, s) for s in self.sizes] == [*lengths])
-            if (axis := next(fitting, None)) is None:
+        for place, length in enumerate(shapes[0][1]):
+            for axis in (*written, *names, str(length), *pairs):
+                if all(size_of(axis, case.dims) == shape[place] for case, shape in shapes):
+                    axes.append(axis)
+                    break
+            else:
                 text = f"an axis of {output} is no sum or product of the dimensions"
-                raise self._refused(f"{text}: {lengths} for {self.sizes}")
-            axes.append(axis)
+                lengths = ", ".join(f"{shape[place]} for {case}" for case, shape in shapes)
+                raise self._refused(f"{text}: {lengths}")
         return " ".join(axes)
 
     def text(self) -> str:
         """The declaration as a Python file."""
-        source = self.file.read_text(encoding="utf-8")
-        cases = [", ".join(f"{x}={size}" for x, size in sizes.items()) for sizes in self.sizes]
-        inputs = {x: _source(shape, self.gradients) for x, shape in self.inputs.items()}
+        declared = [case.dims.items() for case in self.cases[:-1]]
+        cases = [", ".join(f"{x}={size}" for x, size in sizes) for sizes in declared]
+        inputs = {x: _source(shape, x in self.gradients) for x, shape in self.inputs.items()}
         passed = {x: x if x in self.params else text for x, text in self.literals.items()}
         return TEMPLATE.format(
             function=self.function,
@@ -309,7 +351,6 @@ class Draft:
             cases="\n".join(f"        Case({case})," for case in cases),
             dtypes=", ".join(map(str, self.dtypes)) + ",",
             reference=self.reference.defined_as("reference", [*inputs], passed),
-            traits=", double_backward=False" if "autograd.Function" in source else "",
             candidate=self.candidate.defined_as("candidate", [*inputs], passed),
         )
 
@@ -322,6 +363,7 @@ class DeclaredChecks(Checks):
     """
 
     def __init__(self, log: str, request: Request, *, draft: Mapping[str, Any]) -> None:
+        self.params = draft["params"]
         self.declaration, self.notes = Path(log).parent / "declaration.py", list[str]()
         if not self.declaration.is_file():
             drafted = Draft(**draft)
@@ -335,6 +377,17 @@ class DeclaredChecks(Checks):
             module = load_about(self.declaration, str(self.request.file), registry).__name__
         return [*registry.values()], module
 
+    def findings(self, provider: str, only: list[str], earlier: list[Finding]) -> list[Finding]:
+        """The findings; what is wrong names the parameters, one of which may be ignored."""
+        return [self._naming(f) for f in super().findings(provider, only, earlier)]
+
+    def _naming(self, finding: Finding) -> Finding:
+        """A fault with the parameters of the command; its case names one with another value."""
+        params = [text for text in self.params if f",{_literal(text)[0]}=" not in finding.case]
+        if not (params and finding.rank):
+            return finding
+        return replace(finding, message=f"{finding.message}; with {', '.join(params)}")
+
     def provided(self) -> list[Provided]:
         """The function; what was noted of its declaration comes with it."""
         return [
@@ -343,14 +396,14 @@ class DeclaredChecks(Checks):
         ]
 
 
-def _source(shape: InputShape, gradients: bool) -> str:
+def _source(shape: InputShape, grad: bool) -> str:
     """An input as a `Tensor` in Python."""
     words = [f'"{" ".join(shape.axes)}"', *([f"dtype={shape.dtype}"] if shape.dtype else [])]
     if shape.below.isidentifier():
         words.append(f'values=lambda sizes: integers(sizes["{shape.below}"])')
     elif not shape.floating:
         words.append(f"values=integers({shape.below or 2})")
-    words += ["grad=True"] if gradients and shape.floating else []
+    words += ["grad=True"] if grad else []
     words += ["optional=True"] if shape.optional else []
     return f"Tensor({', '.join(words)})"
 

@@ -318,9 +318,9 @@ def second_derivative(candidate: Candidate) -> Problem:
         )
     ]
     wrong = ", ".join(names)
-    if declared:
+    if declared is not False:
         text = f"its second derivative by {wrong} is not the reference's"
-        return (case, text) if wrong else None
+        return (case, text if declared else f"{text}: {ONCE}") if wrong else None
     text = "declared to have no second derivative, and gives "
     if wrong:
         return case, f"{text}a wrong one by {wrong}: {ONCE}"

@@ -25,7 +25,7 @@ class Provider:
         (a tensor, or a tuple in the declared order; None for an in-place op).
     dtypes: the floating-point dtypes it supports (those of the op, unless it says fewer).
     deterministic: equal inputs give equal bits, in a set of device types ("cpu", "cuda").
-    double_backward: second derivatives are right; otherwise they must raise.
+    double_backward: second derivatives are right; if False they must raise, if None they may.
     slack: by dtype, multiple of the error otherwise allowed, up to `MOST_SLACK`; declared with its
         reason beside it.
     requires: capabilities of `tinyllama.harness.machine.device` without which it cannot run.
@@ -53,7 +53,7 @@ class Provider:
     call: Callable[..., Any]
     dtypes: tuple[torch.dtype, ...]
     deterministic: frozenset[str] = frozenset({"cpu", "cuda"})
-    double_backward: bool = True
+    double_backward: bool | None = True
     slack: Mapping[torch.dtype, float] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
     supports: Callable[[Mapping[str, Any]], str | None] = lambda dims: None
