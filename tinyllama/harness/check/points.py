@@ -43,11 +43,12 @@ LENGTHS = (
     *(4096, 4099, 8197, 16388, 65539),
 )
 # Around each power of two, while the other axes are short: a block that is full, or lacks or has
-# one element more.
-POWERS = tuple(2**k + more for k in range(2, 13) for more in (-1, 0, 1))
+# one element more. Blocks of less than 32 divide these.
+POWERS = tuple(2**k + more for k in range(5, 13) for more in (-1, 0, 1))
 VARIED_LENGTH = 259  # at which extremes, parameters and each gradient alone are tried
 LAYOUT_LENGTH = 1025  # at which other layouts are tried: the second block of 1,024
 LONG = (131, 259, 515, 1025, 2051)  # of a row with changed values, the longest that costs little
+LONG_ENOUGH = 1025  # of an axis: what is longer need not be tried while the other axes are short
 OF_DTYPES = (96, 2051, 8197, 65539)  # at which the other dtypes are tried
 BOTH, ALL = 131, 67  # of two axes at once, and of all of three or more
 LISTS = ((3,), (3, 1, 2) * 22 + (3,), (3, 1, 2) * 43 + (3, 1), (3, 0, 2))  # 1, 67, 131, 3 tensors
@@ -60,8 +61,8 @@ MOST_WORK_OF_VALUES = 2**19
 MOST_ACCESSES = 3000
 MOST_ACCESSES_OF_VALUES = 300  # of a case that is tried many times
 MOST_ACCESSES_OF_POWERS = 300
-# Of all cases together with a long axis, or with a length that the code names, beyond these.
-RESERVE = 9000
+MOST_ELEMENTS_OF_POWERS = 2**17
+RESERVE = 9000  # beyond these, of all lengths together that the code names
 ELEMENT_SLACK = 8.0  # times the largest usual error of an element, in long rows of 16 bits
 EPSILON = 1e-2  # a parameter below it may be one, which is seen when it is far larger
 LARGEST_WHOLE = 1025  # for a parameter that is a whole number
@@ -144,16 +145,17 @@ def size_points(candidate: Candidate, budget: "Budget") -> Iterator[Point]:
         yield from (Point(SIZES, "", case) for case in _lists(candidate, base))
     short = {axis: _shortened(candidate, base, axis) for axis in axes}
     for length, axis in itertools.product(sorted({*POWERS} - {*lengths}), axes):
-        yield from at(short[axis], axis, length=length, most=MOST_ACCESSES_OF_POWERS)
+        for point in at(short[axis], axis, length=length, most=MOST_ACCESSES_OF_POWERS):
+            if elements(candidate.op, point.case.case) <= MOST_ELEMENTS_OF_POWERS:
+                yield point
     before = budget.left_out  # these were left out above
     for length, axis in itertools.product([turn + more for more in (1, 0) for turn in turns], axes):
         if length not in budget.tried[axis]:
             points = at(short[axis], axis, length=length, most=budget.reserve)
             yield from (replace(point, reserved=True) for point in points)
     for length, axis in itertools.product(reversed(lengths), axes):
-        if length > max(budget.tried[axis], default=0):
-            points = at(short[axis], axis, length=length, most=budget.reserve / 2)
-            yield from (replace(point, reserved=True) for point in points)
+        if LONG_ENOUGH >= length > max(budget.tried[axis], default=0):
+            yield from at(short[axis], axis, length=length)
     budget.left_out = before
 
 
@@ -443,7 +445,7 @@ class Budget:
 
     def text(self) -> str:
         """The longest length that was tried of each axis, and how many points were left out."""
-        longest = [f"{axis} {max(lengths):,}" for axis, lengths in self.tried.items()]
+        longest = [f"{axis} {max(lengths):,}" for axis, lengths in self.tried.items() if lengths]
         parts = [f"up to {', '.join(longest)}"] if longest else []
         if self.left_out:
             parts.append(f"{self.left_out} more were left out, since they take long")
