@@ -25,6 +25,7 @@ from tinyllama.harness.check.points import (
     upstream_points,
     value_points,
 )
+from tinyllama.harness.kernels.bounds import Bounds
 from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.kernels.precision import SHORT
 
@@ -95,7 +96,7 @@ def untuned(candidate: Candidate) -> str:
         return ""
     from tinyllama.harness.kernels.tuned import tuned
 
-    with contextlib.suppress(Exception), tuned() as kernels:
+    with contextlib.suppress(Exception), tuned() as kernels, candidate.limits(Bounds()):
         candidate.results(candidate.inputs(candidate.smallest()))
     several = [f"{k.identity} has {len(k.configs)}" for k in kernels.values() if k.configs[1:]]
     text = f"in one configuration, {', '.join(several)}: --only configurations tries each"
