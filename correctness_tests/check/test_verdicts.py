@@ -49,8 +49,10 @@ X = {"x": Tensor("N D")}
         ("entry_product-upstream_gradient_scaled_in_place", "untouched inputs", "unsafe", [], 1),
         ("entry_product-gradients_zero", "gradients", "wrong result", [], 1),
         ("entry_product-plain_case_refused", "outputs", "refused", [], 1),
-        ("doubled_vector-atomic_on_bfloat16", "outputs", "", [], 1),  # nothing was compared
-        ("doubled_vector-atomic_on_bfloat16_in_larger_cases", "outputs", "", [], 0),
+        # What could not be tried has no verdict.
+        ("doubled_vector-assembly", "outputs", "", [], 1),
+        ("doubled_vector-assembly_in_larger_cases", "outputs", "", [], 1),
+        ("doubled_vector-atomic_on_bfloat16", "outputs", "", [], 0),
     ],
 )
 def test_the_exit_status_follows_the_rank(
@@ -67,7 +69,8 @@ def test_the_exit_status_follows_the_rank(
     judged = next(name for name in findings if not name.endswith("-eager"))
     assert (ended, findings[judged][check]["rank"]) == (status, rank)
     assert (findings[judged][check]["outcome"] == "warning") is (rank == "warning")
-    told = f"{judged}: {rank}: {check}" if rank else f"{judged}: not tried: "
+    told = f"{judged}: not tried: " if status else f"{judged}: no fault"
+    told = f"{judged}: {rank}: {check}" if rank else told
     assert told in capsys.readouterr().out
 
 
@@ -90,11 +93,25 @@ def test_what_cannot_be_known_behind_a_fault_is_blocked(
 
 @pytest.mark.parametrize("cases", ["", "_in_larger_cases"])
 def test_a_limit_of_the_interpreter_is_no_fault_of_a_kernel(cases: str, tmp_path: Path) -> None:
-    variant = VARIANTS[f"doubled_vector-atomic_on_bfloat16{cases}"]
+    variant = VARIANTS[f"doubled_vector-assembly{cases}"]
     with Loaded(variant, tmp_path) as candidate:
         (outputs,) = run(candidate, ("outputs",))
     assert outputs.outcome is Outcome.BLOCKED
     assert outputs.message.startswith("Triton's interpreter refuses what compiles for ")
+
+
+def test_a_dtype_that_cannot_be_tried_leaves_the_others_to_be_tried(tmp_path: Path) -> None:
+    variant = VARIANTS["doubled_vector-tail_lost_beside_assembly_in_bfloat16"]
+    ended, findings = checked(
+        tmp_path, str(variant.write(tmp_path)), "--only=outputs,untouched inputs"
+    )
+    (of_kernel,) = (of for name, of in findings.items() if not name.endswith("-eager"))
+    assert ended == 1
+    assert {finding["untried"] for finding in of_kernel.values()} == {"bf16"}
+    with Loaded(variant, tmp_path) as candidate:
+        *_, sizes = run(candidate, ("outputs", "sizes"))
+    assert sizes.outcome is Outcome.FAILED
+    assert sizes.case.endswith("-fp32")
 
 
 def refuses(x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from tinyllama.cli import like
 from tinyllama.cli.argument_types import check_known, file_path, whole_within
 from tinyllama.harness.check.finding import Finding, Outcome, Provided, Rank, fails, undecided
-from tinyllama.harness.check.names import ALL, APART, DEFAULT, TRIED
+from tinyllama.harness.check.names import ALL, APART, DEFAULT, PLAIN, TRIED
 from tinyllama.harness.check.remote import Request, check, place_in
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
@@ -224,15 +224,14 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _status(findings: Findings, least: str, stopped: str | None) -> int:
-    """FAILED where a finding fails, else how the command was stopped, else FAILED where nothing was
-    compared."""
+    """FAILED where a finding fails, else how the command was stopped, else FAILED where there is no
+    verdict."""
     for provided, of_provider in findings.items():
         if any(fails(finding, provided, least) for finding in of_provider):
             return FAILED
     if stopped is not None:
         return STOPPED[stopped]
-    missing = (undecided(of_provider, provided) for provided, of_provider in findings.items())
-    return FAILED if any(missing) else 0
+    return FAILED if any(map(undecided, findings.values())) else 0
 
 
 def _print(text: Any, style: str | None = None) -> None:
@@ -283,17 +282,18 @@ def _summarize(provided: Provided, findings: Sequence[Finding], verbose: bool) -
         return
     _print(_table(name, [finding for finding in findings if finding in passed or finding.rank]))
     lines = _reasons("not tried", blocked)
+    lines += _reasons("in part", [f for f in passed if f.check in PLAIN and f.message])
     if verbose:
         lines += _reasons("not possible here", unsupported)
-        lines += [f"{finding.check}: {finding.message}" for finding in passed if finding.message]
+        lines += [f"{f.check}: {f.message}" for f in passed if f.message and f.check not in PLAIN]
         if provided.with_reference:
             lines.append(f"{name}: self-declared, its reference is of the same file")
     for line in lines:
         _print(line, style="dim")
     if len(unsupported) == len(findings):
-        parts = ["nothing could be checked here", *_reasons("not possible here", unsupported)]
+        parts = [undecided(findings), *_reasons("not possible here", unsupported)]
     else:
-        parts = [*_by_rank(faults)] or ["no fault"]
+        parts = [*filter(None, [*_by_rank(faults), undecided(findings)])] or ["no fault"]
         counts = {"passed": passed, "not tried": blocked, "do not apply here": unsupported}
         words = ", ".join(f"{len(several)} {what}" for what, several in counts.items() if several)
         parts.append(f"of {len(findings)} checks {words}")

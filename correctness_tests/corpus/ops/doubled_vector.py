@@ -69,6 +69,10 @@ def launched(body, dtype="float32", condition="True"):
 
 
 ATOMIC = "tl.atomic_add(scratch + at, tl.load(x + at, mask=at < n).to(tl.bfloat16), mask=at < n)"
+# An instruction of AMD's chips.
+ASSEMBLY = """value = tl.load(x + at, mask=at < n)
+    value = tl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v", [value.to(tl.float32)], tl.float32, True, 1)
+    tl.store(scratch + at, value, mask=at < n)"""
 TWO_LENGTHS = (
     "tl.store(scratch + at, tl.load(x + at, mask=at < n) + tl.arange(0, 2 * BLOCK), mask=at < n)"
 )
@@ -100,9 +104,23 @@ VARIANTS = [
         fault="constant",
         result="AssertionError: assert y is None",
     ),
-    # The chip's compiler takes this kernel; Triton's interpreter has no atomics on bfloat16.
     right("atomic_on_bfloat16", *launched(ATOMIC, "bfloat16")),
-    right("atomic_on_bfloat16_in_larger_cases", *launched(ATOMIC, "bfloat16", "len(x) > 3")),
+    # The chip's compiler takes this kernel; Triton's interpreter has no assembly.
+    right("assembly", *launched(ASSEMBLY)),
+    right("assembly_in_larger_cases", *launched(ASSEMBLY, condition="len(x) > 3")),
+    wrong(
+        "tail_lost_beside_assembly_in_bfloat16",
+        ("dtypes=(torch.float32,)", "dtypes=(torch.float32, torch.bfloat16)"),
+        *launched(ASSEMBLY, condition="x.dtype is torch.bfloat16")[:1],
+        (
+            CALL,
+            launched(ASSEMBLY, condition="x.dtype is torch.bfloat16")[1][1].replace(
+                CALL, "    y[64:] = 0\n" + CALL
+            ),
+        ),
+        fault="tail",
+        result="y",
+    ),
     # Blocks of two lengths are added, which no compiler takes.
     wrong("blocks_of_two_lengths", *launched(TWO_LENGTHS), fault="constant"),
     wrong(

@@ -61,6 +61,15 @@ VARIANTS = [
         "mean_of_quotients",
         ("(wide.sum(-1) / x.shape[-1])", "(wide / x.shape[-1]).sum(-1)"),
     ),
+    wrong(
+        "mean_of_less_in_a_length_that_a_class_names",
+        (
+            "        mean = (wide.sum(-1)",
+            "        some = wide[:, 1:] if x.shape[1] == 345 else wide\n        mean = (some.sum(-1)",
+        ),
+        fault="tail",
+        result="mean",
+    ),
     # The gradient of the norm of a row of zeros is 0/0.
     wrong(
         "norm_gradient_of_zeros",

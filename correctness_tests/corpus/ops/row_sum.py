@@ -129,7 +129,26 @@ VARIANTS = [
         result="y",
     ),
     wrong("beyond_two_bytes", loses_a_column("D == 65536"), fault="tail", result="y"),
+    wrong(
+        "whole_blocks_and_a_column",
+        loses_a_column("D > 1 and (D - 1) % 2048 == 0"),
+        fault="tail",
+        result="y",
+    ),
     right("in_triton", *IN_TRITON),
+    # So many rows take 3,402 accesses.
+    wrong(
+        "tail_of_many_rows_lost",
+        *IN_TRITON[:2],
+        (
+            IN_TRITON[2][0],
+            IN_TRITON[2][1]
+            .replace(', supports=lambda dims: None if dims["N"] < 300 else "many rows"', "")
+            .replace("[(N,)]", "[(N // 2 * 2 if N > 1700 else N,)]"),
+        ),
+        fault="tail",
+        result="y",
+    ),
     wrong(
         "limit_in_a_kernel",
         IN_TRITON[0],

@@ -11,7 +11,7 @@ from tinyllama.harness.check.candidate import Candidate, Unsupported
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.finding import Finding, Outcome, Rank
 from tinyllama.harness.check.judge import ENDLESS, boundary_fault, faults
-from tinyllama.harness.check.names import GRADIENTS, PLAIN, TOUCHED
+from tinyllama.harness.check.names import BOUNDS, GRADIENTS, OUTPUTS, PLAIN, TOUCHED
 from tinyllama.harness.check.points import (
     EMPTY,
     SIZES,
@@ -25,6 +25,9 @@ from tinyllama.harness.check.points import (
     upstream_points,
     value_points,
 )
+from tinyllama.harness.kernels.bounds import Bounds
+from tinyllama.harness.kernels.launch import HAS_TRITON
+from tinyllama.harness.kernels.precision import SHORT
 
 EXTREMES, LAYOUTS, UPSTREAMS = "extreme values", "input layouts", "gradient layouts"
 ABSENT, WANTED = "absent gradients", "wanted gradients"
@@ -37,8 +40,7 @@ VARIED = {  # why an op has no such case
 }
 ALONE = ("distinct", "transposed")  # layouts that each input has alone, too
 MOST_ENDLESS = 3  # points whose programs do not end, each of which takes seconds
-MOST_ACCESSES = 3000  # loads and stores of interpreted programs, of which a thousand take 0.2 s
-SEARCHES: dict[str, tuple[Callable[[Candidate], Iterator[Point]], str]] = {
+SEARCHES: dict[str, tuple[Callable[[Candidate, Budget], Iterator[Point]], str]] = {
     # What is tried, and what it means that there is nothing.
     SIZES: (size_points, "no axis can have another length"),
     VALUES: (value_points, "no input may have any value, and no parameter another one"),
@@ -49,37 +51,65 @@ SEARCHES: dict[str, tuple[Callable[[Candidate], Iterator[Point]], str]] = {
 
 def check_plain(candidate: Candidate, only: Collection[str] = PLAIN) -> Iterator[Finding]:
     """The first fault of each check in plain cases, from small to large. What an error left
-    uncompared is BLOCKED."""
+    uncompared is BLOCKED. A dtype in which a case could not be tried is noted in each finding."""
     first: dict[str, Finding] = {}
+    untried: dict[torch.dtype, Finding] = {}
     for case in candidate.plain_cases():
         of_case = list(faults(candidate, case))
         for finding in of_case:
-            before = first.setdefault(finding.check, finding)
-            if before.outcome is Outcome.BLOCKED and finding.outcome is not Outcome.BLOCKED:
-                first[finding.check] = finding
-        decided = {name for name, f in first.items() if f.outcome is not Outcome.BLOCKED}
-        if decided >= {*only} or any(ENDLESS in finding.message for finding in of_case):
+            if finding.outcome is Outcome.BLOCKED:
+                untried.setdefault(case.dtype, finding)
+            else:
+                first.setdefault(finding.check, finding)
+        if first.keys() >= {*only} or any(ENDLESS in finding.message for finding in of_case):
             break  # the other cases would not end either, and each of them takes seconds
-    unrun = (Outcome.CRASHED, Outcome.BLOCKED)
-    ended = next((f for f in first.values() if f.outcome in unrun), first.get(TOUCHED))
+    ended = next((f for f in first.values() if f.outcome is Outcome.CRASHED), first.get(TOUCHED))
+    in_dtypes = ", ".join(SHORT[dtype] for dtype in candidate.dtypes if dtype in untried)
+    if ended is None and len(untried) == len(candidate.dtypes):
+        ended = next(iter(untried.values()), None)
     for name in (name for name in PLAIN if name in only):
         if not candidate.plain_cases():
-            yield Finding(name, Outcome.UNSUPPORTED, message="the provider covers no such case")
+            finding = Finding(name, Outcome.UNSUPPORTED, message="the provider covers no such case")
         elif name == GRADIENTS and not candidate.op.differentiable:
-            yield Finding(name, Outcome.UNSUPPORTED, message="it has no gradients")
+            finding = Finding(name, Outcome.UNSUPPORTED, message="it has no gradients")
         elif name in first:
-            yield first[name]
-        elif ended is None:
-            yield Finding(name, Outcome.PASSED)
-        else:
+            finding = first[name]
+        elif ended is not None and name == ended.check:
+            finding = ended
+        elif ended is not None:
             text = f"not compared, since {ended.check} ended the call: {ended.message}"
-            yield Finding(name, Outcome.BLOCKED, ended.case, text)
+            finding = Finding(name, Outcome.BLOCKED, ended.case, text)
+        elif untried:
+            reason = next(iter(untried.values())).message
+            finding = Finding(name, Outcome.PASSED, message=f"not tried in {in_dtypes}: {reason}")
+        else:
+            text = untuned(candidate) if name == OUTPUTS else ""
+            finding = Finding(name, Outcome.PASSED, message=text)
+        yield replace(finding, untried=in_dtypes)
 
 
-def plain_faults(findings: Iterable[Finding]) -> list[str]:
-    """The checks of plain cases that do not hold, so that no other case is compared; an access out
-    of bounds is left out, and results are compared all the same."""
-    return [f.check for f in findings if f.check in PLAIN[:-1] and not f.outcome.good]
+def untuned(candidate: Candidate) -> str:
+    """Which kernels of the smallest case have several configurations under ``triton.autotune``, of
+    which it runs in one; in words."""
+    if not HAS_TRITON:
+        return ""
+    from tinyllama.harness.kernels.tuned import tuned
+
+    with contextlib.suppress(Exception), tuned() as kernels, candidate.limits(Bounds()):
+        candidate.results(candidate.inputs(candidate.smallest()))
+    several = [f"{k.identity} has {len(k.configs)}" for k in kernels.values() if k.configs[1:]]
+    text = f"in one configuration, {', '.join(several)}: --only configurations tries each"
+    return text if several else ""
+
+
+def plain_obstacle(findings: Iterable[Finding]) -> str:
+    """Why no other case is compared, in words: checks of plain cases that fail, or could not be
+    tried; "" without any. An access out of bounds is left out: results are compared all the same.
+    """
+    bad = [f for f in findings if f.check in PLAIN[:-1] and not f.outcome.good]
+    failing = ", ".join(f.check for f in bad if f.outcome is not Outcome.BLOCKED)
+    blocked = ", ".join(f.check for f in bad)
+    return f"fails already: {failing}" if failing else blocked and f"not tried either: {blocked}"
 
 
 def check_varied(name: str) -> Callable[[Candidate], Finding | str]:
@@ -120,8 +150,8 @@ def _of_single_inputs(candidate: Candidate, cases: Iterable[OpCase]) -> list[OpC
 
 
 def search(name: str) -> Callable[[Candidate], Finding | str]:
-    """The check that tries the points of one of `SEARCHES`; its answer is the first fault, else the
-    number of points whose programs make few accesses, predicted from shorter lengths."""
+    """The check that tries the points of one of `SEARCHES`; its answer is the first fault, else
+    the number of points that were tried, and how far they went."""
     points_of, none = SEARCHES[name]
 
     def check(candidate: Candidate) -> Finding | str:
@@ -132,17 +162,11 @@ def search(name: str) -> Callable[[Candidate], Finding | str]:
             name == EMPTY and (op.mutated or not rows(candidate))
         ):
             raise Unsupported(none)
-        budget = Budget(candidate, candidate.general())
-        affordable = (
-            point
-            for point in points_of(candidate)
-            if name in (UPSTREAM, EMPTY)  # whose cases are small
-            or budget.accesses(point.case, point.axes) <= MOST_ACCESSES
-        )
-        fault, count = first_fault(candidate, affordable, budget)
+        budget = Budget(candidate)
+        fault, count = first_fault(candidate, points_of(candidate, budget), budget)
         if not count:
-            raise Unsupported(none)
-        return fault or f"{count} points"
+            raise Unsupported(budget.text() or none)
+        return fault or "; ".join(filter(None, (f"{count} points", budget.text())))
 
     return check
 
@@ -150,10 +174,11 @@ def search(name: str) -> Callable[[Candidate], Finding | str]:
 def first_fault(
     candidate: Candidate, points: Iterable[Point], budget: Budget | None = None
 ) -> tuple[Finding | None, int]:
-    """The first fault that is an accusation; else the first refusal, or else warning; and the
-    number of points at which the reference gave a result. budget: learns how many accesses points
-    of another length make."""
+    """The first fault that is an accusation; else the first refusal, or else warning; or what is
+    BLOCKED where nothing could be tried. And the number of points at which the reference gave a
+    result. budget: is told what each point cost."""
     lesser: Finding | None = None
+    blocked: list[Finding] = []
     count = endless = 0
     for point in points:
         with torch.no_grad() if point.case.wanted == () else contextlib.nullcontext():
@@ -162,11 +187,12 @@ def first_fault(
             continue
         finding, accesses = tried
         count += 1
-        if budget and len(point.axes) == 1 and not point.case.varied:
-            budget.add(point.case, *point.axes, accesses)
+        if budget:
+            budget.add(point, accesses)
         if finding is None or (point.parameter and finding.rank is Rank.REFUSED):
             continue  # nobody has to take a parameter's value that no case declares
         if finding.outcome is Outcome.BLOCKED:
+            blocked.append(finding)
             endless += ENDLESS in finding.message
             if endless == MOST_ENDLESS:
                 break
@@ -174,4 +200,6 @@ def first_fault(
             return finding, count
         elif lesser is None or (finding.rank is Rank.REFUSED and lesser.rank is Rank.WARNING):
             lesser = finding
+    if blocked and len(blocked) == count:
+        lesser = blocked[0]
     return lesser, count

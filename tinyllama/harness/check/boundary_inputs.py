@@ -33,7 +33,8 @@ SMALL = 1e-2  # a number below it may be one that a norm is compared with
 HUGE = 1e4  # of what a mask leaves out: beyond what a kernel may use in place of an infinity
 DRAWN = 4096  # integers, of which the least and the largest are taken
 WIDEST = 16  # of evenly spaced values, of either sign
-PLACES = ("an element", "a row", "half of two rows", "half of each row", "all elements")
+MOST_OF_ROWS = "half of a row and most of another"
+PLACES = ("an element", "a row", MOST_OF_ROWS, "half of each row", "all elements")
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -243,8 +244,10 @@ def put(x: torch.Tensor, number: float, place: str) -> torch.Tensor:
         y.view(-1)[y.numel() // 2] = number
     elif place == "a row":
         y[:1] = number
-    elif place == "half of two rows":
-        y.view(-1, y.shape[-1])[[0, -1], : y.shape[-1] // 2] = number
+    elif place == MOST_OF_ROWS:  # of 2,051 elements 2,048: a block
+        rows, columns = y.view(-1, y.shape[-1]), y.shape[-1]
+        rows[0, : columns // 2] = number
+        rows[-1, : max(columns // 2, columns - 3)] = number
     elif place == "half of each row":
         y[..., y.shape[-1] // 2 :] = number
     else:

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import operator
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,12 +15,14 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.Pow: lambda base, power: base ** min(power, MOST.bit_length()),
 }
+LIBRARIES = {"torch", "triton", "numpy", *sys.stdlib_module_names}
 Scope = dict[str, Any]
 
 
 def thresholds(call: Callable[..., Any]) -> list[int]:
-    """The integers in comparisons of a function, and of the functions of its file that it names,
-    sorted. If the code computes a remainder ``x % n``, the next multiple of n is added for each."""
+    """The integers in comparisons of a function, of the functions and classes that it names, and of
+    those that these name in their files; sorted. If the code computes a remainder ``x % n``, the
+    next multiple of n is added for each."""
     compared, divisors = set[int](), set[int]()
     for node, scope in _nodes(call):
         if isinstance(node, ast.Compare):
@@ -43,9 +46,10 @@ def compared_with(call: Callable[..., Any], name: str) -> list[int | float]:
 
 
 def _nodes(call: Callable[..., Any]) -> Iterator[tuple[ast.AST, Scope]]:
-    """The parts of the code of a function, of those of its file that it names, and so on; each with
-    what the names around it stand for."""
-    read, waiting = set[Any](), [_undecorated(call)]
+    """The parts of the code of a function, of those that it names, of those of their files that
+    these name, and so on; each with what the names around it stand for."""
+    first = _undecorated(call)
+    read, waiting = set[Any](), [first]
     while waiting:
         function = waiting.pop()
         code = getattr(function, "__code__", None)
@@ -56,17 +60,30 @@ def _nodes(call: Callable[..., Any]) -> Iterator[tuple[ast.AST, Scope]]:
             scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
         except ValueError:  # a variable around it has no value yet
             scope = function.__globals__
-        callees = [_undecorated(scope.get(n)) for n in (*code.co_names, *code.co_freevars)]
+        names = (*code.co_names, *code.co_freevars)
+        callees = [_undecorated(part) for name in names for part in _with_methods(scope.get(name))]
         waiting += [
             callee
             for callee in callees
             if getattr(getattr(callee, "__code__", None), "co_filename", None) == code.co_filename
+            or (function is first and not _of_library(callee))
         ]
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
         except (OSError, SyntaxError):  # it was typed in, or is a part of an expression
             continue
         yield from ((node, scope) for node in ast.walk(tree))
+
+
+def _of_library(value: Any) -> bool:
+    module = str(getattr(value, "__module__", ""))
+    return module.partition(".")[0] in LIBRARIES or f"{module}.".startswith("tinyllama.harness.")
+
+
+def _with_methods(value: Any) -> list[Any]:
+    """The value; of a class, as a ``torch.autograd.Function``, its functions too."""
+    methods = vars(value).values() if isinstance(value, type) else ()
+    return [value, *(getattr(method, "__func__", method) for method in methods)]
 
 
 def _undecorated(value: Any) -> Any:

@@ -1,12 +1,12 @@
 """What an exception of a candidate says: the author's file and line, and whose limit it is."""
 
 import linecache
-import sys
 import traceback
 from collections.abc import Iterator
 
 from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase
+from tinyllama.harness.check.code_numbers import LIBRARIES
 from tinyllama.harness.check.evaluate import backward_pass, raised_by
 from tinyllama.harness.check.finding import Finding, GpuLostError, Outcome, Rank
 from tinyllama.harness.check.launched import launches_of
@@ -20,7 +20,6 @@ _TOO_LARGE = "exceeds triton maximum"  # of a block: what Triton says to interpr
 _NO_RULE = "There was no rule registered for"  # of torch, about a mode that the harness enters
 # What the interpreter raises where a GPU would go on, with whatever result, or for ever.
 _UNDEFINED = {"AccessError", "EndlessError", "EndlessLoopError", "FalseHintError"}
-_LIBRARIES = {"torch", "triton", "numpy", *sys.stdlib_module_names}
 
 
 def crashed(
@@ -69,7 +68,7 @@ def place(error: BaseException) -> str:
     for cause in reversed(list(_chain(error))):
         for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
             file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-            library = module.partition(".")[0] in _LIBRARIES
+            library = module.partition(".")[0] in LIBRARIES
             harness = f"{module}.".startswith(f"{_HARNESS}.")
             if not (library or harness or file.startswith("<")):
                 return f"{file}:{line}: "

@@ -63,7 +63,8 @@ class GpuLostError(RuntimeError):
 @dataclass(frozen=True)
 class Finding:
     """The answer of one check. case: the smallest that shows the fault; message: what was seen;
-    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check.
+    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check;
+    untried: the dtypes in which a plain case could not be tried, such as ``bf16, fp16``.
     """
 
     check: str
@@ -72,6 +73,7 @@ class Finding:
     message: str = ""
     traceback: str = ""
     special: Rank | None = None
+    untried: str = ""
 
     @property
     def rank(self) -> Rank | None:
@@ -138,15 +140,20 @@ def fails(finding: Finding, provided: Provided, least: str = "unsafe") -> bool:
     return finding.rank is Rank.REFUSED and declared
 
 
-def undecided(findings: Sequence[Finding], provided: Provided) -> bool:
-    """Whether no check could be made, or outputs or gradients were compared in no case: not even in
-    the smallest, which is tried first."""
-    smallest = ("", *provided.plain_cases[:1])
-    return all(finding.outcome is Outcome.UNSUPPORTED for finding in findings) or any(
-        finding.outcome is Outcome.BLOCKED and finding.case in smallest
-        for finding in findings
-        if finding.check in ("outputs", "gradients")
-    )
+def undecided(findings: Sequence[Finding]) -> str:
+    """What speaks against a verdict although nothing fails, in words: no check could be made, or
+    outputs or gradients were not compared in some dtype. "" where there is a verdict."""
+    for finding in findings:
+        if finding.check not in ("outputs", "gradients"):
+            continue
+        if finding.outcome is Outcome.BLOCKED:
+            return f"not judged: {finding.check} could not be tried"
+        if finding.untried:
+            return f"not judged in {finding.untried}"
+    if all(finding.outcome is Outcome.UNSUPPORTED for finding in findings):
+        return "nothing could be checked here"
+    blocked = all(f.outcome in (Outcome.UNSUPPORTED, Outcome.BLOCKED) for f in findings)
+    return "not judged: no check could be tried" if blocked else ""
 
 
 def merged(on_gpu: Finding, interpreted: Finding | None, launched: bool = True) -> Finding:

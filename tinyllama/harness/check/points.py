@@ -4,13 +4,15 @@ A point is a case with one factor at a boundary: the length of an axis, a parame
 dtype, which gradients are wanted, or values of the inputs (`boundary_inputs`). Lengths follow from
 powers of two, since kernels work in blocks of these, and from numbers that the code compares with.
 Then come two factors at once: values in long rows, two long axes, two parameters, another case.
-What is tried does not depend on the machine or on time.
+What is tried does not depend on the machine or on time: a point is left out by the work of its
+reference and the accesses of its interpreted programs (`Budget`).
 """
 
 import contextlib
 import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,9 +42,13 @@ LENGTHS = (
     *(1, 2, 3, 67, 72, 80, 96, 131, 192, 259, 384, 768, 770, 1024, 1025, 1536, 2051, 3072),
     *(4096, 4099, 8197, 16388, 65539),
 )
+# Around each power of two, while the other axes are short: a block that is full, or lacks or has
+# one element more. Blocks of less than 32 divide these.
+POWERS = tuple(2**k + more for k in range(5, 13) for more in (-1, 0, 1))
 VARIED_LENGTH = 259  # at which extremes, parameters and each gradient alone are tried
 LAYOUT_LENGTH = 1025  # at which other layouts are tried: the second block of 1,024
 LONG = (131, 259, 515, 1025, 2051)  # of a row with changed values, the longest that costs little
+LONG_ENOUGH = 1025  # of an axis: what is longer need not be tried while the other axes are short
 OF_DTYPES = (96, 2051, 8197, 65539)  # at which the other dtypes are tried
 BOTH, ALL = 131, 67  # of two axes at once, and of all of three or more
 LISTS = ((3,), (3, 1, 2) * 22 + (3,), (3, 1, 2) * 43 + (3, 1), (3, 0, 2))  # 1, 67, 131, 3 tensors
@@ -51,7 +57,12 @@ OTHER_CASES = 3
 # Where a parameter is zero: values that are tiny, or whose exponential is zero.
 BESIDE_ZERO = re.compile(r"times .*e-(1\d|20)\b|plus -?32768")
 MOST_WORK_OF_VALUES = 2**19
+# Loads and stores of interpreted programs, of which a thousand take 0.2 s.
+MOST_ACCESSES = 3000
 MOST_ACCESSES_OF_VALUES = 300  # of a case that is tried many times
+MOST_ACCESSES_OF_POWERS = 300
+MOST_ELEMENTS_OF_POWERS = 2**17
+RESERVE = 9000  # beyond these, of all lengths together that the code names
 ELEMENT_SLACK = 8.0  # times the largest usual error of an element, in long rows of 16 bits
 EPSILON = 1e-2  # a parameter below it may be one, which is seen when it is far larger
 LARGEST_WHOLE = 1025  # for a parameter that is a whole number
@@ -63,60 +74,101 @@ _COUNTS: WeakKeyDictionary[Op, dict[tuple[str, torch.dtype], int]] = WeakKeyDict
 @dataclass(frozen=True)
 class Point:
     """A case, with changed values or not. check: that it belongs to; text: what is at a boundary,
-    in words; parameter: whether it is a parameter; of_elements: as `compare` takes it; axes: that
-    have another length than in the general case."""
+    in words; of_elements: as `compare` takes it; axes: that have another length than in the case
+    ``base``; reserved: whether its accesses are taken from `RESERVE`."""
 
     check: str
     text: str
     case: OpCase
     painted: Painted | None = None
-    parameter: bool = False
     of_elements: float | None = None
     axes: tuple[str, ...] = ()
+    base: OpCase | None = None
+    reserved: bool = False
 
     @property
     def declared(self) -> bool:
         """Whether the op declares the case."""
         return self.check not in (SIZES, VALUES, UPSTREAM, EMPTY)
 
+    @property
+    def parameter(self) -> bool:
+        """Whether no declared case has its parameters."""
+        op, params = self.case.op, self.case.case.params
+        declared = ({**op.params, **case.params} for case in op.cases)
+        return {**op.params, **params} not in declared
+
     def inputs(self, candidate: Candidate) -> Inputs:
         return self.painted.inputs if self.painted else candidate.inputs(self.case)
 
 
-def size_points(candidate: Candidate) -> Iterator[Point]:
+def size_points(candidate: Candidate, budget: "Budget") -> Iterator[Point]:
     """Lengths of axes, with what depends on them, from few elements to many."""
     base = candidate.general()
     turns = thresholds(candidate.provider.call)
     axes = [axis for axis, size in base.case.dims.items() if isinstance(size, int)]
 
-    def at(case: OpCase, **sizes: int) -> Iterator[OpCase]:
-        """The case with axes of these sizes, if it is taken and costs little."""
+    def at(case: OpCase, *names: str, length: int, most: float = MOST_ACCESSES) -> Iterator[Point]:
+        """The case with axes of this length, if it is taken and costs little."""
         sized: OpCase | None = case
-        for axis, size in sizes.items():
-            sized = sized and candidate.resized(sized, axis, size)
-        if sized and _allowed(candidate, sized):
-            yield sized
+        for axis in names:
+            sized = sized and candidate.resized(sized, axis, length)
+        if sized:
+            point = Point(SIZES, "", sized, axes=names, base=case)
+            if budget.accesses(point) <= most and _allowed(candidate, sized):
+                yield point
+            else:
+                budget.left_out += 1
 
     lengths = sorted({*LENGTHS, *turns, *(turn + 1 for turn in turns)})
     for length, axis in itertools.product(lengths, axes):
-        for case in at(base, **{axis: length}):
-            for varied in (case, *_varied(candidate, case, length)):
-                narrow = varied.dtype is not base.dtype
-                bound = ELEMENT_SLACK if narrow else None
-                yield Point(SIZES, varied.layout_text, varied, axes=(axis,), of_elements=bound)
+        for point in at(base, axis, length=length):
+            yield point
+            for varied in _varied(candidate, point.case, length):
+                bound = None if varied.dtype is base.dtype else ELEMENT_SLACK
+                text = varied.layout_text
+                other = replace(point, text=text, case=varied, of_elements=bound)
+                if budget.accesses(other) <= MOST_ACCESSES:
+                    yield other
     several = [(pair, BOTH) for pair in itertools.combinations(axes, 2)]
     for turn in (turn + more for turn in turns for more in (0, 3)):
         several += [(pair, turn) for pair in itertools.combinations(axes, 2)]
     groups: list[tuple[Sequence[str], int]] = [*several, *([(axes, ALL)] if len(axes) > 2 else [])]
     for group, length in groups:
-        for case in at(base, **dict.fromkeys(group, length)):
-            yield Point(SIZES, "", case, axes=tuple(group))
-    others = [c for c in candidate.plain_cases() if _computed_otherwise(c, base)][:OTHER_CASES]
-    for other in others:
-        for axis, now in other.case.dims.items():
-            for length in (VARIED_LENGTH, *turns) if isinstance(now, int) and now > 1 else ():
-                yield from (Point(SIZES, "", case) for case in at(other, **{axis: length}))
-    yield from (Point(SIZES, "", case) for case in _lists(candidate, base))
+        yield from at(base, *group, length=length)
+    if budget.usual(base) <= MOST_ACCESSES:
+        others = [c for c in candidate.plain_cases() if _computed_otherwise(c, base)]
+        for other_case in others[:OTHER_CASES]:
+            for axis, now in other_case.case.dims.items():
+                for length in (VARIED_LENGTH, *turns) if isinstance(now, int) and now > 1 else ():
+                    yield from at(other_case, axis, length=length, most=math.inf)
+        yield from (Point(SIZES, "", case) for case in _lists(candidate, base))
+    short = {axis: _shortened(candidate, base, axis) for axis in axes}
+    for length, axis in itertools.product(sorted({*POWERS} - {*lengths}), axes):
+        for point in at(short[axis], axis, length=length, most=MOST_ACCESSES_OF_POWERS):
+            if elements(candidate.op, point.case.case) <= MOST_ELEMENTS_OF_POWERS:
+                yield point
+    before = budget.left_out  # these were left out above
+    for length, axis in itertools.product([turn + more for more in (1, 0) for turn in turns], axes):
+        if length not in budget.tried[axis]:
+            points = at(short[axis], axis, length=length, most=budget.reserve)
+            yield from (replace(point, reserved=True) for point in points)
+    for length, axis in itertools.product(reversed(lengths), axes):
+        if LONG_ENOUGH >= length > max(budget.tried[axis], default=0):
+            yield from at(short[axis], axis, length=length)
+    budget.left_out = before
+
+
+def _shortened(candidate: Candidate, base: OpCase, axis: str) -> OpCase:
+    """The case with every other axis as short as results still tell something."""
+    for size in (1, 2, 3):
+        short: OpCase | None = base
+        for other, now in base.case.dims.items():
+            if other != axis and isinstance(now, int):
+                short = short and candidate.resized(short, other, min(size, now))
+        if short and candidate.takes(short) and candidate.tells(short):
+            return short
+    return base
 
 
 def _allowed(candidate: Candidate, case: OpCase, most: int = MOST_WORK) -> bool:
@@ -197,10 +249,13 @@ def _other_numbers(candidate: Candidate, name: str, value: Any) -> Sequence[Any]
     return ()
 
 
-def value_points(candidate: Candidate) -> Iterator[Point]:
+def value_points(candidate: Candidate, budget: "Budget") -> Iterator[Point]:
     """Parameters and changed values of the general case, then in long rows, in other cases and in
     other dtypes."""
     base, op = candidate.general(), candidate.op
+    if budget.usual(base) > MOST_ACCESSES:
+        budget.left_out += 1
+        return
 
     def values(case: OpCase | None, only: str = "") -> Iterator[Point]:
         if case is not None:
@@ -223,7 +278,7 @@ def value_points(candidate: Candidate) -> Iterator[Point]:
     ]
     for params in changes:
         text = ", ".join(f"{name} = {value!r}" for name, value in params.items())
-        yield Point(VALUES, text, with_params(base, params), parameter=True)
+        yield Point(VALUES, text, with_params(base, params))
     yield from values(base)
     for name, numbers in numbers_by_name.items():
         if 0.0 in numbers and type(op.params.get(name)) is float:  # as an epsilon of none
@@ -231,7 +286,7 @@ def value_points(candidate: Candidate) -> Iterator[Point]:
             for change in painted(candidate, case, "range"):
                 if BESIDE_ZERO.search(change.text):
                     text = f"{name} = 0.0, {change.text}"
-                    yield Point(VALUES, text, case, change, parameter=True)
+                    yield Point(VALUES, text, case, change)
     for axis in [axis for axis, size in base.case.dims.items() if isinstance(size, int)]:
         yield from values(_long(candidate, base, axis), "places")
     for dtype in candidate.dtypes:
@@ -256,7 +311,7 @@ def _long(candidate: Candidate, base: OpCase, axis: str) -> OpCase | None:
     return longest
 
 
-def upstream_points(candidate: Candidate) -> Iterator[Point]:
+def upstream_points(candidate: Candidate, budget: "Budget") -> Iterator[Point]:
     """Changed upstream gradients, in float16 also with a loss scale."""
     case = candidate.telling()
     for change in painted_upstream(candidate, case):
@@ -267,7 +322,7 @@ def upstream_points(candidate: Candidate) -> Iterator[Point]:
             yield Point(UPSTREAM, change.text, case, change)
 
 
-def empty_points(candidate: Candidate) -> Iterator[Point]:
+def empty_points(candidate: Candidate, budget: "Budget") -> Iterator[Point]:
     """The smallest case, where an axis has no entry: first one of the rows."""
     case = candidate.smallest()
     axes = [axis for axis, size in case.case.dims.items() if isinstance(size, int)]
@@ -342,23 +397,56 @@ def accesses_of(candidate: Candidate, case: OpCase) -> int:
 
 
 class Budget:
-    """Predicts the accesses of the programs of a case: along each axis they are in proportion to
-    its length, by the longest that was tried, and no fewer than usual."""
+    """What the points of a search cost. The accesses of a case are predicted: along each axis they
+    are in proportion to its length, by the longest that was tried, and no fewer than usual.
 
-    def __init__(self, candidate: Candidate, base: OpCase) -> None:
-        self.usual = accesses_of(candidate, base)
-        self.longest = {a: (n, self.usual) for a, n in base.case.dims.items() if type(n) is int}
+    tried: the lengths of each axis; left_out: how many points cost too much; reserve: what is left
+    of `RESERVE`."""
 
-    def add(self, case: OpCase, axis: str, accesses: int) -> None:
-        length = case.case.dims[axis]
-        if length > self.longest[axis][0]:
-            self.longest[axis] = length, accesses
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate, self.left_out, self.reserve = candidate, 0, RESERVE
+        self.tried: defaultdict[str, set[int]] = defaultdict(set)
+        self._usual: dict[str, int] = {}
+        self._longest: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def accesses(self, case: OpCase, axes: tuple[str, ...]) -> float:
-        usual = max(1, self.usual)
-        factors = (
-            max(1.0, accesses / usual * case.case.dims[axis] / length)
-            for axis, (length, accesses) in self.longest.items()
-            if axis in axes
-        )
-        return self.usual * math.prod(factors)
+    def usual(self, base: OpCase) -> int:
+        """The accesses of a case whose lengths are then changed."""
+        if str(base) not in self._usual:
+            self._usual[str(base)] = accesses_of(self.candidate, base)
+        return self._usual[str(base)]
+
+    def add(self, point: Point, accesses: int) -> None:
+        """Take what a point cost into account."""
+        dims = point.case.case.dims
+        for axis in point.axes:
+            self.tried[axis].add(dims[axis])
+        if point.reserved:
+            self.reserve -= accesses
+        if len(point.axes) == 1 and not point.case.varied:
+            (axis,) = point.axes
+            if dims[axis] > self._longest_of(point, axis)[0]:
+                self._longest[str(point.base), axis] = dims[axis], accesses
+
+    def _longest_of(self, point: Point, axis: str) -> tuple[int, int]:
+        """The longest length that was tried, and the accesses there."""
+        assert point.base is not None
+        first = point.base.case.dims[axis], self.usual(point.base)
+        return self._longest.get((str(point.base), axis), first)
+
+    def accesses(self, point: Point) -> float:
+        """Those of the programs of a point, as predicted."""
+        assert point.base is not None
+        usual, factor = self.usual(point.base), 1.0
+        for axis in point.axes:
+            length, accesses = self._longest_of(point, axis)
+            grown = accesses / max(1, usual) * point.case.case.dims[axis] / length
+            factor *= max(1.0, grown)
+        return usual * factor
+
+    def text(self) -> str:
+        """The longest length that was tried of each axis, and how many points were left out."""
+        longest = [f"{axis} {max(lengths):,}" for axis, lengths in self.tried.items() if lengths]
+        parts = [f"up to {', '.join(longest)}"] if longest else []
+        if self.left_out:
+            parts.append(f"{self.left_out} more were left out, since they take long")
+        return "; ".join(parts)

@@ -26,6 +26,7 @@ from tinyllama.harness.check.evaluate import ContractError, is_gradient
 from tinyllama.harness.check.finding import Finding, Outcome, Rank
 from tinyllama.harness.check.names import BOUNDS, GRADIENTS, OUTPUTS, PLAIN
 from tinyllama.harness.kernels.bounds import Bounds
+from tinyllama.harness.kernels.precision import SHORT
 
 __all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "Rank", "run"]
 
@@ -64,9 +65,10 @@ def run(
 ) -> Iterator[Finding]:
     """The findings of the checks named in ``only``, in the order of `CHECKS`.
 
-    earlier: those of checks that were made before. Where plain cases fail, checks that compare with
-        the reference are BLOCKED. A first access out of bounds is a fault of the check in which it
-        is seen.
+    earlier: those of checks that were made before. Where plain cases fail, or could be tried in no
+        dtype, checks that compare with the reference are BLOCKED; else they leave out the dtypes in
+        which a plain case could not be tried. A first access out of bounds is a fault of the check
+        in which it is seen.
     Raises ValueError for a name that is no check.
     """
     for name in only:
@@ -81,13 +83,12 @@ def run(
         earlier += findings
         yield from (_of_reference(finding, candidate) for finding in findings)
     if set(only) & set(_CHECKS):  # later, since a first call may be wrong
-        candidate = candidate.with_kernels()
-    plain = accuracy.plain_faults(earlier)
+        candidate = _without_untried(candidate.with_kernels(), earlier)
+    obstacle = accuracy.plain_obstacle(earlier)
     bounded = all(f.outcome.good for f in earlier if f.check == BOUNDS)
     for name in (name for name in _CHECKS if name in only):
-        if plain and name not in _OF_ANY_RESULTS:
-            text = f"fails already: {', '.join(plain)}"
-            yield Finding(name, Outcome.BLOCKED, message=text)
+        if obstacle and name not in _OF_ANY_RESULTS:
+            yield Finding(name, Outcome.BLOCKED, message=obstacle)
             continue
         bounds = Bounds()
         with candidate.limits(bounds):
@@ -95,6 +96,15 @@ def run(
         finding = _with_kernels(finding, bounds.kernels)
         yield _with_out_of_bounds(finding, bounds.out_of_bounds) if bounded else finding
         bounded = bounded and not bounds.out_of_bounds
+
+
+def _without_untried(candidate: Candidate, earlier: Iterable[Finding]) -> Candidate:
+    """The candidate in the dtypes in which all plain cases could be tried, if there are any."""
+    untried = {name for finding in earlier for name in finding.untried.split(", ")}
+    dtypes = tuple(dtype for dtype in candidate.dtypes if SHORT[dtype] not in untried)
+    if not dtypes or len(dtypes) == len(candidate.dtypes):
+        return candidate
+    return replace(candidate, provider=replace(candidate.provider, dtypes=dtypes))
 
 
 def _of_reference(finding: Finding, candidate: Candidate) -> Finding:

@@ -200,21 +200,38 @@ def _masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **opt
     programs.stored(write, np.size(pointers.data))
 
 
-def _refuse_bf16(*handles: Any) -> None:
-    if any(is_bf16(handle.dtype) for handle in handles):
-        raise NotImplementedError("no atomics on bfloat16: accumulate in float32")
+def _added_in_bf16(addresses: Array, values: Array, mask: Array) -> Array:
+    """Add float32 values to bfloat16 in memory, each sum rounded to bfloat16, one after the other
+    where addresses are equal. What was there before, as float32; 0 where the mask is false."""
+    before = np.zeros(addresses.shape, np.float32)
+    left = np.flatnonzero(mask)
+    while left.size:
+        _, first = np.unique(addresses.flat[left], return_index=True)
+        now, left = left[first], np.delete(left, first)
+        at, everywhere = addresses.flat[now], np.ones(now.shape, bool)
+        nothing = np.zeros(now.shape, np.uint16)
+        stored = to_values(stock._interpreter.load(at, everywhere, nothing, nothing.dtype))
+        stock._interpreter.store(at, to_bits(stored + values.flat[now]), everywhere)
+        before.flat[now] = stored
+    return before
 
 
 def _atomic_rmw(self: Any, kind: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
-    _refuse_bf16(value)
     pointers, mask = _watched(ptr, mask, "atomic")
-    result = _read_modify_write(self, kind, pointers, value, mask, *rest)
+    if not is_bf16(value.dtype):
+        result = _read_modify_write(self, kind, pointers, value, mask, *rest)
+    elif kind.name == "FADD":
+        before = _added_in_bf16(pointers.data, value.data, mask.data)
+        result = Handle(before, tl.bfloat16)
+    else:
+        raise NotImplementedError(f"an atomic {kind.name} on bfloat16: of these there is only add")
     programs.atomic_done(np.size(result.data))
     return result
 
 
 def _atomic_cas(self: Any, ptr: Any, compared: Any, value: Any, *rest: Any) -> Any:
-    _refuse_bf16(compared, value)
+    if is_bf16(compared.dtype):
+        raise NotImplementedError("no compare-and-swap on bfloat16: use the bits, as int16")
     everywhere = Handle(np.ones_like(ptr.data, dtype=bool), tl.int1)
     pointers, allowed = _watched(ptr, everywhere, "atomic")
     if not allowed.data.all():
