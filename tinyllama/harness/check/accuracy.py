@@ -11,7 +11,7 @@ from tinyllama.harness.check.candidate import Candidate, Unsupported
 from tinyllama.harness.check.cases import OpCase
 from tinyllama.harness.check.finding import Finding, Outcome, Rank
 from tinyllama.harness.check.judge import ENDLESS, boundary_fault, faults
-from tinyllama.harness.check.names import BOUNDS, GRADIENTS, OUTPUTS, PLAIN, TOUCHED
+from tinyllama.harness.check.names import GRADIENTS, OUTPUTS, PLAIN, TOUCHED
 from tinyllama.harness.check.points import (
     EMPTY,
     SIZES,
