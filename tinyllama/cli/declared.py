@@ -210,11 +210,16 @@ class Draft:
         try:
             with adopted(), foreign() if self.device.type == "cpu" else contextlib.nullcontext():
                 exec(statement, self.loaded)
-                return Function(name, eval(name, self.loaded))
+                value = eval(name, self.loaded)
         except Exception as error:
             text = f"{text!r} cannot be imported ({type(error).__name__}: {error})"
             fix = "use FILE:FUNCTION, or a dotted name such as torch.nn.functional.gelu"
             raise UsageError(f"{text}: {fix}") from error
+        if hasattr(value, "fn") and hasattr(value, "run"):
+            raise UsageError(
+                f"{function} is a kernel of Triton: name the Python function that launches it"
+            )
+        return Function(name, value)
 
     def _cases(self) -> list[Case]:
         """The cases of the declaration, and last the one that verifies it."""

@@ -1,7 +1,9 @@
 """The launches of a provider, recorded from the declaration of its op; nothing runs."""
 
 import contextlib
+import dis
 from collections.abc import Iterable, Iterator
+from types import FunctionType
 
 import torch
 from torch._library.triton import set_wrap_triton_enabled
@@ -68,10 +70,12 @@ def _call(op: Op, provider: Provider, case: Case, dtype: torch.dtype) -> None:
 
 
 def kernel_launched(candidate: Candidate, declares: bool) -> Finding:
-    """Whether some plain case launches a kernel, where the provider ``declares`` one. A GPU runs
-    kernels that nobody sees being launched; on a CPU all are interpreted."""
+    """Whether some plain case launches a kernel, where the provider ``declares`` one, or its code
+    names one: then it is a warning. A GPU runs kernels that nobody sees being launched; on a CPU
+    all are interpreted."""
     declares = declares and "triton" in candidate.provider.requires
-    reason = candidate.missing() or ("" if declares else "it declares no kernel")
+    names_one = declares or _names_kernel(candidate.provider.call)
+    reason = candidate.missing() or ("" if names_one else "it has no kernel of Triton")
     if reason or candidate.device.type != "cpu":
         reason = reason or "it is seen where kernels are interpreted: use --device cpu"
         return Finding(LAUNCHED, Outcome.UNSUPPORTED, message=reason)
@@ -86,8 +90,22 @@ def kernel_launched(candidate: Candidate, declares: bool) -> Finding:
             return Finding(LAUNCHED, Outcome.PASSED)
         if text:
             return Finding(LAUNCHED, Outcome.BLOCKED, str(case), text)
-    text = (
-        'no kernel launched, though requires=("triton",) declares one: does a branch (is_cuda) '
-        "leave tensors on the CPU to torch?"
+    why = 'requires=("triton",) declares one' if declares else "its code names one"
+    text = f"no kernel launched, though {why}: does a branch (is_cuda) leave the CPU to torch?"
+    rank = Rank.REFUSED if declares else Rank.WARNING
+    return Finding(LAUNCHED, Outcome.FAILED, message=text, special=rank)
+
+
+def _names_kernel(value: object, depth: int = 5) -> bool:
+    """Whether the code of a function or class names a kernel of Triton, or a function that does."""
+    if hasattr(value, "fn") and hasattr(value, "run"):
+        return True
+    members = vars(value).values() if isinstance(value, type) else (value,)
+    functions = (getattr(member, "__func__", member) for member in members)
+    return depth > 0 and any(
+        _names_kernel(function.__globals__.get(instruction.argval), depth - 1)
+        for function in functions
+        if isinstance(function, FunctionType) and not function.__module__.startswith("torch.")
+        for instruction in dis.get_instructions(function)
+        if instruction.opname == "LOAD_GLOBAL"
     )
-    return Finding(LAUNCHED, Outcome.FAILED, message=text, special=Rank.REFUSED)
