@@ -48,6 +48,7 @@ POWERS = tuple(2**k + more for k in range(5, 13) for more in (-1, 0, 1))
 VARIED_LENGTH = 259  # at which extremes, parameters and each gradient alone are tried
 LAYOUT_LENGTH = 1025  # at which other layouts are tried: the second block of 1,024
 LONG = (131, 259, 515, 1025, 2051)  # of a row with changed values, the longest that costs little
+LONGEST_SHORT = 3  # of an axis that is short while another one is long
 LONG_ENOUGH = 1025  # of an axis: what is longer need not be tried while the other axes are short
 OF_DTYPES = (96, 2051, 8197, 65539)  # at which the other dtypes are tried
 BOTH, ALL = 131, 67  # of two axes at once, and of all of three or more
@@ -153,7 +154,7 @@ def size_points(candidate: Candidate, budget: "Budget") -> Iterator[Point]:
         if length not in budget.tried[axis]:
             points = at(short[axis], axis, length=length, most=budget.reserve)
             yield from (replace(point, reserved=True) for point in points)
-    for length, axis in itertools.product(reversed(lengths), axes):
+    for length, axis in itertools.product(sorted({*POWERS, *lengths}, reverse=True), axes):
         if LONG_ENOUGH >= length > max(budget.tried[axis], default=0):
             yield from at(short[axis], axis, length=length)
     budget.left_out = before
@@ -161,14 +162,20 @@ def size_points(candidate: Candidate, budget: "Budget") -> Iterator[Point]:
 
 def _shortened(candidate: Candidate, base: OpCase, axis: str) -> OpCase:
     """The case with every other axis as short as results still tell something."""
-    for size in (1, 2, 3):
-        short: OpCase | None = base
-        for other, now in base.case.dims.items():
-            if other != axis and isinstance(now, int):
-                short = short and candidate.resized(short, other, min(size, now))
-        if short and candidate.takes(short) and candidate.tells(short):
-            return short
-    return base
+    short = base
+    for other, now in base.case.dims.items():
+        if other != axis and isinstance(now, int):
+            sizes = range(1, min(now, LONGEST_SHORT + 1))
+            cases = (candidate.resized(short, other, size) for size in sizes)
+            short = next((case for case in cases if case and _tells(candidate, case)), short)
+    return short
+
+
+def _tells(candidate: Candidate, case: OpCase) -> bool:
+    try:
+        return candidate.tells(case)
+    except Exception:  # the reference does not take these sizes
+        return False
 
 
 def _allowed(candidate: Candidate, case: OpCase, most: int = MOST_WORK) -> bool:
