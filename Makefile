@@ -59,7 +59,7 @@ bench bench-full: bootstrap
 mutants: bootstrap ## changed kernels: does a check fail? (hours; make mutants ONLY=rope,adamw)
 	$(RUN) tools.mutants --only "$(ONLY)" --jobs $$(nproc)
 
-corpus: bootstrap ## every check on every variant of the corpus, and its table (hours)
+corpus: bootstrap ## every check on every variant of the corpus, and its table (20 minutes)
 	$(RUN) correctness_tests.corpus.matrix --jobs $$(nproc) --record
 
 sanitize: bootstrap ## the kernels under compute-sanitizer (needs a GPU and the CUDA toolkit)
