@@ -534,14 +534,26 @@ def test_the_verdicts_are_those_of_one_pair_and_one_is_timed_at_a_time() -> None
     assert not overlapping
 
 
+def holders(script: Script) -> set[int]:
+    """The launches whose candidate holds the memory of a benchmark."""
+    holding = set()
+    for launch, side, method, _ in list(script.requests):
+        if side == CANDIDATE and method == "begin":
+            holding.add(launch)
+        elif side == CANDIDATE and method in ("end", "close", "kill"):
+            holding.discard(launch)
+    return holding
+
+
 @pytest.mark.parametrize("method", ["verify", "make_ready", "turn", "proofs"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_benchmark_out_of_memory_beside_others_is_measured_alone(
     method: str, alone: bool
 ) -> None:
+    """A process holds the memory of a benchmark from its beginning until it has ended it."""
     script = Script(*"abc", noise=2e-4)
-    failing = Mock(side_effect=FULL)
-    script.on(CANDIDATE, method, failing, "b", when=lambda: alone or not failing.called)
+    full = Mock(side_effect=FULL)
+    script.on(CANDIDATE, method, full, "b", when=lambda: alone or len(holders(script)) > 1)
     verdicts = script.run(at_once=4)
     expected = Outcome.NOT_JUDGED if alone else Outcome.SAME
     assert outcomes(verdicts) == {"a": Outcome.SAME, "b": expected, "c": Outcome.SAME}

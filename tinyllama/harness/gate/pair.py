@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ DRAWS = 2  # of values, on which a benchmark is verified before it is timed
 READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
 # Calls in a row by this process's clock: readings at most; seconds, and calls, that are enough.
-PACES, PACED, PACED_CALLS = 6, 0.2, 8
+PACES, PACED, PACED_CALLS = 6, 0.05, 8
 PACE_MORE = 1.25
 _FRAME = re.compile(r'^  File "([^"<]+)", line (\d+), in', re.MULTILINE)  # of a traceback
 _INSTALLED = re.compile(r"-packages/|/lib/python|/tinyllama/harness/")
@@ -214,8 +214,7 @@ class Pair:
         try:
             return self.workers[name].call("side", method, *args, timeout=timeout)
         except WorkerError as error:
-            self.failed = True
-            raise SideError(name, error) from error
+            raise self._error(name, error) from error
         finally:
             if self.stopping:
                 self.workers[name].stop()
@@ -247,9 +246,15 @@ class Pair:
             try:
                 answers[name] = answer.result()
             except WorkerError as error:
-                self.failed = True
-                raise SideError(name, error) from error
+                raise self._error(name, error) from error
         return answers
+
+    def _error(self, name: str, error: WorkerError) -> SideError:
+        """What went wrong on a side, whose process is then replaced: unless it lacked memory, which
+        it has given back once it ends the benchmark."""
+        side_error = SideError(name, error)
+        self.failed = self.failed or not side_error.memory
+        return side_error
 
     # -- a benchmark ------------------------------------------------------------------------
 
@@ -263,6 +268,18 @@ class Pair:
 
     def end(self, benchmark: Benchmark) -> None:
         self.ask_of(benchmark, "end")
+
+    @contextmanager
+    def ending(self, benchmark: Benchmark) -> Iterator[None]:
+        """End a benchmark after a `with` block, also after an error: others need its memory."""
+        try:
+            yield
+        except BaseException:
+            if not self.failed:
+                with suppress(SideError):
+                    self.end(benchmark)
+            raise
+        self.end(benchmark)
 
     def verify(self, benchmark: Benchmark, *, base_result: bool = True) -> dict[str, Any]:
         """Hold the results of a benchmark's sides to float64 on draws of values that neither has
@@ -283,7 +300,7 @@ class Pair:
         return proofs
 
     def hold_results(self, benchmark: Benchmark) -> None:
-        """The same, of the call that the last turn kept. Other pairs may work meanwhile."""
+        """The same, of the call that the last turn kept."""
         if not benchmark.factory:
             self._hold_to_base(self.ask_of(benchmark, "proofs", timeout=READY))
 

@@ -298,8 +298,8 @@ class Session(Processes):
                 try:
                     pair = self.working(pair)
                     pair.ask_both("warm_up_blas")  # a pair may be new
-                    self._prepare_benchmark(pair, state, audit)
-                    pair.end(state.benchmark)  # the next one has the memory
+                    with pair.ending(state.benchmark):  # the next one has the memory
+                        self._prepare_benchmark(pair, state, audit)
                 except SideError as error:
                     if again is None or not error.memory:
                         raise
@@ -392,8 +392,8 @@ class Session(Processes):
                     for tree in self.trees:
                         folder = tree.caches.with_name(f"{tree.caches.name}-again-{number}")
                         pair.ask(tree.name, "use_caches", str(folder))
-                    again = self._compile_figure(state, pair.begin(state.benchmark))
-                    pair.end(state.benchmark)
+                    with pair.ending(state.benchmark):
+                        again = self._compile_figure(state, pair.begin(state.benchmark))
                     state.figures = [again if f.metric == COMPILE else f for f in state.figures]
 
     # -- blocks, looks ----------------------------------------------------------------------
@@ -578,12 +578,12 @@ class Session(Processes):
 
     def _moved(self, pair: Pair, state: BenchmarkState) -> list[str]:
         try:
-            pair.begin(state.benchmark)
-            profiles = [
-                pair.ask(side, "profiles", state.name, PROFILES) for side in (BASE, CANDIDATE)
-            ]
+            with pair.ending(state.benchmark):
+                pair.begin(state.benchmark)
+                profiles = [
+                    pair.ask(side, "profiles", state.name, PROFILES) for side in (BASE, CANDIDATE)
+                ]
             lines = moved(*profiles, timed=state.is_slower_on_device)
-            pair.end(state.benchmark)
         except (SideError, ValueError) as error:
             if all_ended():
                 raise

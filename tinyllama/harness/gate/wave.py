@@ -1,16 +1,16 @@
 """The processes of a comparison, and waves of blocks: as many fresh pairs as may work at the same
 time each give one block of every benchmark that is undecided.
 
-So a look costs one start of processes, not four. All pairs make a benchmark ready at once. Then,
-with nothing else at work, one after the other is timed. Then all hold the results of a timed call
-to the reference.
+So a look costs one start of processes, not four. All pairs make a benchmark ready at once. Then
+one after the other, with nothing else at work, is timed and holds the results of a timed call to
+the reference in float64, which takes much memory.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,18 +141,13 @@ class Wave:
             pair = processes.working(pair)
             return Launch(pair.make_ready(benchmark, state.proofs, warm_up))
 
-        try:
+        with ExitStack() as stack:
+            for pair in pairs:
+                stack.enter_context(pair.ending(benchmark))
             launches = _all(pool, make_ready, pairs)
             for pair, launch in zip(pairs, launches, strict=True):
                 launch.block = self._timed(pair, state)
-            _all(pool, lambda pair: pair.hold_results(benchmark), pairs)
-        except BaseException:
-            for pair in pairs:
-                if not pair.failed:
-                    with suppress(SideError):
-                        pair.end(benchmark)
-            raise
-        _all(pool, lambda pair: pair.end(benchmark), pairs)
+                pair.hold_results(benchmark)
         self.launches.setdefault(state.name, []).extend(launches)
 
     def _alone(self, pairs: Sequence[Pair], state: BenchmarkState) -> None:

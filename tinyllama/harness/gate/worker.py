@@ -156,6 +156,7 @@ class Side:
         self._give_back()
         subject.warm_up(warm_up)
         subject.rehearse()
+        self._give_back()  # other pairs are timed first
 
     def turn(self, name: str, seed: int, call_number: int | None = None) -> dict[str, float]:
         """Seconds of a call, by reading. seed: of its input values, which no process has seen;
