@@ -58,13 +58,17 @@ def test_on_a_cpu_kernels_are_listed_to_be_verified_and_all_others_to_be_timed()
 def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smallest(
     weigh: Op,
 ) -> None:
-    """Each case between these has a further benchmark, with no smaller tolerance than others."""
+    """Each case between these has a further benchmark, with no smaller tolerance than others. Of
+    the reference the smallest is timed alone."""
+    weigh.providers["plain"] = replace(weigh.providers["eager"], name="plain")
     weigh.timed = [Case(N=n, D=n) for n in (8, 16, 24, 32)]
     weigh.slowdowns = {DEVICE: 0.3}
+    listed = {(b.timed.op, b.timed.provider, b.timed.case): b for b in declared(GPU, REGISTERED)}
+    reference = [b for (*names, _), b in listed.items() if names == ["weigh_rows", "eager"]]
+    assert [b.slowdowns for b in reference] == [{HOST: ON_GPU[HOST]}]
+    assert reference[0].timed.case == 0
     benchmarks = {
-        benchmark.timed.case: benchmark
-        for benchmark in declared(GPU, REGISTERED)
-        if (benchmark.timed.op, benchmark.timed.provider) == ("weigh_rows", "eager")
+        case: b for (*names, case), b in listed.items() if names == ["weigh_rows", "plain"]
     }
     assert {case: benchmark.slowdowns for case, benchmark in benchmarks.items()} == {
         0: {HOST: ON_GPU[HOST]},
@@ -144,11 +148,12 @@ def test_tolerances_are_those_that_an_op_or_its_provider_states(
         weigh.slowdowns = stated
     else:
         weigh.slowdowns = dict.fromkeys(stated, 0.5)
-        weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
+    own = stated if who != "op" else {}
+    weigh.providers["plain"] = replace(weigh.providers["eager"], name="plain", slowdowns=own)
     for device, expected in ((CPU, on_cpu), (GPU, on_gpu)):
         slowdowns: dict[str, float] = {}
         for benchmark in declared(device, REGISTERED):
-            if (benchmark.timed.op, benchmark.timed.provider) == ("weigh_rows", "eager"):
+            if (benchmark.timed.op, benchmark.timed.provider) == ("weigh_rows", "plain"):
                 slowdowns.update(benchmark.slowdowns)
         assert slowdowns == expected
 

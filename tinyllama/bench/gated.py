@@ -154,9 +154,6 @@ class StepSubject:
             self.step.next()
             synchronize(self.device)
 
-    def rehearse(self) -> None:
-        """Nothing: every step is of the verified run."""
-
     def gated_turn(self, seed: int, call_number: int | None = None) -> dict[str, float]:
         """Seconds of a step, by reading, on the next batches. Each loss is held to the verified
         run's. Raises WrongResultError."""

@@ -142,8 +142,10 @@ def declared(
 
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. Device time of the cases between these is
-    `Benchmark.further`. On a CPU the smallest is timed alone. A provider with a backward of its own
-    is timed on the op's layouts, too. One that cannot be timed has a benchmark without any.
+    `Benchmark.further`. On a CPU the smallest is timed alone. So it is of a reference beside other
+    providers, by the host: nobody ships it, and its large cases would take half of a gate's time.
+    A provider with a backward of its own is timed on the op's layouts, too. One that cannot be
+    timed has a benchmark without any.
     """
     return [
         benchmark
@@ -170,7 +172,11 @@ def _declared_by(
         modules = registered.place(op.module), registered.place(provider.module)
         return Benchmark(_name(op, timed), timed, modules[0], stated, registered=modules[1])
 
-    for timed, metrics in _gated(covered, device):
+    reference = provider is op["eager"] and len(op.providers) > 1
+    for timed, metrics, further in _times(covered, device, reference=reference):
+        if further:
+            yield replace(benchmark(timed, {DEVICE: _further_slowdown(slowdowns)}), further=True)
+            continue
         yield benchmark(timed, {metric: slowdowns[metric] for metric in metrics})
         if DEVICE in metrics and provider.derived is not None:
             # Which layouts compositions of torch's functions copy is torch's decision.
@@ -178,8 +184,6 @@ def _declared_by(
                 stated = {DEVICE: _further_slowdown(slowdowns) if place else slowdowns[DEVICE]}
                 laid_out = benchmark(replace(timed, layout=layout), stated)
                 yield replace(laid_out, further=place > 0, layout_bar=bar)
-    for timed in covered[1:-1] if device.type != "cpu" else ():
-        yield replace(benchmark(timed, {DEVICE: _further_slowdown(slowdowns)}), further=True)
     if not covered:
         reason = str(_not_timed(op, cases[0], device))
         name = f"{op.name}-{provider.name}/results"
@@ -209,13 +213,18 @@ def derived_case(op: Op, least: int) -> Case:
     return case
 
 
-def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, list[str]]]:
-    """Which of the timed cases that a provider covers are benchmarks, and the metrics of each."""
-    if device.type == "cpu":
-        return [(timed, [DEVICE]) for timed in covered[:1]]
+def _times(
+    covered: Sequence[Timed], device: torch.device, *, reference: bool
+) -> list[tuple[Timed, list[str], bool]]:
+    """Of the timed cases that a provider covers, those that are benchmarks, the metrics of each,
+    and whether it is a further one."""
+    if device.type == "cpu" or reference:
+        metric = DEVICE if device.type == "cpu" else HOST
+        return [(timed, [metric], False) for timed in covered[:1]]
     if len(covered) < 2:
-        return [(timed, [DEVICE, HOST]) for timed in covered]
-    return [(covered[-1], [DEVICE]), (covered[0], [HOST])]
+        return [(timed, [DEVICE, HOST], False) for timed in covered]
+    ends = [(covered[-1], [DEVICE], False), (covered[0], [HOST], False)]
+    return ends + [(timed, [DEVICE], True) for timed in covered[1:-1]]
 
 
 def _slowdowns(

@@ -71,8 +71,10 @@ class TimedCall(OpContender):
         metrics: Sequence[str] = (DEVICE, HOST),
     ) -> None:
         super().__init__(timed, device, package, files)
-        self.clock.longer = SPIN
-        self.row_clock = Clock(self.clock.queue, longer=SPIN)
+        # Turns repeat one call: its last time alone says how long to spin.
+        self.clock, self.row_clock = (
+            Clock(self.clock.queue, longer=SPIN, shortened=0.0) for _ in range(2)
+        )
         self.clocked = DEVICE in metrics and self.device.type != "cpu"
         self.repeated = DEVICE if self.device.type == "cpu" else HOST if HOST in metrics else None
         self.masters: dict[str, Inputs] = {}  # by layout
@@ -95,10 +97,6 @@ class TimedCall(OpContender):
         return 0 if self.device.type == "cpu" else torch.cuda.memory_allocated(self.device)
 
     # -- a turn -----------------------------------------------------------------------------
-
-    def rehearse(self) -> None:
-        """Take a turn that does not count: it makes what later ones find."""
-        self.gated_turn(0)
 
     def gated_turn(self, seed: int, call_number: int | None = None) -> dict[str, float]:
         """Seconds of a call, by reading, on values from this seed alone.

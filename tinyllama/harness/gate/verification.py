@@ -56,11 +56,16 @@ def prove(results: Results, reference: Results, exact: Results, slack: float) ->
         if (value.shape, value.dtype) != (expected.shape, expected.dtype):
             shape = f"{tuple(value.shape)} {value.dtype}"
             raise WrongResultError(f"{name} is {shape}, unlike the reference's")
-        allowed = 0.0
-        for norm, where in ((_widest_row, " in a row"), (_norm, "")):
-            eps = torch.finfo(expected.dtype).eps if expected.dtype.is_floating_point else 0.0
-            allowed = max(norm(expected.double() - oracle), eps * norm(oracle)) * SLACK * slack
-            error = norm(value.double() - oracle)
+        eps = torch.finfo(expected.dtype).eps if expected.dtype.is_floating_point else 0.0
+        errors = zip(
+            _norms(value.double() - oracle),
+            _norms(expected.double() - oracle),
+            _norms(oracle),
+            (" in a row", ""),
+            strict=True,
+        )
+        for error, usual, size, where in errors:
+            allowed = max(usual, eps * size) * SLACK * slack
             if not error <= allowed < math.inf:
                 raise WrongResultError(f"{name}: error {error:.3g} > {allowed:.3g}{where}")
         proofs[name] = proof_of(value, expected, oracle, allowed)
@@ -105,12 +110,10 @@ def _strides(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(s if n > 1 else 0 for n, s in zip(value.shape, value.stride(), strict=True))
 
 
-def _norm(value: torch.Tensor) -> float:
-    return float(value.norm())
-
-
-def _widest_row(value: torch.Tensor) -> float:
-    return float(torch.atleast_1d(value).norm(dim=-1).max())
+def _norms(value: torch.Tensor) -> tuple[float, float]:
+    """The norm of the widest row of a tensor in float64, and that of the whole tensor."""
+    rows = torch.atleast_1d(value.double()).norm(dim=-1)
+    return float(rows.max()), float(rows.norm())
 
 
 def projections(*tensors: torch.Tensor) -> list[tuple[float, ...]]:
@@ -121,11 +124,13 @@ def projections(*tensors: torch.Tensor) -> list[tuple[float, ...]]:
     for start in range(0, first.numel(), _PART):
         parts = [t.detach().flatten()[start : start + _PART].double() for t in tensors]
         generator = torch.Generator(first.device).manual_seed(start)
+        for row, part in zip(sums, parts, strict=True):
+            row -= part.sum()
         plus = torch.empty_like(parts[0])
         for place in range(PROJECTIONS):
-            plus.bernoulli_(0.5, generator=generator)  # 1 for the sign +, 0 for -
+            plus.bernoulli_(0.5, generator=generator)  # 1 where the sign is +, 0 where it is -
             for row, part in zip(sums, parts, strict=True):
-                row[place] += 2 * torch.dot(part, plus) - part.sum()
+                row[place] += 2 * torch.dot(part, plus)
     return [tuple(row) for row in sums.tolist()]
 
 

@@ -155,7 +155,6 @@ class Side:
             subject.expect(proofs)
         self._give_back()
         subject.warm_up(warm_up)
-        subject.rehearse()
         self._give_back()  # other pairs are timed first
 
     def turn(self, name: str, seed: int, call_number: int | None = None) -> dict[str, float]:

@@ -32,8 +32,9 @@ class Flush:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.buffer = torch.zeros(2 * last_level_bytes(device), dtype=torch.int8, device=device)
-        self.largest = torch.empty((), dtype=torch.int8, device=device)
+        words = -(-2 * last_level_bytes(device) // 4)
+        self.buffer = torch.zeros(words, dtype=torch.int32, device=device)
+        self.largest = torch.empty((), dtype=torch.int32, device=device)
 
     def __call__(self) -> None:
         torch.amax(self.buffer, 0, out=self.largest)

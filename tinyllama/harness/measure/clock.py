@@ -158,9 +158,16 @@ class Stamp:
 class Clock:
     """Stamps of one device: ``start = clock(); ...; reading = clock().since(start)``."""
 
-    def __init__(self, queue: Queue, spin_seconds: float = 1e-4, longer: float = 2.0) -> None:
-        """longer: how many times as long as the last enqueueing the next spin is at least."""
-        self.queue, self.longer = queue, longer
+    def __init__(
+        self,
+        queue: Queue,
+        spin_seconds: float = 1e-4,
+        longer: float = 2.0,
+        shortened: float = SHORTENED,
+    ) -> None:
+        """longer: how many times as long as the last enqueueing the next spin is at least.
+        shortened: it is at least this share of the last spin."""
+        self.queue, self.longer, self.shortened = queue, longer, shortened
         self.spin_seconds = self._shortest = spin_seconds
         self._overhead: float | None = None
 
@@ -204,7 +211,9 @@ class Clock:
             reading = Stamp(self.queue, 0.0).since(start)
             if reading.queued:
                 needed = max(self._shortest, self.longer * reading.host)
-                self.spin_seconds = min(LONGEST_SPIN, max(needed, SHORTENED * self.spin_seconds))
+                self.spin_seconds = min(
+                    LONGEST_SPIN, max(needed, self.shortened * self.spin_seconds)
+                )
                 return replace(reading, device=max(0.0, reading.device - self.overhead))
             if self.spin_seconds >= LONGEST_SPIN:
                 raise NotQueuedError(
@@ -237,7 +246,9 @@ class Clock:
             enough = isinstance(self.queue, HostQueue) or enqueued <= released
             if enough or self.spin_seconds >= LONGEST_SPIN:
                 needed = max(self._shortest, self.longer * (enqueued - started))
-                self.spin_seconds = min(LONGEST_SPIN, max(needed, SHORTENED * self.spin_seconds))
+                self.spin_seconds = min(
+                    LONGEST_SPIN, max(needed, self.shortened * self.spin_seconds)
+                )
                 return ended - released
             longer = max(2 * self.spin_seconds, self.longer * (enqueued - started))
             self.spin_seconds = min(LONGEST_SPIN, longer)
