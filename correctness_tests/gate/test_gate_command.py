@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
-from correctness_tests.support.own_repository import OP, Checkout, git, plain_git
+from correctness_tests.support.own_repository import OP, Checkout, first_commit, git, plain_git
 
 
 @pytest.fixture
@@ -32,9 +32,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     )
     monkeypatch.chdir(root)
     plain_git(monkeypatch)
-    git("init", "--quiet", "--initial-branch=main")
-    git("add", "--all")
-    git("commit", "--quiet", "--message=all")
+    first_commit()
     return Checkout(root)
 
 

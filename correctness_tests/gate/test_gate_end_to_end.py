@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from correctness_tests.support.commands import ROOT
-from correctness_tests.support.own_repository import Checkout, git, plain_git
+from correctness_tests.support.own_repository import Checkout, first_commit, plain_git
 
 
 @pytest.fixture
@@ -19,9 +19,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
         shutil.copy(ROOT / name, root / name)
     monkeypatch.chdir(root)
     plain_git(monkeypatch)
-    git("init", "--quiet", "--initial-branch=main")
-    git("add", "--all")
-    git("commit", "--quiet", "--message=all")
+    first_commit()
     return Checkout(root)
 
 

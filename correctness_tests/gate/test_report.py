@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.own_repository import git, plain_git
+from correctness_tests.support.own_repository import first_commit, plain_git
 from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.report import Base, Report, line, read, verify
 from tinyllama.harness.gate.snapshots import Repository
@@ -23,10 +23,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     folder.mkdir()
     monkeypatch.chdir(folder)
     plain_git(monkeypatch)
-    git("init", "--quiet", "--initial-branch=main")
     (folder / "op.py").write_text("x = 1\n")
-    git("add", "--all")
-    git("commit", "--quiet", "--message=one")
+    first_commit()
     (folder / "op.py").write_text("x = 2\n")
     return Repository(folder, tmp_path / "scratch")
 

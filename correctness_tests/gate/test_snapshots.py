@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.own_repository import git, plain_git
+from correctness_tests.support.own_repository import first_commit, git, plain_git
 from tinyllama.harness.gate import snapshots
 from tinyllama.harness.gate.snapshots import Repository, SnapshotError
 
@@ -18,9 +18,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     plain_git(monkeypatch)
     (folder / ".gitignore").write_text("ignored\n")
     (folder / "op.py").write_text("x = 1\n")
-    git("init", "--quiet", "--initial-branch=main")
-    git("add", "--all")
-    git("commit", "--quiet", "--message=one")
+    first_commit()
     git("tag", "v1")
     (folder / "op.py").write_text("x = 2\n")
     git("commit", "--quiet", "--all", "--message=two")

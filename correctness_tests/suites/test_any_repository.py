@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT
-from correctness_tests.support.own_repository import OP, git, plain_git
+from correctness_tests.support.own_repository import OP, first_commit, git, plain_git
 from correctness_tests.support.timed_suite import SUITE, Suite
 from tinyllama.bench import ceilings, measure_ops
 from tinyllama.harness import Registry, load_file
@@ -79,10 +79,8 @@ def write(path: str, name: str = "double", body: str = "x + x") -> None:
 
 
 def commit_all() -> None:
-    git("init", "--quiet", "--initial-branch=main")
     Path(".gitignore").write_text("results/\n.benchmarks/\n__pycache__/\n")
-    git("add", "--all")
-    git("commit", "--quiet", "--message=all")
+    first_commit()
 
 
 @pytest.mark.long

@@ -55,6 +55,13 @@ def git(*args: str) -> str:
     return run.stdout.strip()
 
 
+def first_commit() -> None:
+    """Make the current folder a repository, with all its files on the branch ``main``."""
+    git("init", "--quiet", "--initial-branch=main")
+    git("add", "--all")
+    git("commit", "--quiet", "--message=all")
+
+
 # A machine that nobody else uses, whoever does: the load of one that runs tests is no reason.
 QUIET = "import os\nos.getloadavg = lambda: (0.0, 0.0, 0.0)\n"
 

@@ -296,7 +296,7 @@ def _summarize(provided: Provided, findings: Sequence[Finding], verbose: bool) -
         parts = [*filter(None, [*_by_rank(faults), undecided(findings)])] or ["no fault"]
         counts = {"passed": passed, "not tried": blocked, "do not apply here": unsupported}
         words = ", ".join(f"{len(several)} {what}" for what, several in counts.items() if several)
-        parts.append(f"of {len(findings)} checks {words}")
+        parts.append(f"of {len(findings)} checks {words or 'none passed'}")
     _print(f"{name}: {'; '.join(parts)}")
 
 
