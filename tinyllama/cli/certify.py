@@ -14,9 +14,9 @@ def add(subparsers: Any) -> None:
     """Add the command; it sets ``run``, a function of the arguments that returns the status."""
     parser = subparsers.add_parser("certify", help="measure the gate's error rates on this device")
     parser.description = (
-        "Gate this tree against itself and store the blocks for the device; further runs add to "
-        "them. From 20 blocks on, estimate how often a merge of equal code would be stopped, and "
-        "which slowdowns would be found."
+        "Gate the ops of this folder against themselves and store the blocks for the device; "
+        "further runs add to them. From 20 blocks on, estimate how often a merge of equal code "
+        "would be stopped, and which slowdowns would be found."
     )
     add = parser.add_argument
     blocks = whole_within(0, 10**6)

@@ -1,27 +1,27 @@
-"""This tree gated against itself: A/A blocks of a device, and error rates from them."""
+"""The current folder gated against itself: A/A blocks of a device, and error rates from them."""
 
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.table import Table
 
-import tinyllama
 from tinyllama.harness.gate import calibrate, config
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Stopped
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Registered, Stopped
 from tinyllama.harness.gate.calibrate import Block, Certificate, Noise
 from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard
 from tinyllama.harness.gate.metric import margin_of
-from tinyllama.harness.gate.pair import Tree
+from tinyllama.harness.gate.pair import SideError, Tree
 from tinyllama.harness.gate.schedule import PairPool, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.waivers import Waivers
-from tinyllama.harness.gate.workspace import benchmarks_of, registered_by
+from tinyllama.harness.gate.workspace import benchmarks_of, registered_in
 from tinyllama.harness.machine.device import device_name, usable_device
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_results_dir
@@ -30,35 +30,58 @@ from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.verdict import Outcome
 from tinyllama.harness.report.terminal import console
 
-ROOT = Path(tinyllama.__file__).resolve().parent.parent
-
 
 def run(results: Path, blocks: int, device_option: str | None) -> int:
-    """Record so many blocks, and show the error rates; the exit status. Raises UsageError."""
+    """Record so many blocks of the current folder's ops, and show the error rates; the exit status.
+    Raises UsageError."""
     device = usable_device(device_option)
     try:
         check_results_dir(results)
-        noise = Noise.load(results, device_name(device))
-        if blocks and not record(noise, results, device, blocks):
-            return 1
-        return show(noise, results, device)
+        with tempfile.TemporaryDirectory() as folder:
+            tree = _Gated.here(Path(folder))
+            noise = Noise.load(results, device_name(device))
+            if blocks and not record(tree, noise, results, device, blocks):
+                return 1
+            return show(tree, noise, results, device)
     except (BusyError, Stopped) as stop:
         if isinstance(stop, Stopped) and stop.verdict.outcome is not Outcome.BUSY:
             raise UsageError(str(stop)) from stop
         print(f"tinyllama: {stop}", file=sys.stderr)
         return Outcome.BUSY.status
-    except ValueError as error:
+    except (ValueError, SideError) as error:
         raise UsageError(str(error)) from error
 
 
-def record(noise: Noise, results: Path, device: torch.device, blocks: int) -> bool:
+@dataclass(frozen=True)
+class _Gated:
+    """The tree in the current folder on both sides, and what is gated of it."""
+
+    base: Tree
+    candidate: Tree
+    registered: Registered
+
+    @staticmethod
+    def here(folder: Path) -> "_Gated":
+        """folder: of what both sides compile. Raises ValueError where no ops are named."""
+        root = Path.cwd()
+        rules = config.load(root)
+        base, candidate = (
+            Tree(side, root, sys.executable, "itself", folder / side, rules.slowdowns)
+            for side in (BASE, CANDIDATE)
+        )
+        return _Gated(base, candidate, registered_in([root], rules, rules))
+
+
+def record(tree: _Gated, noise: Noise, results: Path, device: torch.device, blocks: int) -> bool:
     """Add blocks one by one and save each. Returns whether no benchmark failed: one that fails now
     is not certified by its earlier blocks."""
     before = time.monotonic()
-    with _session(noise, device) as session:
+    with _session(tree, noise, device) as session:
         for number, statistics in enumerate(session.blocks(blocks), 1):
             pairs = session.effort.pairs
-            block = Block(now(), current_commit(), session.versions, pairs, statistics)
+            block = Block(
+                now(), current_commit(tree.base.root), session.versions, pairs, statistics
+            )
             noise.record(results, block)
             ended = time.monotonic()
             print(f"block {number} of {blocks}: {ended - before:.1f} s", flush=True)
@@ -69,12 +92,12 @@ def record(noise: Noise, results: Path, device: torch.device, blocks: int) -> bo
     return not failed
 
 
-def show(noise: Noise, results: Path, device: torch.device) -> int:
+def show(tree: _Gated, noise: Noise, results: Path, device: torch.device) -> int:
     """Print and write the error rates; 1 where a bar is missed. Raises ValueError for too few
     blocks."""
     rules = {
         (benchmark.name, metric): (margin_of(metric, device), tolerance)
-        for benchmark in benchmarks_of(ROOT, device, registered_by(config.load(ROOT)))
+        for benchmark in benchmarks_of(tree.base, device, tree.registered)
         if not benchmark.further  # these have no A/A blocks
         for metric, tolerance in benchmark.slowdowns.items()
     }
@@ -88,28 +111,23 @@ def show(noise: Noise, results: Path, device: torch.device) -> int:
 
 
 @contextmanager
-def _session(noise: Noise, device: torch.device) -> Iterator[Session]:
+def _session(tree: _Gated, noise: Noise, device: torch.device) -> Iterator[Session]:
     """A session of this tree against itself. Raises BusyError for a disturbed device."""
-    processor, rules = timing_processor(device), config.load(ROOT)
+    processor = timing_processor(device)
     with (
         of_stream(sys.stdout) as progress,
         DeviceGuard(device, waiting=lambda why: progress(f"waiting: {why}")) as guard,
-        tempfile.TemporaryDirectory() as folder,
         PairPool(processor) as pool,
     ):
         guard.wait_until_idle()
-        base, candidate = (
-            Tree(side, ROOT, sys.executable, "itself", Path(folder) / side, rules.slowdowns)
-            for side in (BASE, CANDIDATE)
-        )
         yield Session(
             Setting(
-                base=base,
-                candidate=candidate,
+                base=tree.base,
+                candidate=tree.candidate,
                 device=device,
-                registered=registered_by(rules),
+                registered=tree.registered,
                 noise=noise,
-                accepted=Waivers(ROOT),
+                accepted=Waivers(tree.base.root),
                 guard=guard,
                 affected=lambda benchmarks: {},
                 measure_all=True,

@@ -11,7 +11,7 @@ from tinyllama.harness.machine.errors import UsageError
 
 _OF_A_COMPARISON = (
     *("gate_json", "summary_markdown", "results_dir", "time_limit"),
-    *("unwatched", "all", "all_verdicts", "ops"),
+    *("unwatched", "all", "all_verdicts"),
 )
 
 

@@ -12,8 +12,9 @@ from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from correctness_tests.support.gate_samples import gate_report, run
 from tinyllama.harness.gate import config, snapshots
 from tinyllama.harness.gate.affected import Change
-from tinyllama.harness.gate.benchmarks import Benchmark
-from tinyllama.harness.gate.workspace import benchmarks_of, registered_by
+from tinyllama.harness.gate.benchmarks import BASE, Benchmark
+from tinyllama.harness.gate.pair import Tree
+from tinyllama.harness.gate.workspace import benchmarks_of, registered_in
 from tools import try_gate
 from tools.try_gate import BRANCHES, Edit, EditError, branched, copied
 
@@ -43,8 +44,10 @@ def checked_out(base: Path, root: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def declared() -> list[Benchmark]:
-    return benchmarks_of(ROOT, CPU, registered_by(config.load(ROOT)))
+def declared(tmp_path_factory: pytest.TempPathFactory) -> list[Benchmark]:
+    rules = config.load(ROOT)
+    tree = Tree(BASE, ROOT, sys.executable, "itself", tmp_path_factory.mktemp("caches"))
+    return benchmarks_of(tree, CPU, registered_in([ROOT], rules, rules))
 
 
 @pytest.mark.parametrize("name", BRANCHES)

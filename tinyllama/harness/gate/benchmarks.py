@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Registered:
     package: whose ops are loaded. files: paths and patterns of further ops, relative to the root of
     a tree, as pytest expands them; each side has its own files of these. modules: of entry points.
     own: only what files and modules declare are benchmarks, as in a repository that is not the
-    harness's. names: of the only ops that are compared; empty: of all. factory: ``module:name`` of
+    harness's. factory: ``module:name`` of
     a function that gives the further benchmarks of a device; empty: there are none.
     """
 
@@ -48,7 +48,6 @@ class Registered:
     files: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     own: bool = False
-    names: tuple[str, ...] = ()
     factory: str = ""
 
     def paths(self) -> tuple[str, ...]:
@@ -59,7 +58,8 @@ class Registered:
         return tuple(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
     def ops(self, device: torch.device) -> Iterator[tuple[Op, list[Provider]]]:
-        """The ops of that tree which are benchmarks on a device, with their providers."""
+        """The ops of the tree in the current folder that are benchmarks on a device, with their
+        providers. An op without timed cases gets one."""
         registry, named = loaded(self.package, self.paths())
         providers_of = {op.name: list(op.providers.values()) for op in registry.values()}
         if self.own:
@@ -69,8 +69,7 @@ class Registered:
             if self.own and not op.timed:
                 on_cpu = device.type == "cpu"
                 op.timed = [derived_case(op, DERIVED_ON_CPU if on_cpu else DERIVED_ON_GPU)]
-            if not self.names or name in self.names:
-                yield op, providers
+            yield op, providers
 
     def place(self, module: str) -> str:
         """The name of a module, or the path of the file of ops that it is in a repository that is
@@ -96,7 +95,7 @@ def strays(root: Path) -> list[str]:
 # Processes that run the same code differ by 4% in host time.
 ON_GPU = {DEVICE: 0.02, HOST: 0.12}
 ON_CPU = {DEVICE: 0.10}
-# Of the inputs of a case that no op names.
+# Bytes of the inputs, as float32, of a case that no op names.
 DERIVED_ON_GPU, DERIVED_ON_CPU = 2**26, 2**23
 FURTHER = 0.10  # at least, of a timed case between the smallest and the largest
 
@@ -127,8 +126,8 @@ class Benchmark:
 
 
 def usual_slowdowns(device: torch.device, stated: Mapping[str, float]) -> dict[str, float]:
-    """The slowdowns of what states none: those given, else ours; on a CPU at least ours, which are
-    above its noise."""
+    """The stated slowdowns, else the defaults; on a CPU at least the defaults, which are above its
+    noise."""
     if device.type != "cpu":
         return {**ON_GPU, **stated}
     return {metric: max(least, stated.get(metric, 0.0)) for metric, least in ON_CPU.items()}
@@ -142,10 +141,10 @@ def declared(
 
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. Device time of the cases between these is
-    `Benchmark.further`. On a CPU the smallest is timed alone. So it is of a reference beside other
-    providers, by the host: nobody ships it, and its large cases would take half of a gate's time.
-    A provider with a backward of its own is timed on the op's layouts, too. One that cannot be
-    timed has a benchmark without any.
+    `Benchmark.further`. On a CPU only the smallest is timed. A reference beside other providers has
+    host time alone: nobody ships it, and its large cases would take half of a gate's time. A
+    provider with a backward of its own is timed on the op's layouts, too. One that cannot be timed
+    has a benchmark without times.
     """
     return [
         benchmark
@@ -270,8 +269,8 @@ class Stopped(Exception):  # noqa: N818
 
 @dataclass
 class Listed:
-    """found: what both sides have; new: what the base's tree lacks; others: verdicts on what cannot
-    be compared."""
+    """common: what both sides have; new: what the base's tree lacks; verdicts: on what cannot be
+    compared."""
 
     common: dict[str, Benchmark] = field(default_factory=dict)
     new: dict[str, Benchmark] = field(default_factory=dict)
@@ -332,17 +331,13 @@ def matched(
         raise Stopped(Verdict("accepted", Outcome.MISSING, str(error))) from error
     listed = Listed()
     benchmarks = {**base, **candidate}
-    if unknown := [op for op in ops if not any(map(_is_of(op), benchmarks.values()))]:
-        timed = [benchmark.timed for benchmark in benchmarks.values()]
-        there = ", ".join(sorted({of.op for of in timed if isinstance(of, Timed)}))
-        text = f"--op {unknown[0]}: neither side has a benchmark of it; use one of {there}"
+    there = {op for op in map(_op_of, benchmarks.values()) if op}
+    if unknown := [op for op in ops if op not in there]:
+        names = ", ".join(sorted(there))
+        text = f"--op {unknown[0]}: neither side has a benchmark of it; use one of {names}"
         raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
     if ops:
-        benchmarks = {
-            n: benchmark
-            for n, benchmark in benchmarks.items()
-            if any(_is_of(op)(benchmark) for op in ops)
-        }
+        benchmarks = {name: b for name, b in benchmarks.items() if _op_of(b) in ops}
     for name in benchmarks:
         if name not in candidate and accepted.is_removed(name):
             listed.verdicts.append(Verdict(name, Outcome.SAME, "removed, and accepted as such"))
@@ -369,8 +364,7 @@ def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
     return replace(candidate, slowdowns=slowdowns, layout_bar=bar)
 
 
-def _is_of(op: str) -> Callable[[Benchmark], bool]:
-    """Whether a benchmark is one of that op; a step is of none."""
-    return lambda benchmark: (
-        isinstance(benchmark.timed, Timed) and not benchmark.factory and benchmark.timed.op == op
-    )
+def _op_of(benchmark: Benchmark) -> str:
+    """The op of a benchmark; empty for a step, which is of none."""
+    timed = benchmark.timed
+    return timed.op if isinstance(timed, Timed) and not benchmark.factory else ""

@@ -60,7 +60,7 @@ def run(options: Options) -> int:
         of_judge = _absolute(options, repository.root)
         task = {"options": of_judge, "judge": judge.label, "report": str(path), "began": began}
         status = _ended(judge, task, repository.root, folder)
-        return _believed(status, options, repository, path)
+        return _believed(status, of_judge, repository, path)
 
 
 def verified(options: Options, path: Path) -> str:
@@ -68,7 +68,7 @@ def verified(options: Options, path: Path) -> str:
     UsageError."""
     with _opened(options) as repository:
         try:
-            return report.verify(path, repository, options)
+            return report.verify(path, repository, _absolute(options, repository.root))
         except SnapshotError as error:
             raise UsageError(str(error)) from error
 

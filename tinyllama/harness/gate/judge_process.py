@@ -52,7 +52,7 @@ class Gate:
             repository.of_working_tree(),
             task.judge,
             f"{self.device.type} ({device_name(self.device)})",
-            only=list(task.options.op),
+            only=[*task.options.op, *task.options.ops],
             outputs=repository.reports,
         )
 
@@ -98,6 +98,8 @@ class Gate:
                     self._compare(prepared, base, folder)
                 if guard.holds and (disturbed := guard.after()):
                     self._say(label, "device", Outcome.BUSY, disturbed)
+                if guard.holds and guard.unreadable:
+                    self.report.notes.append(f"nothing watched the device: {guard.unreadable}")
         except (NotJudgedError, SnapshotError, OSError) as error:
             self._say(label, "comparison", Outcome.NOT_JUDGED, str(error))
         except ValueError as error:

@@ -1,10 +1,10 @@
 """The metrics of a benchmark over its blocks, and the figures that they give.
 
-Each metric has two readings in each turn. One is the figure that has always been compared: a call's
-device time between two queued events, or the host's time of the fastest of some calls. The other is
-all work: everything from the first call to the moment at which the device has nothing left to do, a
-call. It sees what the figure does not: other streams, destructors of results, a turn's first call,
-every fifth call. It decides with margins and an error rate of its own, and only on SLOWER.
+Each metric has two readings in each turn. One is the figure: a call's device time between two
+queued events, or the host's time of the fastest of some calls. The other is all work: of the device
+until it has nothing left to do, or of the host for all calls, divided by their number. It sees what
+the figure does not: other streams, destructors of results, a turn's first call, every fifth call.
+It decides with margins and an error rate of its own, and only on SLOWER.
 """
 
 import math
@@ -33,7 +33,7 @@ from tinyllama.harness.records.verdict import Figure, Outcome
 
 DEVICE, HOST = "device_seconds", "host_seconds"
 ALL_WORK = "all work of "  # before a metric: its other reading
-CALL = "a call"  # the longer of its times on both clocks, where device time is not the host's
+CALL = "a call"  # on a GPU, the longer of its times on both clocks
 MARGINS = {DEVICE: 0.005, HOST: 0.02}
 MARGIN_ON_CPU = 0.02
 
@@ -41,12 +41,12 @@ MOST = 2.0  # times the median: what a turn's reading of all work counts at most
 ALPHA = 5e-4  # of a false SLOWER by all work in a merge, beside that of the figures
 MARGIN = 0.01  # of all work; 20% of calls that are 50% slower make it 10% slower
 LEAST_SPREAD = 0.005  # of all work between blocks
-SUSPECT, ERRORS = 0.04, 2.0  # a slowdown, and how many standard errors: more blocks are taken
-CLOCK_RATIO = 4.0  # what a call takes by the judge's clock, and by a turn of its worker
+SUSPECT, SUSPECT_ERRORS = 0.04, 2.0  # a slowdown, and standard errors: more blocks are taken
+CLOCK_RATIO = 4.0  # what a call takes by the judge's clock, over what its worker says
 
 
 def margin_of(metric: str, device: torch.device) -> float:
-    """The slowdown of a metric on a device that counts as none."""
+    """The largest slowdown of a metric on a device that counts as none."""
     return MARGIN_ON_CPU if device.type == "cpu" else MARGINS[metric]
 
 
@@ -59,7 +59,7 @@ class ClockError(ValueError):
 
 def check_turn(turn: Turn, side: str, metrics: Collection[str], pace: float) -> None:
     """Raise ValueError for a turn without a time of each metric, and ClockError where a call takes
-    much longer by the judge's clock. pace: its seconds by that, at most."""
+    much longer by the judge's clock. pace: its seconds by that, an upper bound."""
     if {*turn} - {CALL} != {
         reading for metric in metrics for reading in (metric, ALL_WORK + metric)
     }:
@@ -104,7 +104,7 @@ class Block:
 
 
 def _work(turns: Sequence[Turn], metric: str) -> float:
-    """The mean of all work over the turns of a side. One that was interrupted decides nothing."""
+    """The mean of all work over the turns of a side. One that was interrupted counts little."""
     works = [turn[ALL_WORK + metric] for turn in turns]
     most = MOST * median(works)
     return mean(min(work, most) for work in works)
@@ -147,7 +147,7 @@ class Series:
     def suspect(self) -> bool:
         """Whether more blocks are needed to tell of all work."""
         slowdown = mean(self.all_work)
-        return slowdown > math.log1p(SUSPECT + self.accepted) and slowdown > ERRORS * self._error
+        return slowdown > max(math.log1p(SUSPECT + self.accepted), SUSPECT_ERRORS * self._error)
 
     def work_figure(self, metric: str) -> Figure | None:
         """The figure of all work that is slower; None where that is not certain."""
@@ -188,11 +188,12 @@ class Series:
 
     # -- in fresh processes -----------------------------------------------------------------
 
-    @property
-    def needs_again(self) -> int:
-        """How many fresh blocks are still needed to confirm a slowdown."""
-        far = any(self._is_far(blocks) for blocks in (self.again, self.again_work))
-        first = len(self.again) < LOOKS[0] or (len(self.again) == LOOKS[0] and far)
+    def needs_again(self, *, of_work: bool) -> int:
+        """How many fresh blocks are still needed to confirm a slowdown of the figure, or of all
+        work."""
+        first = len(self.again) < LOOKS[0] or self._is_far(
+            self.again_work if of_work else self.again
+        )
         return max(0, (LOOKS[0] if first else CONFIRM_BLOCKS) - len(self.again))
 
     def _is_far(self, blocks: Sequence[float]) -> bool:
@@ -200,15 +201,15 @@ class Series:
         return len(blocks) == LOOKS[0] and bool(far_above(blocks, self.rule) < 0)
 
     def confirm(self, figure: Figure) -> Figure:
-        """A figure that is SLOWER, confirmed by fresh blocks or INCONCLUSIVE, as a certificate
+        """A figure that is SLOWER, confirmed by fresh blocks or INCONCLUSIVE, as `calibrate`
         simulates it."""
         of_work = figure.metric.startswith(ALL_WORK)
         blocks = self.again_work if of_work else self.again
         first = self.all_work if of_work else self.statistics
-        again = _percent(float(np.exp(np.mean(blocks)))) if blocks else "no"
+        again = _percent(math.exp(mean(blocks))) if blocks else "no"
         history = self.history
         if of_work or not history.freedom:  # the spread of the blocks that were slower
-            history = Spread(float(np.std(first, ddof=1)), len(first) - 1)
+            history = Spread(stdev(first), len(first) - 1)
         if len(blocks) in (LOOKS[0], CONFIRM_BLOCKS) and confirmed(blocks, self.rule, history):
             return replace(figure, text=f"{figure.text}, confirmed by {again} in fresh processes")
         text = f"{figure.text}, not confirmed: {again} in {len(blocks)} fresh blocks"

@@ -53,9 +53,10 @@ _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first back
 
 @dataclass(frozen=True)
 class Tree:
-    """A side before it runs.
+    """What a side runs.
 
-    label: the user's name for it. caches: the folder of its compiled code, which all its processes
+    name: BASE or CANDIDATE. root: its folder. python: its interpreter. label: the user's name for
+    it. caches: the folder of its compiled code, which all its processes
     share. slowdowns: see `worker.Side`.
     """
 
@@ -118,11 +119,11 @@ def new_seed() -> int:
 
 
 class Pair:
-    """The workers of both sides. `ask` asks one of them, `each` both at once.
+    """The workers of both sides. `ask` asks one of them, `ask_both` both at once.
 
     processor: both are pinned to it in their turns, unless it is None. leading: the side that is
-    asked first, which the session alternates. preload: further modules that the workers import
-    before they are asked.
+    asked first, which alternates from block to block. preload: further modules that the workers
+    import before they are asked.
     """
 
     def __init__(
@@ -186,8 +187,12 @@ class Pair:
             raise self.unstarted
 
         def make(name: str) -> None:
-            tree = self.trees[name]
-            make_side(self.workers[name], self.device, self.registered, tree.slowdowns)
+            stated = dict(self.trees[name].slowdowns)
+            given = {"device": str(self.device), "registered": self.registered, "slowdowns": stated}
+            try:
+                self.workers[name].make("side", FACTORY, timeout=READY, **given)
+            except WorkerError as error:
+                raise self._error(name, error) from error
 
         self._at_once(self.order, make)
 
@@ -241,17 +246,11 @@ class Pair:
     def _at_once(self, sides: Sequence[str], do: Callable[[str], Any]) -> dict[str, Any]:
         with ThreadPoolExecutor(2) as pool:
             answers_by_side = {name: pool.submit(do, name) for name in sides}
-        answers = {}
-        for name, answer in answers_by_side.items():
-            try:
-                answers[name] = answer.result()
-            except WorkerError as error:
-                raise self._error(name, error) from error
-        return answers
+        return {name: answer.result() for name, answer in answers_by_side.items()}
 
     def _error(self, name: str, error: WorkerError) -> SideError:
-        """What went wrong on a side, whose process is then replaced: unless it lacked memory, which
-        it has given back once it ends the benchmark."""
+        """A side's error. The processes of both are then replaced, unless memory was lacking: that
+        is given back when the benchmark ends."""
         side_error = SideError(name, error)
         self.failed = self.failed or not side_error.memory
         return side_error
@@ -329,8 +328,8 @@ class Pair:
         return seconds
 
     def pace(self, name: str, benchmark: Benchmark) -> float:
-        """Seconds of a call of a side, by the clock of this process: at most that."""
-        calls, fastest = 2, math.inf  # two of them tell how many are long enough
+        """Seconds of a call of a side, by the clock of this process: an upper bound."""
+        calls, fastest = 2, math.inf  # the first two say how many calls are long enough
         for _ in range(PACES):
             with self._timing():
                 self.ask(name, "ready", benchmark.name)
@@ -340,7 +339,7 @@ class Pair:
             fastest = min(fastest, took / calls)
             if took >= PACED and calls >= PACED_CALLS:
                 break
-            # A reading has all of the asking in it, so the next one has more calls than this says.
+            # Asking takes time too, so the next reading has more calls than this says.
             calls = max(PACED_CALLS, math.ceil(PACE_MORE * PACED * calls / took))
         return fastest
 
@@ -357,8 +356,8 @@ class Pair:
 
     @contextmanager
     def _timing(self) -> Iterator[None]:
-        """Pin both sides to one processor while one of them is timed, and stop each that waits:
-        nothing that its calls have left goes on."""
+        """Pin both sides to one processor while one of them is timed, and stop the other, with any
+        work that it left running."""
         if self.processor is not None:
             self.ask_both("pin", self.processor)
         for worker in self.workers.values():
@@ -382,7 +381,8 @@ class Pair:
         began = time.monotonic()
         for index in range(pairs):
             enough = index % 2 == 1 and index + 1 >= FEWEST and time.monotonic() - began > LONGEST
-            last, seed = enough or index == pairs - 1, new_seed()
+            last = enough or index == pairs - 1
+            seed = new_seed()
             for name in sides[:: 1 if index % 2 == 0 else -1]:
                 pace = paces.get(name, 0.0)
                 turn = self._turn(name, benchmark, seed, call_number if last else None, pace)
@@ -403,17 +403,3 @@ class Pair:
         turn: Turn = self.ask(name, "turn", benchmark.name, seed, call_number)
         check_turn(turn, name, benchmark.slowdowns, pace)
         return turn
-
-
-def make_side(
-    worker: Worker, device: torch.device, registered: Registered, slowdowns: Mapping[str, float]
-) -> None:
-    """Make a worker's `Side`, under the key ``side``."""
-    worker.make(
-        "side",
-        FACTORY,
-        timeout=READY,
-        device=str(device),
-        registered=registered,
-        slowdowns=dict(slowdowns),
-    )

@@ -20,6 +20,7 @@ from tinyllama.harness.records.outcome import TO_DO, Outcome, worst
 SCHEMA = 1
 MOST_ALIKE = 8  # lines of what needs no reading; more are counted in one
 REFERENCE = "eager"
+_PROVED = (Outcome.WRONG_RESULT, Outcome.SLOWER)
 _BY_TITLE = {outcome.title: outcome for outcome in Outcome}
 
 
@@ -57,7 +58,7 @@ class Base(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct):
     """All that a gate says.
 
-    candidate: git's hash of the tree. only: the ops that were compared, where not all were.
+    candidate: git's hash of the tree. only: the names of ops, and the files, that options chose.
     judge: whose harness. outputs: files in the checkout that the gate writes. protected: what the
     candidate changes of what judges. ended: why the gate ended early.
     """
@@ -78,10 +79,11 @@ class Report(msgspec.Struct):
     comparisons: list[dict[str, Any]] = []
 
     def conclude(self) -> None:
-        """Set the status from the verdicts."""
+        """Set the status from the verdicts: what is proved counts also where the gate ended."""
         if not self.verdicts and not self.ended:
             self.verdicts.append(line("gate", "gate", Outcome.MISSING, "nothing was compared"))
-        self.status = 2 if self.ended else worst(line.verdict for line in self.verdicts).status
+        outcome = worst(line.verdict for line in self.verdicts)
+        self.status = 2 if self.ended and outcome not in _PROVED else outcome.status
 
     @property
     def missing(self) -> list[str]:
@@ -181,8 +183,10 @@ def verify(path: Path, repository: Repository, options: Options) -> str:
         raise UsageError(f"{path} is of another tree than {repository.root}: gate this one")
     if options.device and report.device.partition(" ")[0] != options.device.partition(":")[0]:
         raise UsageError(f"{path} is of {report.device}, not of {options.device}: gate there")
-    if report.only and not (options.op and {*options.op} <= {*report.only}):
-        raise UsageError(f"{path} compares {', '.join(report.only)} alone (--op): gate all of it")
+    chosen = {*options.op, *options.ops}
+    if report.only and not (chosen and chosen <= {*report.only}):
+        only = ", ".join(report.only)
+        raise UsageError(f"{path} compares {only} alone: gate all, or add the same --op and --ops")
     commits = {base.commit for base in report.bases}
     for revision in options.against:
         if (commit := repository.resolve(revision)) not in commits:

@@ -43,7 +43,7 @@ from tinyllama.harness.gate.metric import Series, margin_of
 from tinyllama.harness.gate.pair import Pair, SideError
 from tinyllama.harness.gate.sequential_test import CONFIRM_BLOCKS, LOOKS, Rule
 from tinyllama.harness.gate.setting import Affected, BenchmarkState, Setting
-from tinyllama.harness.gate.wave import Processes, Wave, sizes
+from tinyllama.harness.gate.wave import Processes, Wave, wave_size
 from tinyllama.harness.machine.worker import all_ended
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
@@ -428,7 +428,7 @@ class Session(Processes):
         while behind := [state for state in self._prepared(which) if state.blocks < look]:
             fewest = min(state.blocks for state in behind)
             states_behind = [state for state in behind if state.blocks == fewest]
-            self._wave(states_behind, sizes(look - fewest, self.setting.at_once)[0])
+            self._wave(states_behind, wave_size(look - fewest, self.setting.at_once))
         for state in self._prepared(which):
             with self.errors_as_verdict(state):
                 state.look(last=look == LOOKS[-1])
@@ -461,7 +461,7 @@ class Session(Processes):
             self._ask_device(self.setting.guard.wait_until_idle)
             self.setting.say(f"{len(behind)} new: {LOOKS[0]} blocks for their bars on layouts")
         while behind:
-            self._wave(behind, sizes(LOOKS[0] - len(behind[0].seconds), self.setting.at_once)[0])
+            self._wave(behind, wave_size(LOOKS[0] - len(behind[0].seconds), self.setting.at_once))
             behind = [s for s in behind if s.has(Outcome.NEW) and len(s.seconds) < LOOKS[0]]
         for state, _ in pairs:
             if state.verdict is not None and state.has(Outcome.NEW):
@@ -489,7 +489,6 @@ class Session(Processes):
 
     def _keep(self, state: BenchmarkState, wave: Wave, again: bool) -> None:
         for launch in wave.launches[state.name]:
-            assert launch.block is not None
             state.first_calls.append(launch.first_calls)
             if not again:
                 state.seconds.append(launch.block.seconds)
@@ -527,7 +526,7 @@ class Session(Processes):
             fewest = min(state.again for state in waiting)
             states_behind = [state for state in waiting if state.again == fewest]
             needed = min(state.needs_again for state in states_behind)
-            self._wave(states_behind, sizes(needed, self.setting.at_once)[0], again=True)
+            self._wave(states_behind, wave_size(needed, self.setting.at_once), again=True)
         for state in suspects:
             if state.has(Outcome.SLOWER):  # an error meanwhile is its verdict
                 state.confirm()

@@ -212,12 +212,16 @@ class BenchmarkState:
     @property
     def needs_again(self) -> int:
         """How many fresh blocks its SLOWER times still need."""
-        slower = {
-            figure.metric.removeprefix(ALL_WORK)
-            for figure in self.figures
-            if figure.outcome is Outcome.SLOWER
-        }
-        return max((s.needs_again for m, s in self.series.items() if m in slower), default=0)
+        slower = [figure.metric for figure in self.figures if figure.outcome is Outcome.SLOWER]
+        return max(
+            (
+                series.needs_again(of_work=name != metric)
+                for metric, series in self.series.items()
+                for name in (metric, ALL_WORK + metric)
+                if name in slower
+            ),
+            default=0,
+        )
 
     def confirm(self) -> None:
         """Hold each time that is SLOWER to the fresh blocks, once."""

@@ -3,18 +3,18 @@
 A turn has two readings of each metric (`tinyllama.harness.gate.metric`). Device time is of the
 first call of a turn, on cold caches, behind a spin kernel that outlasts the enqueueing. Host time,
 and on a CPU all time, is of the fastest of some calls in a row: other work on the machine only
-adds. All work is of a row of calls whose results are dropped as they come, until the device is
-idle.
+adds. All work is of a row of calls whose results are dropped as they come; on a GPU until the
+device is idle.
 
-Each turn has input values that no process has seen: those that are drawn once, with each feature
-(along the last dimension) multiplied by a number near 1. These numbers come from a seed that the
+Each turn has input values that no process has seen: the case's own, with each feature (along the
+last dimension) multiplied by a number near 1. These numbers come from a seed that the
 judge draws when it asks for the turn. So both sides get the same values, making them costs as much
 as a copy, and they are written to the addresses of the turn before, as in a training loop. Drawing
-all values anew would take 5 to 25 times as long as a turn on a CPU. Integers and single numbers
-keep their values.
+all values anew would take 5 to 25 times as long as a turn on a CPU. Integers, single numbers and
+inputs with a stride of 0 keep their values.
 
-In a block's last turn one call, chosen at random by the judge, keeps its results, which are then
-held to float64.
+In a block's last turn one call, chosen at random by the judge among those whose time is a figure,
+keeps its results, which are then held to float64.
 
 The backward pass runs in its caller's thread: handing it to autograd's thread for a device is
 torch's cost, not that of the compared code.
@@ -41,8 +41,8 @@ from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResu
 
 SPIN = 1.4  # times the time to enqueue a call; the device spins before each call that is timed
 CALLS = 7  # in a row on the host; the first counts as work, and not among the fastest
-# In a row on the device. With the call that is the figure these are four: what every fourth call
-# does falls on one of them in each turn, what every fifth does on each of them in some.
+# In a row on the device. With the call whose time is the figure a turn has four calls: work in
+# every fourth call is in each turn, work in every fifth in most.
 DEVICE_CALLS = 3
 FACTORS, WIDTH = 1024, 0.125  # how many numbers near 1; from 1 - WIDTH/2 to 1 + WIDTH/2
 
@@ -60,7 +60,7 @@ class _Call:
 
 
 class TimedCall(OpContender):
-    """A provider on one case. metrics: those of its times."""
+    """A provider on one case. metrics: what is timed."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class TimedCall(OpContender):
         metrics: Sequence[str] = (DEVICE, HOST),
     ) -> None:
         super().__init__(timed, device, package, files)
-        # Turns repeat one call: its last time alone says how long to spin.
+        # Turns repeat one call: its last enqueueing says how long the next spin is.
         self.clock, self.row_clock = (
             Clock(self.clock.queue, longer=SPIN, shortened=0.0) for _ in range(2)
         )
@@ -81,7 +81,7 @@ class TimedCall(OpContender):
         self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
         self.seed = self.place = 0  # of the values of a turn; of the call that is prepared
         self.retained: _Call | None = None  # of the last turn, where the judge asked for it
-        self.kept_bytes = 0  # by the first call, for later ones
+        self.kept_bytes = 0  # that the first call leaves allocated
 
     def run_once(self) -> None:
         """Compile everything that a call needs, and note the bytes that stay allocated."""
@@ -175,8 +175,9 @@ class TimedCall(OpContender):
     # -- right results ----------------------------------------------------------------------
 
     def verify(self, seed: int) -> dict[str, Proof]:
-        """Hold a call on the values of a seed to float64, on contiguous inputs and then on each
-        layout of the op, and check that it leaves its inputs unchanged. Raises WrongResultError."""
+        """Hold a call on the values of a seed to float64, and check that it leaves its inputs
+        unchanged; a provider with kernels or a backward pass of its own also on each layout of the
+        op. Raises WrongResultError."""
         return self._proofs_of(self.case.provider, seed)
 
     def reference(self, seed: int) -> dict[str, Proof]:
@@ -203,8 +204,8 @@ class TimedCall(OpContender):
         return proofs
 
     def proofs(self) -> dict[str, Proof]:
-        """Hold the results of the call that the last turn kept to float64. Raises
-        WrongResultError, ValueError where none was kept."""
+        """Hold the call that the last turn kept to float64. Raises WrongResultError, and ValueError
+        where none was kept."""
         if self.retained is None:
             raise ValueError(f"{self.case}: the last turn kept no call")
         call = self.retained
@@ -291,10 +292,9 @@ class TimedCall(OpContender):
         factors: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by width and dtype
         for target, value in zip(tensors_of(into), tensors_of(master), strict=True):
             if value.dtype.is_floating_point and value.numel() > 1 and 0 not in value.stride():
-                key = width, _ = value.shape[-1], value.dtype
+                key = width, dtype = value.shape[-1], value.dtype
                 if key not in factors:
-                    repeated = numbers.repeat(-(-width // FACTORS)) if width > FACTORS else numbers
-                    factors[key] = repeated[:width].to(value.dtype)
+                    factors[key] = numbers.repeat(-(-width // FACTORS))[:width].to(dtype)
                 torch.mul(value, factors[key], out=target)
             else:
                 target.untyped_storage().copy_(value.untyped_storage())
@@ -302,7 +302,7 @@ class TimedCall(OpContender):
 
 
 def _fastest(calls: Sequence[_Call]) -> float:
-    """The mean of two minima: of calls 1, 3, 5, ... and of calls 2, 4, 6, ..."""
+    """The mean of two minima, of calls 1, 3, 5, ... and of calls 2, 4, 6, ..., without call 0."""
     return statistics.mean(min(call.seconds for call in calls[n::2]) for n in (1, 2))
 
 

@@ -1,18 +1,17 @@
-"""The processes of a comparison, and waves of blocks: as many fresh pairs as may work at the same
-time each give one block of every benchmark that is undecided.
+"""The processes of a comparison, and waves of blocks: several fresh pairs start together, and each
+gives one block of every undecided benchmark.
 
-So a look costs one start of processes, not four. All pairs make a benchmark ready at once. Then
-one after the other, with nothing else at work, is timed and holds the results of a timed call to
-the reference in float64, which takes much memory.
+So four blocks need one start of processes, not four. All pairs make a benchmark ready at once. Then
+one pair after the other is timed, with nothing else at work, and holds the results of a timed call
+to the reference in float64, which takes much memory.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Stopped
 from tinyllama.harness.gate.metric import Block, ClockError
@@ -27,7 +26,7 @@ LOOKED = 10.0  # seconds between checks for other work on the device
 class Processes:
     """Pairs of processes for a comparison, how long its stages took, and what their errors mean.
 
-    stage: that of now. launched: blocks.
+    stage: the current one. launched: how many blocks so far.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -73,7 +72,7 @@ class Processes:
         except SideError as error:
             if all_ended():
                 raise
-            accused = error.wrong and error.side == CANDIDATE  # the base's error is not its fault
+            accused = error.wrong and error.side == CANDIDATE  # an error of the base accuses nobody
             outcome = Outcome.WRONG_RESULT if accused else Outcome.NOT_JUDGED
             state.settle(outcome, f"{error.side}: {error.words}")
         except ValueError as error:
@@ -82,10 +81,10 @@ class Processes:
 
 @dataclass
 class Launch:
-    """What a pair of a wave gives a benchmark. first_calls: by side, their seconds."""
+    """What a pair of a wave gives a benchmark. first_calls: seconds by side."""
 
     first_calls: dict[str, float]
-    block: Block | None = None  # once it was taken
+    block: Block
 
 
 @dataclass
@@ -118,7 +117,8 @@ class Wave:
                     except SideError as error:
                         if not (error.memory and self.count > 1):
                             raise
-                        self._alone(pairs, state)
+                        for pair in pairs:  # together they do not find the memory
+                            self._take([pair], state, pool, WARM_UP)
                     except ClockError as error:
                         self.disturbed = f"{state.name}: {error}"
                 if self.disturbed or self._is_disturbed(pairs, late=True):
@@ -137,29 +137,24 @@ class Wave:
         ended with it."""
         processes, benchmark = self.processes, state.benchmark
 
-        def make_ready(pair: Pair) -> Launch:
-            pair = processes.working(pair)
-            return Launch(pair.make_ready(benchmark, state.proofs, warm_up))
+        def make_ready(pair: Pair) -> dict[str, float]:
+            return processes.working(pair).make_ready(benchmark, state.proofs, warm_up)
 
+        launches = []
         with ExitStack() as stack:
             for pair in pairs:
                 stack.enter_context(pair.ending(benchmark))
-            launches = _all(pool, make_ready, pairs)
-            for pair, launch in zip(pairs, launches, strict=True):
-                launch.block = self._timed(pair, state)
+            futures = [pool.submit(make_ready, pair) for pair in pairs]
+            wait(futures)  # no pair may still work while another is timed, or after an error
+            first_calls = [future.result() for future in futures]
+            for pair, seconds in zip(pairs, first_calls, strict=True):
+                launches.append(Launch(seconds, self._timed(pair, state)))
                 pair.hold_results(benchmark)
         self.launches.setdefault(state.name, []).extend(launches)
 
-    def _alone(self, pairs: Sequence[Pair], state: BenchmarkState) -> None:
-        """The same, one pair after the other: together they do not find the memory."""
-        self.launches.pop(state.name, None)
-        with ThreadPoolExecutor(1) as pool:
-            for pair in pairs:
-                self._take([pair], state, pool, WARM_UP)
-
     def _timed(self, pair: Pair, state: BenchmarkState) -> Block:
-        """The turns of a benchmark that is ready. In its first block also the seconds of a call by
-        this process's clock."""
+        """The turns of a benchmark that is ready. Its first block also times calls by this
+        process's clock."""
         processes, benchmark = self.processes, state.benchmark
         if not (state.paces or benchmark.factory):
             state.paces = {side: pair.pace(side, benchmark) for side in pair.sides(benchmark)}
@@ -174,17 +169,6 @@ class Wave:
         return bool(self.disturbed)
 
 
-def _all(
-    pool: ThreadPoolExecutor, do: Callable[[Pair], object], pairs: Sequence[Pair]
-) -> list[Any]:
-    """What each pair gives, at once. Raises the first error once all have ended."""
-    futures = [pool.submit(do, pair) for pair in pairs]
-    for future in futures:
-        future.exception()
-    return [future.result() for future in futures]
-
-
-def sizes(count: int, at_once: int) -> list[int]:
-    """Waves of about the same size for so many blocks."""
-    waves = math.ceil(count / at_once)
-    return [count // waves + (number < count % waves) for number in range(waves)]
+def wave_size(blocks: int, at_once: int) -> int:
+    """How many of so many blocks the next wave takes: all waves are of about the same size."""
+    return math.ceil(blocks / math.ceil(blocks / at_once))

@@ -21,14 +21,13 @@ from tinyllama.harness.gate.calibrate import Noise
 from tinyllama.harness.gate.config import Config
 from tinyllama.harness.gate.device_guard import DeviceGuard
 from tinyllama.harness.gate.options import Options
-from tinyllama.harness.gate.pair import Tree, make_side
+from tinyllama.harness.gate.pair import Pair, Tree
 from tinyllama.harness.gate.protected_files import GATE, deleted_tests, instrument, judging_files
 from tinyllama.harness.gate.report import Base
 from tinyllama.harness.gate.schedule import PairPool, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Affected, Setting, Stages
 from tinyllama.harness.gate.snapshots import Repository
-from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.progress import Progress
 
@@ -99,15 +98,17 @@ def prepared(
         repository.changed(*(snapshot.tree for snapshot in snapshots.values())),
         affected.UNRELATED if of_base.unrelated is None else of_base.unrelated,
     )
-    version = str(config.project(roots[CANDIDATE]).get("project", {}).get("version", "0"))
-    results = Path(options.results_dir) if options.results_dir else HARNESS / "results"
+    version = str(config.project(roots[CANDIDATE]).get("project", {}).get("version", ""))
+    results = Path(options.results_dir) if options.results_dir else roots[BASE] / "results"
     processor = timing_processor(device)
     with PairPool(processor) as pool:
         setting = Setting(
             base=tree(BASE, base.python, base.label, of_base.slowdowns),
             candidate=tree(CANDIDATE, sys.executable, f"tree {candidate[:10]}", here.slowdowns),
             device=device,
-            registered=_registered(options, rules if ours else of_base, here, [*roots.values()]),
+            registered=registered_in(
+                [*roots.values()], rules if ours else of_base, here, options.ops
+            ),
             noise=Noise.load(results, device_name(device)),
             accepted=waivers.load(
                 roots[CANDIDATE] / waivers.FILE,
@@ -142,29 +143,32 @@ def without_folders(text: str, folder: Path, base: str) -> str:
     return text.replace(f"{folder / CANDIDATE}/", "").replace(f"{folder / BASE}/", f"{base}:")
 
 
-def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> list[Benchmark]:
-    """The benchmarks of a tree on a device, listed in a process of its own."""
-    with worker.Worker("benchmarks", cwd=root) as process:
-        make_side(process, device, registered, config.load(root).slowdowns)
-        benchmarks: list[Benchmark] = process.call("side", "benchmarks")
+def benchmarks_of(tree: Tree, device: torch.device, registered: Registered) -> list[Benchmark]:
+    """The benchmarks of a tree on a device, listed in a process of its own. Raises SideError."""
+    pair = Pair([tree], device, registered)
+    try:
+        pair.open()
+        benchmarks: list[Benchmark] = pair.ask(tree.name, "benchmarks")
+    finally:
+        pair.close()
     return benchmarks
 
 
-def registered_by(rules: Config) -> Registered:
-    """What the pyproject.toml of this process's harness, or of a package of ops, says is gated."""
-    factory = rules.benchmarks
-    if factory:
-        importlib.import_module(factory.partition(":")[0])  # its classes are in workers' answers
-    return Registered(rules.package or OPS, factory=factory)
+def registered_in(
+    trees: Sequence[Path], base: Config, candidate: Config, ops: Sequence[str] = ()
+) -> Registered:
+    """What the trees of both sides gate. ops: files or patterns that replace those of their
+    pyproject.toml. A pattern or an entry point that the candidate dropped drops no benchmark.
 
-
-def _registered(options: Options, base: Config, here: Config, trees: Sequence[Path]) -> Registered:
-    """What is gated. A pattern or an entry point that the candidate dropped drops no benchmark."""
+    Raises NotJudgedError where nothing is named, and ValueError for a pattern that cannot be used.
+    """
     if base.package:
-        if options.ops:
+        if ops:
             raise NotJudgedError(f"--ops: the ops of {base.package} are gated here: remove it")
-        return registered_by(base)
-    patterns = options.ops or tuple(dict.fromkeys([*here.ops, *base.ops]))
+        if base.benchmarks:  # its classes are in workers' answers
+            importlib.import_module(base.benchmarks.partition(":")[0])
+        return Registered(base.package, factory=base.benchmarks)
+    patterns = tuple(ops or dict.fromkeys([*candidate.ops, *base.ops]))
     for pattern in patterns:
         if os.path.isabs(pattern) or os.pardir in Path(pattern).parts:
             raise ValueError(
@@ -173,26 +177,23 @@ def _registered(options: Options, base: Config, here: Config, trees: Sequence[Pa
     modules = tuple(dict.fromkeys(name for tree in trees for name in config.entry_points(tree)))
     if not patterns and not modules:
         raise NotJudgedError(
-            "no ops are named: add --ops FILE, or [tool.tinyllama] ops to pyproject.toml"
+            "no ops are named: add [tool.tinyllama] ops to pyproject.toml, or --ops FILE"
         )
-    named = () if options.ops else modules
-    return Registered(OPS, patterns, named, own=True, names=options.op)
+    return Registered(OPS, patterns, () if ops else modules, own=True)
 
 
 def _affected(
     change: affected.Change, benchmarks: Sequence[Benchmark], *, everything: bool
 ) -> Mapping[str, Affected]:
     change.benchmarks = list(benchmarks)
-    if everything:
-        return {benchmark.name: Affected("--all") for benchmark in benchmarks}
     return {
         benchmark.name: Affected(
             why,
-            host=bool(change.why(benchmark, host=True)),
+            host=everything or bool(change.why(benchmark, host=True)),
             op_differs=change.op_differs(benchmark),
         )
         for benchmark in benchmarks
-        if (why := change.why(benchmark))
+        if (why := "--all" if everything else change.why(benchmark))
     }
 
 
