@@ -116,6 +116,17 @@ def test_further_benchmarks_are_not_certified(certify: Certify) -> None:
     assert certify.blocks() == [{"a"}]
 
 
+def test_the_ops_of_the_current_folder_are_certified(
+    certify: Certify, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(certify.folder)
+    assert certify.run("--blocks=1") == USAGE
+    assert "no ops are named" in capsys.readouterr().err
+    (certify.folder / "pyproject.toml").write_text('[tool.tinyllama]\nops = ["kernels/*.py"]\n')
+    certify.run("--blocks=1")
+    assert certify.blocks() == [{"a", "b"}]
+
+
 @pytest.mark.parametrize("look", ["lock", "during", "before"])
 def test_a_device_that_is_held_or_disturbed_gives_status_14(
     certify: Certify, monkeypatch: pytest.MonkeyPatch, look: str

@@ -149,6 +149,18 @@ def test_work_that_the_figure_does_not_show_is_slower_and_confirmed(
     assert bool(re.search(said, text)) is (more > 1)
 
 
+def test_far_more_work_in_fresh_blocks_leaves_a_slower_figure_its_own_confirmation() -> None:
+    script = Script("a", noise=1e-4)
+    script.slower("a", device_seconds=1.04)
+
+    def turn(name: str) -> dict[str, float]:
+        slower = {**SECONDS, DEVICE: 1.04 * SECONDS[DEVICE]}
+        return slower | {ALL_WORK + m: seconds * 1.5 for m, seconds in slower.items()}
+
+    script.on(CANDIDATE, "turn", turn, "a", when=lambda: script.confirming)
+    assert script.ends(Outcome.SLOWER, "confirmed by +4").outcome is Outcome.SLOWER
+
+
 def test_work_that_was_hidden_in_the_first_blocks_alone_takes_more_blocks() -> None:
     script, by = Script("a", noise=0.0), {2: 1.02, 3: 1.6, 4: 1.3, 5: 1.7}
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,14 +80,19 @@ def test_a_report_that_proves_nothing_is_refused(
         verify(tmp_path / "gate.json", repository, ASKED)
 
 
+@pytest.mark.parametrize("option", ["op", "ops"])
 def test_a_report_without_what_the_command_requires_is_refused(
-    green: Report, repository: Repository, tmp_path: Path
+    green: Report, repository: Repository, tmp_path: Path, option: str
 ) -> None:
+    def asked(name: str) -> Options:
+        chosen: dict[str, Any] = {option: (name,)}
+        return replace(ASKED, **chosen)
+
     path, green.only = tmp_path / "gate.json", ["norm"]
     green.write(path)
-    assert verify(path, repository, replace(ASKED, op=("norm",)))
+    assert verify(path, repository, asked("norm"))
     with pytest.raises(UsageError, match="--op"):
-        verify(path, repository, replace(ASKED, op=("other",)))
+        verify(path, repository, asked("other"))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 0}', "null"])
@@ -113,6 +119,9 @@ def test_a_proved_verdict_decides_before_an_unknown_one(
     green.verdicts = [line("main", str(n), outcome, "") for n, outcome in enumerate(outcomes)]
     green.conclude()
     assert green.status == status
+    green.ended = "Ctrl-C"
+    green.conclude()
+    assert green.status == (status if status in (10, 16) else 2), "what is not proved is open"
 
 
 def test_people_read_one_line_a_verdict_and_references_apart(green: Report) -> None:

@@ -49,6 +49,8 @@ def test_an_entry_is_an_error_from_its_release_on(tmp_path: Path, version: str) 
     assert load(tmp_path / "here.toml", "0.3.0.dev1", device="cpu").entries
     with pytest.raises(ValueError, match=r"here\.toml.*accepted until 0\.3\.0"):
         load(tmp_path / "here.toml", version, device="cpu")
+    with pytest.raises(ValueError, match="version"):
+        load(tmp_path / "here.toml", "", device="cpu")
 
 
 def test_an_unknown_benchmark_is_an_error(tmp_path: Path) -> None:
