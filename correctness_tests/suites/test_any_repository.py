@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from correctness_tests.corpus.variants import FOLDER, variants_of
 from correctness_tests.support.commands import ROOT
 from correctness_tests.support.own_repository import OP, first_commit, git, plain_git
 from correctness_tests.support.timed_suite import SUITE, Suite
@@ -283,52 +284,17 @@ def test_the_plugin_is_loaded_once_and_loads_nothing() -> None:
     assert loaded == {"tinyllama", "tinyllama.suites", entry.__name__} | (loaded & {"glob"})
 
 
-OUT_OF_BOUNDS = """
-import torch
-import triton
-import triton.language as tl
-
-from tinyllama.harness import Case, Op, Tensor
-
-twice = Op(
-    "twice",
-    inputs={"x": Tensor("N")},
-    outputs={"y": "N"},
-    cases=[Case(N=64), Case(N=37)],
-    dtypes=(torch.float32,),
-)
-
-
-@twice.reference
-def eager(x):
-    return 2.0 * x
-
-
-@triton.jit
-def twice_kernel(x, y, BLOCK: tl.constexpr):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + place * 1024, 2.0 * tl.load(x + place))
-
-
-@twice.provider("strides", requires=("triton",))
-def strides(x):
-    y = torch.empty_like(x)
-    twice_kernel[(triton.cdiv(len(x), 2**16),)](x.contiguous(), y, BLOCK=2**16)
-    return y
-"""
-
-
 @pytest.mark.long
 def test_an_access_out_of_bounds_fails_by_name_with_its_line(repository: pytest.Pytester) -> None:
-    Path("kernels/twice.py").write_text(OUT_OF_BOUNDS)
+    file = FOLDER / "scaled_rows.py"
+    variant = next(each for each in variants_of(file) if each.name == "stores_far_behind")
+    path = variant.write(Path("kernels"))
+    (line,) = (n for n, text in enumerate(path.read_text().splitlines(), 1) if "2**40" in text)
     result = repository.runpytest_subprocess(
-        "-p", "no:xdist", "-rf", "--ops", "kernels/twice.py", "kernels/double.py"
+        "-p", "no:xdist", "-rf", "--ops", str(path), "kernels/double.py"
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    line = 1 + OUT_OF_BOUNDS.splitlines().index(
-        "    tl.store(y + place * 1024, 2.0 * tl.load(x + place))"
-    )
     result.stdout.fnmatch_lines_random(
-        [f"*out of bounds: *kernels/twice.py:{line}: *store*", "FAILED *twice-strides-N64-fp32*"]
+        [f"*out of bounds: *{path}:{line}: *store*", "FAILED *scaled_rows-triton-N4D24-fp32*"]
     )
     assert "double-sum" not in result.stdout.str().partition("short test summary")[2]
