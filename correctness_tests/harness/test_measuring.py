@@ -11,7 +11,7 @@ from tinyllama.harness.measure import memory
 from tinyllama.harness.measure.cache import Flush, last_level_bytes
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.harness.measure.clock import Clock, queue_of
-from tinyllama.harness.measure.launches import covered, kind_of, launches
+from tinyllama.harness.measure.launches import kind_of, launches
 from tinyllama.harness.measure.overlap import overlap_of
 
 CPU = torch.device("cpu")
@@ -56,21 +56,6 @@ NAMES = {
 )
 def test_a_kernel_is_of_a_kind(name: str, kind: str) -> None:
     assert kind_of(name) == kind
-
-
-@pytest.mark.parametrize(
-    ("spans", "length"),
-    [
-        ([], 0),
-        ([(1, 3)], 2),
-        ([(5, 7), (1, 3)], 4),
-        ([(1, 3), (2, 5)], 4),
-        ([(1, 10), (2, 3), (4, 5), (9, 12)], 11),
-        ([(1, 3), (1, 3), (3, 4)], 3),
-    ],
-)
-def test_overlapping_kernels_count_once(spans: list[tuple[float, float]], length: float) -> None:
-    assert covered(spans) == length
 
 
 @pytest.mark.parametrize(
