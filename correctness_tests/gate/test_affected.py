@@ -1,10 +1,10 @@
 """Which benchmarks a change reaches: the three kinds of files of docs/gate.md."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from correctness_tests.support.own_repository import write_files
 from tinyllama.harness.gate.affected import Change
 from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.snapshots import Difference
@@ -48,22 +48,13 @@ STEP = Benchmark("step", None, "kernels/b.py", factory="steps:Step")
 EVERY = {*BENCHMARKS}
 
 
-def write(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        lines = text.strip("\n").splitlines()
-        margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-        (root / name).write_text("\n".join(line[margin:] for line in lines) + "\n")
-    return root
-
-
 def change(folder: Path, name: str, old: str, new: str | None, *, mode: bool = False) -> Change:
     """Of trees in which one file differs. new: None removes it; old: empty adds it."""
     base = dict(TREE)
     candidate = {**TREE, name: (TREE.get(name, "") or "").replace(old, new or "") or (new or "")}
     if new is None:
         del candidate[name]
-    trees = (write(folder / "base", base), write(folder / "candidate", candidate))
+    trees = (write_files(folder / "base", base), write_files(folder / "candidate", candidate))
     differing = Change(*trees, [Difference(name, mode, new is None)])
     differing.benchmarks = list(BENCHMARKS.values())
     return differing

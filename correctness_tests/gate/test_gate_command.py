@@ -11,29 +11,29 @@ from pathlib import Path
 import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
-from correctness_tests.support.own_repository import OP, Checkout, first_commit, git, plain_git
+from correctness_tests.support.own_repository import (
+    OP,
+    Checkout,
+    committed,
+    git,
+    write_files,
+)
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     """With two ops and a test of its own; the current folder."""
-    root = tmp_path / "own"
-    for folder in ("kernels", "tests"):
-        (root / folder).mkdir(parents=True)
-    (root / "kernels/once.py").write_text(OP.format(name="once", body="x + x"))
     twice = OP.format(name="twice", body="x + ONE * x")
-    (root / "kernels/twice.py").write_text(f"from own_helper import ONE\n{twice}")
-    (root / "own_helper.py").write_text("ONE = 1.0\n")
-    (root / "tests/test_once.py").write_text("def test_once():\n    pass\n")
-    (root / ".gitignore").write_text("build\n")
-    (root / "pyproject.toml").write_text(
-        '[project]\nname = "own"\nversion = "0.1"\ndependencies = ["torch"]\n'
-        '[tool.tinyllama]\nops = ["kernels/*.py"]\n'
-    )
-    monkeypatch.chdir(root)
-    plain_git(monkeypatch)
-    first_commit()
-    return Checkout(root)
+    files = {
+        "kernels/once.py": OP.format(name="once", body="x + x"),
+        "kernels/twice.py": f"from own_helper import ONE\n{twice}",
+        "own_helper.py": "ONE = 1.0\n",
+        "tests/test_once.py": "def test_once():\n    pass\n",
+        ".gitignore": "build\n",
+        "pyproject.toml": '[project]\nname = "own"\nversion = "0.1"\ndependencies = ["torch"]\n'
+        '[tool.tinyllama]\nops = ["kernels/*.py"]\n',
+    }
+    return Checkout(committed(tmp_path / "own", files, monkeypatch))
 
 
 @pytest.mark.long
@@ -275,17 +275,15 @@ SLOW = {
     ],
 )
 def test_an_honest_accident_is_not_green(repository: Checkout, together: str) -> None:
-    for name, text in FILES.items():
-        (repository.root / name).write_text(text)
+    write_files(repository.root, FILES)
     if together == "wrong":
         pytest.importorskip("triton")
         softmax = (ROOT / "docs/examples/softmax.py").read_text()
         declared = softmax.replace('"softmax"', '"declared"')
         undeclared = softmax.replace('    requires=("triton",),\n', "").replace("1024", "8192")
         fixed = "from own_fixed import TWO\n" + OP.format(name="fixed", body="TWO * x")
-        (repository.root / "kernels/fixed.py").write_text(fixed)
-        (repository.root / "kernels/declared.py").write_text(declared)
-        (repository.root / "kernels/softmax.py").write_text(undeclared)
+        ops = {"fixed": fixed, "declared": declared, "softmax": undeclared}
+        write_files(repository.root / "kernels", {f"{name}.py": ops[name] for name in ops})
     git("add", "--all")
     git("commit", "--quiet", "--message=further ops")
     status, accidents = ACCIDENTS[together]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from correctness_tests.support.commands import ROOT
-from correctness_tests.support.own_repository import Checkout, first_commit, plain_git
+from correctness_tests.support.own_repository import Checkout, committed
 
 
 @pytest.fixture
@@ -17,10 +17,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "pytest.ini", "pyproject.toml"):
         shutil.copy(ROOT / name, root / name)
-    monkeypatch.chdir(root)
-    plain_git(monkeypatch)
-    first_commit()
-    return Checkout(root)
+    return Checkout(committed(root, {}, monkeypatch))
 
 
 @pytest.mark.slow("it lists the benchmarks of a copy of this tree on two sides")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.own_repository import first_commit, plain_git
+from correctness_tests.support.own_repository import committed
 from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.report import Base, Report, line, read, verify
 from tinyllama.harness.gate.snapshots import Repository
@@ -20,12 +20,7 @@ NAME = "norm-triton-N8/forward"
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     """With a commit, and a change that is not committed; the current folder."""
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    plain_git(monkeypatch)
-    (folder / "op.py").write_text("x = 1\n")
-    first_commit()
+    folder = committed(tmp_path / "checkout", {"op.py": "x = 1\n"}, monkeypatch)
     (folder / "op.py").write_text("x = 2\n")
     return Repository(folder, tmp_path / "scratch")
 

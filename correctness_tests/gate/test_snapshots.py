@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.own_repository import first_commit, git, plain_git
+from correctness_tests.support.own_repository import committed, git
 from tinyllama.harness.gate import snapshots
 from tinyllama.harness.gate.snapshots import Repository, SnapshotError
 
@@ -12,13 +12,8 @@ from tinyllama.harness.gate.snapshots import Repository, SnapshotError
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With two commits; the current folder."""
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    plain_git(monkeypatch)
-    (folder / ".gitignore").write_text("ignored\n")
-    (folder / "op.py").write_text("x = 1\n")
-    first_commit()
+    files = {".gitignore": "ignored\n", "op.py": "x = 1\n"}
+    folder = committed(tmp_path / "checkout", files, monkeypatch)
     git("tag", "v1")
     (folder / "op.py").write_text("x = 2\n")
     git("commit", "--quiet", "--all", "--message=two")

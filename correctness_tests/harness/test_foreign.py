@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton.language.extra.libdevice", reason="triton is missing")
 
 from correctness_tests.support.commands import python
+from correctness_tests.support.own_repository import write_files
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.interpreter_values import stock
 
@@ -79,10 +80,7 @@ IMPORTED = """
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers itself")
 def test_a_module_is_imported_and_called_without_a_gpu_or_its_package(tmp_path: Path) -> None:
     """Its questions about a GPU are answered; ``autotune`` takes the first configuration."""
-    for name, text in PACKAGE.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(textwrap.dedent(text))
-    done = python("-c", textwrap.dedent(IMPORTED), cwd=tmp_path)
+    done = python("-c", textwrap.dedent(IMPORTED), cwd=write_files(tmp_path, PACKAGE))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "170.0 False",

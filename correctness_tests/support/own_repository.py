@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,23 @@ def first_commit() -> None:
     git("init", "--quiet", "--initial-branch=main")
     git("add", "--all")
     git("commit", "--quiet", "--message=all")
+
+
+def write_files(root: Path, files: Mapping[str, str]) -> Path:
+    """Write texts, without the margin that they share, to files by their paths in a folder."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(textwrap.dedent(text))
+    return root
+
+
+def committed(root: Path, files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder from now on: a repository of what is there and these files."""
+    write_files(root, files)
+    monkeypatch.chdir(root)
+    plain_git(monkeypatch)
+    first_commit()
+    return root
 
 
 # A machine that nobody else uses, whoever does: the load of one that runs tests is no reason.
