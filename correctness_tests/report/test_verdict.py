@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from correctness_tests.support.sample_records import bare_step, plain_record
 from tinyllama.harness.records.entries import CeilingEntry, Entry, OpEntry, Ratio, StepEntry
 from tinyllama.harness.records.results import Record
-from tinyllama.harness.records.verdict import TOLERANCES, Outcome, Verdict, compare, judge, worst
+from tinyllama.harness.records.verdict import TOLERANCES, Outcome, Verdict, compare, judge
 
 
 def record(*entries: Entry, **fields: Any) -> Record:
@@ -32,11 +32,6 @@ def op(**layouts: Ratio) -> OpEntry:
 def verdict_of(before: Entry | None, after: Entry | None) -> Verdict:
     (verdict,) = compare(*(record(*([entry] if entry else [])) for entry in (before, after)))
     return verdict
-
-
-def test_the_worst_outcome_decides_the_status() -> None:
-    assert worst([Outcome.SLOWER, Outcome.MISSING, Outcome.SAME]) is Outcome.SLOWER
-    assert worst([]) is Outcome.SAME
 
 
 OFF = step(None, cannot="no bf16")
