@@ -90,14 +90,15 @@ def test_a_corrupt_record_is_named_before_anything_runs(baseline: Suite) -> None
     ],
     ids=" ".join,
 )
-def test_what_the_benchmark_plugin_saves_changes_no_verdict(
+def test_what_the_benchmark_plugin_saves_is_in_the_table_and_changes_no_verdict(
     baseline: Suite, args: list[str]
 ) -> None:
     baseline.measure(1.2)
-    for _ in range(2):
-        result = baseline.run(COMPARE, *args)
+    for saved in ("", "=0001"):
+        result = baseline.run(COMPARE + saved, *args)
         assert result.ret == 10
         lines(result, "SLOWER one/a")
+    lines(result, r"\(0001_")
     baseline.measure()
     assert baseline.run(COMPARE, *args).ret == 0
     del result  # a result holds its whole session
@@ -141,3 +142,36 @@ def test_a_group_is_measured_once(suite: Suite) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     lines(result, "group 'one' is measured twice")
     assert not any(record["complete"] for record in suite.records())
+
+
+# -- readings of perf_tests -----------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_readings_are_entered_under_benchmark_only(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import os\nos.environ.pop('PYTEST_XDIST_WORKER', None)  # it disables pytest-benchmark\n"
+        "from tinyllama.bench.table import readings_clock, table"
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+        from tinyllama.bench.table import may_stay_empty
+
+        def test_entered(table):
+            table.enter([0.5, 0.25, 0.75], "small", plan="captured")
+
+        @may_stay_empty
+        def test_without_readings(table):
+            pass
+
+        def test_of_something_else():
+            pass
+        """
+    )
+    options = ("-Werror", "-pno:cacheprovider", "-pno:xdist", "--benchmark-only")
+    result = pytester.runpytest_subprocess(*options, "--benchmark-json=result.json")
+    result.assert_outcomes(passed=2, skipped=1)
+    (entered,) = json.loads((pytester.path / "result.json").read_text())["benchmarks"]
+    assert (entered["group"], entered["extra_info"]) == ("small", {"plan": "captured"})
+    assert entered["stats"]["data"] == [0.5, 0.25, 0.75]
