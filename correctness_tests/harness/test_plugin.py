@@ -64,13 +64,6 @@ def test_the_seed_of_random_cases_is_an_option(suite: pytest.Pytester) -> None:
     suite.runpytest_inprocess("--case-seed", "42").assert_outcomes(passed=1)
 
 
-def test_a_file_of_ops_that_is_not_there_is_refused(suite: pytest.Pytester) -> None:
-    suite.makepyfile("def test_nothing(device): pass")
-    result = suite.runpytest_inprocess("--ops", "nowhere.py")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--ops nowhere.py: no such file" in result.stderr.str() + result.stdout.str()
-
-
 @pytest.mark.parametrize("quiet", [[], ["-q"], ["-q", "-n", "2"]], ids=str)
 def test_a_device_that_is_not_there_is_refused_where_nothing_uses_it(
     suite: pytest.Pytester, quiet: list[str]
