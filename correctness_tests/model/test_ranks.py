@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.steps import oracle
 from correctness_tests.support.two_ranks import (
     CAPTURED,
     CASES,
@@ -81,18 +82,11 @@ def references() -> dict[str, Reference]:
     batch = RandomTokens(SHAPE.vocab_size, replace(CONFIG, seed=SEED)).batch(0)
 
     def exact(moved: int | None) -> dict[str, torch.Tensor]:
-        model = TinyLlama(SHAPE, seed=SEED).double()
-        if moved is not None:
-            generator = torch.Generator().manual_seed(moved)
-            for parameter in model.parameters():
-                draw = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 0.5
-                parameter.data.mul_(1 + torch.finfo(torch.float32).eps * draw)
-        model.loss(*batch).backward()
-        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        return oracle(CPU, seed=SEED, moved=moved, shape=SHAPE, batch=batch).grads
 
     plain = one_step(start("", "v1", CPU, ALONE))["grads"]
-    oracle, moved = exact(None), [exact(draw) for draw in range(4)]
-    return {n: Reference(plain[n], oracle[n], [m[n] for m in moved]) for n in oracle}
+    right, moved = exact(None), [exact(draw) for draw in range(4)]
+    return {n: Reference(plain[n], right[n], [m[n] for m in moved]) for n in right}
 
 
 def compared(

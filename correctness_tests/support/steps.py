@@ -86,18 +86,25 @@ def run(
     return Run(losses, grads or seen, params, norms, state)
 
 
-def oracle(device: torch.device, *, seed: int = 0, moved: int | None = None) -> Run:
+def oracle(
+    device: torch.device,
+    *,
+    seed: int = 0,
+    moved: int | None = None,
+    shape: ModelConfig = SHAPE,
+    batch: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Run:
     """The gradients of the first step in float64, by the references; ``moved`` perturbs the
-    weights by float32's rounding."""
-    model = TinyLlama(SHAPE, "v1", seed=seed).double().to(device)
+    weights by float32's rounding. batch: inputs and targets in the place of those of `tokens`."""
+    model = TinyLlama(shape, "v1", seed=seed).double().to(device)
     if moved is not None:
         generator = torch.Generator().manual_seed(moved)
         with torch.no_grad():
             for parameter in model.parameters():
                 draw = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 0.5
                 parameter.mul_(1 + torch.finfo(torch.float32).eps * draw.to(device))
-    batch = tokens(0, seed=seed).to(device)
-    loss = model.loss(batch[:, :-1], batch[:, 1:])
+    drawn = tokens(0, seed=seed)
+    loss = model.loss(*(half.to(device) for half in batch or (drawn[:, :-1], drawn[:, 1:])))
     loss.backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return Run([loss.item()], grads, {})
