@@ -61,8 +61,11 @@ def test_every_parameter_gets_its_gradient_compiled(
     assert_every_gradient("v2", precision, device, seed, StepPlan(compile=True))
 
 
-def test_gradient_that_stops_at_final_norm_is_seen(device: torch.device) -> None:
+@pytest.mark.parametrize("plan", [None, StepPlan(memory="small")], ids=str)
+def test_gradient_that_stops_at_final_norm_is_seen(
+    plan: StepPlan | None, device: torch.device
+) -> None:
     """The published fault: only the tied embedding learns, through the output projection."""
     message = f"{COUNT - 1} of {COUNT} parameters have no gradient"
     with detached_norm_tier() as tier, pytest.raises(RuntimeError, match=message):
-        run(tier, device)
+        run(tier, device, plan=plan)
