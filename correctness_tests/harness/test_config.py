@@ -7,8 +7,6 @@ import pytest
 
 from tinyllama.harness.gate import config
 
-pytest_plugins = ["pytester"]
-
 
 def write(text: str, folder: Path = Path()) -> None:
     (folder / "pyproject.toml").write_text(f"[tool.other]\nx = 1\n[tool.tinyllama]\n{text}\n")
@@ -55,6 +53,3 @@ def test_other_dependencies_are_seen(tmp_path: Path, base: str, candidate: str, 
         (tree / file).write_text(text)
     assert config.dependencies_changed(*trees, [file, "op.py"]) == [file]
     assert config.dependencies_changed(trees[0], trees[0], ["pyproject.toml"]) == []
-
-
-# -- the gate ---------------------------------------------------------------------------------
