@@ -41,7 +41,7 @@ def test_each_shape_dtype_layout_extreme_and_gradient_has_a_case() -> None:
     for name, dtype in itertools.product(in_each_dtype, ("fp32", "bf16")):
         shape, _, variation = name.partition("-")
         assert "-".join(filter(None, ("pair-narrow", shape, dtype, variation))) in names
-    for name in ("only_grad_a", "only_grad_b", "no_z_grad-only_grad_a"):
+    for name in ("only_grad_a", "only_grad_b", "no_z_grad-only_grad_a", "broadcast_grads"):
         assert f"pair-narrow-B2D3-fp32-{name}" in names
     covered = [case for case in op_cases([PAIR], providers=["narrow"]) if not case.unsupported()]
     assert {case.dtype for case in covered} == {torch.float32}

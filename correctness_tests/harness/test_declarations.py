@@ -1,10 +1,6 @@
 """A declaration is data, checked before it is registered; discovery refuses duplicates."""
 
-import sys
-from importlib.machinery import ModuleSpec
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,8 +8,6 @@ import torch
 
 from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
 from tinyllama.harness.check.cases import OpCase, op_cases
-from tinyllama.harness.check.layouts import FAINT, LAYOUTS, UPSTREAMS
-from tinyllama.harness.declare import registry as registry_file
 from tinyllama.ops import OPS
 from tinyllama.ops.rms_norm import rms_norm
 
@@ -95,7 +89,6 @@ def test_registry_refuses_duplicates_and_incomplete_ops() -> None:
 
 
 FILE = """
-from tinyllama.harness.declare import registry as registry_file
 from tinyllama.harness import Case, Op, Tensor
 
 double = Op("double", inputs={"x": Tensor("B D", grad=True)}, outputs={"y": "B D"},
@@ -109,19 +102,6 @@ def eager(x):
 def added(x):
     return x + x
 """
-
-
-@pytest.mark.long
-def test_a_file_is_all_that_a_new_op_takes(tmp_path: Path) -> None:
-    (tmp_path / "double.py").write_text(FILE)
-    registry = Registry()
-    load_file(tmp_path / "double.py", registry)
-    assert list(registry) == ["double"]
-    cases = list(op_cases(registry.values()))
-    assert {case.provider.name for case in cases} == {"eager", "added"}
-    assert {case.layout for case in cases} == set(LAYOUTS)
-    assert {case.upstream for case in cases} == {*UPSTREAMS, "broadcast", FAINT}
-    assert all(comparison.passed for case in cases for comparison in case.compare())
 
 
 PROVIDER = """
@@ -149,18 +129,6 @@ def test_a_file_that_cannot_join_leaves_nothing_registered(
     with pytest.raises(DeclarationError, match=message):
         load_file(tmp_path / "wrong.py", OPS)
     assert {name: op.providers for name, op in OPS.items()} == before
-
-
-def test_a_plugin_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that declares ops names a module in the group ``tinyllama.ops``."""
-    plugin = ModuleType("their_ops")
-    plugin.__spec__ = ModuleSpec("their_ops", None)
-    exec(FILE, vars(plugin))
-    monkeypatch.setitem(sys.modules, "their_ops", plugin)
-    point = EntryPoint("theirs", "their_ops", registry_file.ENTRY_POINTS)
-    monkeypatch.setattr(registry_file, "entry_points", lambda group: [point])
-    assert "double" in registry_file.discover("tinyllama.ops")
-    assert "double" not in registry_file.discover("tinyllama.ops", plugins=False)
 
 
 def test_leading_dimensions_may_be_any_number_of_axes() -> None:
