@@ -70,3 +70,9 @@ def test_a_wrong_result_in_another_order_names_the_kernel(tmp_path: Path) -> Non
     answer = finding(tmp_path, "column_sums", name, "program order")["program order"]
     assert answer.message.startswith("programs interleaved: y: ")
     assert f"column_sums_{name}.sum_kernel (" in answer.message
+
+
+def test_launches_that_cannot_be_recorded_are_blocked(tmp_path: Path) -> None:
+    """torch has no autocast for the device of tensors without values."""
+    answers = finding(tmp_path, "linear_under_autocast", "", "resources")
+    assert answers["resources"].outcome is Outcome.BLOCKED

@@ -146,3 +146,9 @@ def test_what_cannot_be_checked_here_says_why() -> None:
     answer = finding(root, root["eager"].call, "special values")
     assert answer.outcome is Outcome.UNSUPPORTED
     assert answer.message == "no input may have any value, and no parameter another one"
+
+
+def test_right_code_is_not_accused_when_it_is_compiled() -> None:
+    """The corpus has what is: its right kernels are interpreted, where nothing is compiled."""
+    op = small("twice", lambda x: 2 * x, X, {"y": "N D"})
+    assert finding(op, lambda x: x + x, "compiled").outcome is Outcome.PASSED

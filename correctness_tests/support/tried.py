@@ -9,7 +9,6 @@ from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.check.run import Candidate, Finding, run
 
 FP32 = (torch.float32,)
-MATRIX = Tensor("N D", grad=True)
 Call = Callable[..., Any]
 
 
