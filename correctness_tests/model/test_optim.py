@@ -64,15 +64,6 @@ def test_update_with_number_that_is_not_finite_changes_nothing(provider: str) ->
     assert not any(map(torch.equal, tensors, before))
 
 
-@pytest.mark.parametrize("missing", [0, 1, 2])
-def test_gradient_that_is_missing_is_refused(missing: int) -> None:
-    tensors = parameters()
-    set_gradients(tensors)
-    tensors[missing].grad = None
-    with pytest.raises(RuntimeError, match="1 of 3 parameters have no gradient"):
-        AdamW(tensors, CONFIG).step()
-
-
 @pytest.mark.parametrize("provider", ["eager", "torch", "triton"])
 @pytest.mark.parametrize("loss", [1.0, torch.nan])
 def test_updates_in_parts_are_those_of_a_whole_step(provider: str, loss: float) -> None:
