@@ -6,14 +6,20 @@ import pytest
 
 pytest.importorskip("triton")
 
-from correctness_tests.corpus.variants import FOLDER, Loaded, findings, variants_of
-from tinyllama.harness.check.run import Finding, Outcome
+from correctness_tests.corpus.variants import FOLDER, Loaded, Variant, findings, variants_of
+from tinyllama.harness.check import remote
+from tinyllama.harness.check.names import LAUNCHED
+from tinyllama.harness.check.remote import Request
+from tinyllama.harness.check.run import Finding, Outcome, Rank
+
+
+def variant_of(file: str, name: str) -> Variant:
+    return next(v for v in variants_of(FOLDER / f"{file}.py") if v.name == name)
 
 
 def finding(folder: Path, file: str, name: str, *checks: str) -> dict[str, Finding]:
     """What checks find in a variant of the corpus, by check."""
-    variant = next(v for v in variants_of(FOLDER / f"{file}.py") if v.name == name)
-    with Loaded(variant, folder) as candidate:
+    with Loaded(variant_of(file, name), folder) as candidate:
         return {answer.check: answer for answer in findings(candidate, checks)}
 
 
@@ -76,3 +82,15 @@ def test_launches_that_cannot_be_recorded_are_blocked(tmp_path: Path) -> None:
     """torch has no autocast for the device of tensors without values."""
     answers = finding(tmp_path, "linear_under_autocast", "", "resources")
     assert answers["resources"].outcome is Outcome.BLOCKED
+
+
+@pytest.mark.long
+def test_the_second_process_finds_what_only_interpretation_shows(tmp_path: Path) -> None:
+    """On a GPU, for which a CPU by another name stands here; it interprets the kernels, and the
+    worse finding of the two processes is told."""
+    path = variant_of("scaled_copy", "read_beyond_the_end").write(tmp_path)
+    request = Request(str(path), None, "triton", "cpu:0", 0)
+    answers = remote.check(request, ["outputs", "out of bounds", LAUNCHED])
+    findings = {finding.check: finding for _, finding in answers if finding is not None}
+    assert findings["out of bounds"].rank is Rank.UNSAFE
+    assert "scaled_copy_kernel, program (0, 0, 0): a load" in findings["out of bounds"].message
