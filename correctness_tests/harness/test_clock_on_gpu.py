@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from correctness_tests.support.queues import DELAY, KERNEL, US
 from tinyllama.harness.measure.clock import Clock, DeviceQueue, NotQueuedError
 
 pytestmark = pytest.mark.gpu
-
-US = 1e-6
-KERNEL, DELAY = 5 * US, 100 * US
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_arguments_are_specialised_as_triton_does() -> None:
     assert len({keys[16], *(other.key for other in others)}) == 3
 
 
-def test_an_optional_tensor_is_a_constant_ncompilation_of() -> None:
+def test_an_optional_tensor_that_is_absent_is_a_constant() -> None:
     x = torch.empty(64, device="meta")
     assert compilation_of(maybe_shifted, x, None, chip="sm_90", BLOCK=64).traits["shift"] is None
     assert compilation_of(maybe_shifted, x, x, chip="sm_90", BLOCK=64).verdict()[0] == []
