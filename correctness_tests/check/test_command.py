@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("triton")
 
 from correctness_tests.support.checked_files import ROPE, checked, of_rope
-from correctness_tests.support.commands import python, refused
+from correctness_tests.support.commands import refused
 from correctness_tests.support.own_repository import OP
 from tinyllama.harness.check import remote
 from tinyllama.harness.check.names import DEFAULT
@@ -211,12 +211,3 @@ def test_what_cannot_be_checked_is_one_error(
     path.write_text(text)
     assert message in refused("check", *words.format(file=path).split())
     assert path.read_text() == text
-
-
-@pytest.mark.parametrize("words", ["'nofile.py'", "__file__, '--only', 'speed'"])
-def test_a_refusal_does_not_wait_for_torch(tmp_path: Path, words: str) -> None:
-    code = f"import sys\nfrom tinyllama.cli import main\nstatus = main(['check', {words}])\n"
-    path = tmp_path / "asks.py"
-    path.write_text(f"{code}assert status == 2 and 'torch' not in sys.modules\n")
-    done = python(str(path))
-    assert done.returncode == 0, done.stderr
