@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support import nsight_files, rocm_files
+from correctness_tests.support import profiler_files
 from correctness_tests.support.commands import printed, refused
-from correctness_tests.support.nsight_files import HEAD, WARPS
+from correctness_tests.support.profiler_files import NSIGHT_HEAD, WARPS
 from tinyllama.profiling import readers
 from tinyllama.profiling.command_lines import METRICS, NSIGHT
 from tinyllama.profiling.profiles import Profile, ProfileError
@@ -21,25 +21,25 @@ EPOCH_US = 1_764_400_000_000_000  # microseconds of 2025: a float of its nanosec
 
 
 def check_figures(profile: Profile) -> None:
-    """Compare with the figures of `rocm_files.LAUNCHES`, by hand."""
+    """Compare with the figures of `profiler_files.LAUNCHES`, by hand."""
     assert {total.name: (total.calls, total.nanoseconds) for total in profile.totals} == {
-        rocm_files.LAUNCHES[0][0]: (1, 3000),
+        profiler_files.LAUNCHES[0][0]: (1, 3000),
         "rms_norm_forward": (2, 3000),
     }
 
 
 FILES: dict[str, Any] = {
     **{
-        version: lambda folder, version=version: rocm_files.trace(
+        version: lambda folder, version=version: profiler_files.trace(
             folder / "host/17_kernel_trace.csv", version
         )
-        for version in rocm_files.TRACES
+        for version in profiler_files.TRACES
     },
-    "statistics": lambda folder: rocm_files.stats(folder / "a_kernel_stats.csv"),
-    "rocprof": lambda folder: rocm_files.stats(folder / "results.stats.csv"),
-    "rocprof with times": lambda folder: rocm_files.old_trace(folder / "results.csv"),
-    "rocpd": lambda folder: rocm_files.database(folder / "a_results.db"),
-    "ncu": lambda folder: nsight_files.counters(folder / NSIGHT, list(METRICS)),
+    "statistics": lambda folder: profiler_files.stats(folder / "a_kernel_stats.csv"),
+    "rocprof": lambda folder: profiler_files.stats(folder / "results.stats.csv"),
+    "rocprof with times": lambda folder: profiler_files.old_trace(folder / "results.csv"),
+    "rocpd": lambda folder: profiler_files.database(folder / "a_results.db"),
+    "ncu": lambda folder: profiler_files.nsight(folder / NSIGHT, METRICS),
 }
 
 
@@ -63,14 +63,14 @@ def test_folder_prefers_trace_to_statistics(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["csv", "rocpd", "ncu"])
 def test_reader_sums_counters_and_averages_shares(kind: str, tmp_path: Path) -> None:
     if kind == "ncu":
-        path = nsight_files.counters(tmp_path / NSIGHT, list(METRICS))
+        path = profiler_files.nsight(tmp_path / NSIGHT, METRICS)
         expected = {"dram__bytes.sum": (8192.0, "byte"), WARPS: (75.0, "%")}
     else:
         folder = tmp_path / "pmc_1"
         path = (
-            rocm_files.database(tmp_path / "a.db")
+            profiler_files.database(tmp_path / "a.db")
             if kind == "rocpd"
-            else rocm_files.counters(folder / "a_counter_collection.csv")
+            else profiler_files.counters(folder / "a_counter_collection.csv")
         )
         expected = {"SQ_WAVES": (32.0, "")}
     for profile in (read(path), read(tmp_path)):
@@ -116,7 +116,7 @@ WITH_NUMBER = {
     "a_kernel_trace.csv": TRACE_CSV + "a,10,%s\n",
     "a_kernel_stats.csv": "Name,Calls,TotalDurationNs\na,%s,3\n",
     "a_counter_collection.csv": "Kernel_Name,Counter_Name,Counter_Value\na,b,%s\n",
-    NSIGHT: f"{HEAD}\n{ROW},%s\n",
+    NSIGHT: f"{NSIGHT_HEAD}\n{ROW},%s\n",
 }
 
 
@@ -150,8 +150,8 @@ DAMAGED: dict[str, list[bytes]] = {
         b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": 3, "ts": 1}]}',
     ],
     NSIGHT: [
-        f'{HEAD}\n{ROW},"12'.encode(),
-        f"{HEAD}\n{ROW.replace('nsecond', 'cycle')},12\n".encode(),
+        f'{NSIGHT_HEAD}\n{ROW},"12'.encode(),
+        f"{NSIGHT_HEAD}\n{ROW.replace('nsecond', 'cycle')},12\n".encode(),
         b'"ID","Kernel Name"\n"0","gemm"\n',
     ],
     "a.txt": [b""],

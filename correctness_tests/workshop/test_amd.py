@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support import rocm_files
+from correctness_tests.support import profiler_files
 from correctness_tests.support.commands import ran
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def test_every_step_is_rehearsed_somewhere() -> None:
 @pytest.mark.slow("kernels are compiled, and a record is made: three minutes")
 def test_steps_of_first_hour_run_in_order(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    tools = rocm_files.install(tmp_path / "rocm", "7.0")
+    tools = profiler_files.install(tmp_path / "rocm", "7.0")
     for name in ("tinyllama", "perf_tests", "conftest.py", "pytest.ini", "pyproject.toml", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     programs = {
