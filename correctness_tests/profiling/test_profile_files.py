@@ -14,8 +14,7 @@ from correctness_tests.support.commands import printed, refused
 from correctness_tests.support.profiler_files import NSIGHT_HEAD, WARPS
 from tinyllama.profiling import readers
 from tinyllama.profiling.command_lines import METRICS, NSIGHT
-from tinyllama.profiling.profiles import Profile, ProfileError
-from tinyllama.profiling.readers import read
+from tinyllama.profiling.readers import Profile, ProfileError, read
 
 EPOCH_US = 1_764_400_000_000_000  # microseconds of 2025: a float of its nanoseconds is 256 ns wide
 

@@ -85,7 +85,7 @@ def _compare(args: argparse.Namespace) -> int:
 def _all(args: argparse.Namespace) -> int:
     """Run every tool, each in its own subfolder; the last lines say how each ended."""
     from tinyllama.profiling.command_lines import MissingToolError
-    from tinyllama.profiling.profiles import ProfileError
+    from tinyllama.profiling.readers import ProfileError
     from tinyllama.profiling.running import new_folder
 
     if not args.print_command:
