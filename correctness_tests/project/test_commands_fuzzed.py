@@ -21,7 +21,6 @@ pytest.importorskip("hypothesis", reason="extra 'test' is not installed: it brin
 import hypothesis
 from hypothesis import strategies as st
 
-from correctness_tests.support.commands import COMMANDS
 from correctness_tests.support.sample_records import plain_record
 from tinyllama import cli
 from tinyllama.cli import certifying, kernels, summary
@@ -30,6 +29,8 @@ from tinyllama.harness.check import remote
 from tinyllama.harness.records import results
 from tinyllama.training import train
 
+SUBPARSERS = argparse._SubParsersAction
+(COMMANDS,) = (a.choices for a in cli.parser()._actions if isinstance(a, SUBPARSERS))
 FEW, MANY = 12, 300
 BYTES = 4 * 2**30  # that a command may allocate
 GOLDEN = Path(__file__).parents[1] / "model" / "golden" / "version-2.safetensors"
@@ -72,7 +73,7 @@ def value_of(action: argparse.Action) -> st.SearchStrategy[str]:
 def lines(draw: st.DrawFn) -> list[str]:
     """The arguments of any command: mostly few options, now and then one that does not exist."""
     name = draw(st.sampled_from(sorted(COMMANDS)))
-    argv = [*name, *FIRST.get(name[0], [])]
+    argv = [name, *FIRST.get(name, [])]
     actions = [a for a in COMMANDS[name]._actions if a.dest != "help"]
     options = [a for a in actions if a.option_strings]
     chosen = draw(st.lists(st.sampled_from(options), max_size=3)) if options else []

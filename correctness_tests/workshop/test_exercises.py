@@ -121,8 +121,8 @@ def test_both_kernels_of_swiglu_are_right() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ([], "name one exercise"),
-        (["block-sizes", "--starter", "rope"], "name one exercise"),
+        ([], "one of the arguments NAME --starter --solution is required"),
+        (["block-sizes", "--starter", "rope"], "--starter: not allowed with argument NAME"),
         (["swiglu", "--file", "x.py"], "--file is for block-sizes"),
     ],
 )

@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import shutil
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import tinyllama
@@ -84,6 +83,5 @@ def _how(tier: "Tier", device: "torch.device") -> str:
     plan = tier.plan(device.type)
     reasons = {way: cannot(way, device) for way in ("compile", "capture") if getattr(plan, way)}
     lacking = {way: reason for way, reason in reasons.items() if reason}
-    off: dict[str, Any] = dict.fromkeys(lacking, False)
-    runs = replace(plan, **off)
+    runs = tier.without(*lacking).plan(device.type)
     return "; ".join([str(runs), *(f"without {way}: {why}" for way, why in lacking.items())])

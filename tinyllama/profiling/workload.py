@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
@@ -50,8 +50,7 @@ class Workload:
         """The step, ready, and a function that runs it on a batch and waits for it."""
         device, tier, config = self.on(), self.chosen_tier(), self.train
         if not (self.capture if capture is None else capture):
-            gpu, cpu = replace(tier.gpu, capture=False), replace(tier.cpu, capture=False)
-            tier = replace(tier, gpu=gpu, cpu=cpu)
+            tier = tier.without("capture")
         with products(config.precision, device):
             model = TinyLlama(self.model, tier, seed=config.seed).to(device)
             step = TrainStep(model, config)
