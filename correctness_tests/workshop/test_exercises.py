@@ -71,10 +71,6 @@ def test_solution_passes_every_check(name: str) -> None:
     assert tinyllama("check", file, "--device", "cpu").status == 0
 
 
-def test_names_of_the_command_are_those_of_the_exercises() -> None:
-    assert list(exercise.NAMES) == list(exercises.EXERCISES)
-
-
 def test_eager_attention_grows_with_the_square_of_the_length() -> None:
     text = printed("exercise", "attention-memory", "--device", "cpu")
     *_, eager, flash = text.splitlines()[len(exercises.LENGTHS)].split()

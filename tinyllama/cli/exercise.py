@@ -7,13 +7,8 @@ from tinyllama.cli.argument_types import file_path
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.workshop import blanks
 
-NAMES = (
-    "block-sizes",
-    "attention-memory",
-    "attention-blocks",
-    "swiglu",
-    "fusion-gains",
-)
+# Each is a function of `tinyllama.workshop.exercises`, which imports torch.
+NAMES = ("block-sizes", "attention-memory", "attention-blocks", "swiglu", "fusion-gains")
 
 
 def add(subparsers: Any) -> None:

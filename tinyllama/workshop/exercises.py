@@ -169,17 +169,13 @@ NOTES = {
     "the memory; flash attention writes its result and a number a row, so 2 times",
 }
 
-EXERCISES: dict[str, Callable[[torch.device], Rows]] = {
-    "block-sizes": block_sizes,
-    "attention-memory": attention_memory,
-    "attention-blocks": attention_blocks,
-    "swiglu": swiglu,
-    "fusion-gains": fusion_gains,
-}
-
 
 def rows_of(name: str, device: torch.device, file: Path | None) -> Rows:
-    """The table of an exercise; file: whose kernel block-sizes studies. Raises UsageError."""
+    """The table of an exercise, by the function of its name; file: whose kernel block-sizes
+    studies. Raises UsageError."""
     if not HAS_TRITON and name != "fusion-gains":
         raise UsageError(f"this exercise needs triton: {install('triton')}")
-    return EXERCISES[name](device) if file is None else block_sizes(device, file)
+    if file is not None:
+        return block_sizes(device, file)
+    rows: Rows = globals()[name.replace("-", "_")](device)
+    return rows
