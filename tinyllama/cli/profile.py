@@ -62,13 +62,19 @@ def run(args: argparse.Namespace) -> int:
     """Profile and print; the exit status: 0, 1 the profiled program failed, 2 a missing tool."""
     if args.tool == "compare":
         return _compare(args)
-    settings(args, None)  # refuses what cannot be used before torch is imported
+    config = settings(args, None)  # refuses what cannot be used before torch is imported
     if args.profiles:
         raise UsageError(f"{args.profiles[0]} is no option of {args.tool}: remove it")
     if args.profiler and args.profiler not in PROFILERS.get(args.tool, ()):
         names = " or ".join(PROFILERS.get(args.tool, ("it with a single tool",)))
         raise UsageError(f"--with {args.profiler!r} cannot do {args.tool}: use {names}")
-    return _all(args) if args.tool == "all" else _profile(args, args.tool)
+    from tinyllama.profiling.workload import Workload
+
+    options = {name: getattr(args, name) for name in ("tier", "without", "memory", "plan")}
+    workload = Workload(*config, **options, capture=not args.no_capture, device=args.device)
+    workload.chosen_tier()  # raises where the options do not fit
+    workload.on()  # and where there is no such device
+    return _all(args, workload) if args.tool == "all" else _profile(args, args.tool, workload)
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -82,7 +88,7 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _all(args: argparse.Namespace) -> int:
+def _all(args: argparse.Namespace, workload: "Workload") -> int:
     """Run every tool, each in its own subfolder; the last lines say how each ended."""
     from tinyllama.profiling.command_lines import MissingToolError
     from tinyllama.profiling.readers import ProfileError
@@ -94,7 +100,7 @@ def _all(args: argparse.Namespace) -> int:
     for tool in PROFILERS:
         print(f"== {tool}", flush=True)
         try:
-            failed = _profile(args, tool)
+            failed = _profile(args, tool, workload)
             outcomes[tool] = "failed: its folder has a log" if failed else "done"
         except MissingToolError as error:
             outcomes[tool] = f"not here: {error}"
@@ -104,15 +110,9 @@ def _all(args: argparse.Namespace) -> int:
     return FAILED if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
 
 
-def _profile(args: argparse.Namespace, tool: str) -> int:
+def _profile(args: argparse.Namespace, tool: str, workload: "Workload") -> int:
     from tinyllama.profiling import running
-    from tinyllama.profiling.workload import Workload
 
-    options = {name: getattr(args, name) for name in ("tier", "without", "memory", "plan")}
-    config = settings(args, None)
-    workload = Workload(*config, **options, capture=not args.no_capture, device=args.device)
-    workload.chosen_tier()  # raises where the options do not fit
-    workload.on()  # and where there is no such device
     profiler, lines = _lines(tool, args.profiler, workload, Path("FOLDER"))
     if args.print_command:
         print("\n".join(shlex.join(line.argv) for line in lines))
