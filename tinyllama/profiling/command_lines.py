@@ -1,8 +1,8 @@
 """Command lines of external profilers.
 
-What is right was read in the tools' sources and help, of ROCm 6.3 to 7.1. The published documents'
-lines differ where they are wrong: ``--stats`` alone collects nothing, ``--kernel-trace`` collects
-no hardware counters, and from ROCm 7.0 the default format is a database.
+They follow the tools' sources and help, of ROCm 6.3 to 7.1, and differ from the published course
+where that is wrong: ``--stats`` alone collects nothing, ``--kernel-trace`` collects no hardware
+counters, and from ROCm 7.0 the default format is a database.
 """
 
 import os
@@ -37,8 +37,8 @@ class MissingToolError(UsageError):
 
 @dataclass(frozen=True)
 class Line:
-    """One command. files: what it must leave below the output folder, as patterns; inside: run it
-    in the output folder."""
+    """One command. files: patterns of files that it must leave below the output folder; inside: it
+    runs in the output folder."""
 
     argv: tuple[str, ...]
     files: tuple[str, ...] = ()

@@ -16,8 +16,8 @@ from tinyllama.training.step import TrainStep, products
 
 @dataclass(frozen=True)
 class Workload:
-    """A tier, with parts switched off, on random tokens. capture: False for the step that tools
-    can see into; ``train.num_steps``: how many steps are profiled, after the warm-up."""
+    """A tier, with parts switched off, on random tokens. capture: False runs the step uncaptured,
+    so that tools see its operators; ``train.num_steps``: the steps profiled after the warm-up."""
 
     model: ModelConfig
     train: TrainConfig
