@@ -17,11 +17,9 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from correctness_tests.support.commands import printed
 from tinyllama.cli import parser
-from tinyllama.harness import Op, Registry, load_file
-from tinyllama.harness.check.cases import op_cases
-from tinyllama.harness.check.evaluate import make_inputs
-from tinyllama.harness.check.reference import disagreements
+from tinyllama.harness import Op
 from tinyllama.model.config import PRESETS, WORKLOADS, ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, Tier
@@ -44,7 +42,6 @@ SCRIPTS = [
 ]
 COUNTS = re.compile(r"^\| `(\w+)` \| (forward|backward) \| `(.+?)` \| `(.+?)` \| `(.+?)` \|", re.M)
 PLACEHOLDER = re.compile(r"(?<![\w./-])[A-Z]{3,}(?![\w.])|\.\.\.")
-EXAMPLES = ROOT / "docs" / "examples"
 
 SHAPE = ModelConfig(
     hidden_dim=48, num_layers=2, num_heads=6, num_kv_heads=2, ffn_dim=40, vocab_size=50
@@ -123,24 +120,10 @@ def test_every_command_that_a_page_or_script_names_is_accepted(path: Path) -> No
 
 
 @pytest.mark.long
-def test_the_worked_example_is_right_as_it_stands(device: torch.device, seed: int) -> None:
-    registry = Registry()
-    load_file(EXAMPLES / "layer_norm.py", registry)
-    op = registry["layer_norm"]
-    cases = list(op_cases([op]))
-    assert {case.provider.name for case in cases} == {"eager", "manual"}
-    failed = [
-        f"{case}: {comparison}"
-        for case in cases
-        for comparison in case.compare(device, seed)
-        if not (comparison.passed and comparison.sees_zero)
-    ]
-    assert not failed, "\n".join(failed)
-    (source,) = op.independents
-    for case in op.cases:
-        for extreme in (None, *op.extremes):
-            inputs = make_inputs(op, case, torch.float64, seed=seed, extreme=extreme)
-            assert not disagreements(op, source, inputs)
+@pytest.mark.usefixtures("forked")
+def test_the_worked_example_is_right_as_it_stands() -> None:
+    words = ("--only", "outputs,gradients,extreme values", "--fail-on", "warning")
+    printed("check", ROOT / "docs/examples/layer_norm.py", *words, "--device", "cpu")
 
 
 def rows_of(first: str) -> list[list[str]]:
