@@ -28,24 +28,20 @@ def check_figures(profile: Profile) -> None:
 
 
 FILES: dict[str, Any] = {
-    **{
-        version: lambda folder, version=version: profiler_files.trace(
-            folder / "host/17_kernel_trace.csv", version
-        )
-        for version in profiler_files.TRACES
-    },
-    "statistics": lambda folder: profiler_files.stats(folder / "a_kernel_stats.csv"),
-    "rocprof": lambda folder: profiler_files.stats(folder / "results.stats.csv"),
-    "rocprof with times": lambda folder: profiler_files.old_trace(folder / "results.csv"),
-    "rocpd": lambda folder: profiler_files.database(folder / "a_results.db"),
-    "ncu": lambda folder: profiler_files.nsight(folder / NSIGHT, METRICS),
+    "host/17_kernel_trace.csv": profiler_files.trace,
+    "rocpd2csv/a_kernel_trace.csv": lambda path: profiler_files.trace(path, "Guid"),
+    "a_kernel_stats.csv": profiler_files.stats,
+    "results.stats.csv": profiler_files.stats,  # of rocprof, as the next
+    "results.csv": profiler_files.old_trace,
+    "a_results.db": profiler_files.database,
+    NSIGHT: lambda path: profiler_files.nsight(path, METRICS),
 }
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte order mark"])
-@pytest.mark.parametrize("kind", FILES)
-def test_files_of_every_version_give_same_times(kind: str, mark: bytes, tmp_path: Path) -> None:
-    path = FILES[kind](tmp_path)
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_every_version_give_same_times(name: str, mark: bytes, tmp_path: Path) -> None:
+    path = FILES[name](tmp_path / name)
     if path.suffix == ".csv":
         path.write_bytes(mark + path.read_bytes())
     (tmp_path / "results.hip_stats.csv").write_text("Name,Calls,TotalDurationNs\nhipFree,1,9\n")
@@ -54,24 +50,24 @@ def test_files_of_every_version_give_same_times(kind: str, mark: bytes, tmp_path
 
 
 def test_folder_prefers_trace_to_statistics(tmp_path: Path) -> None:
-    for make in (FILES["statistics"], FILES["7.0"]):
-        make(tmp_path)
+    for name in ("a_kernel_stats.csv", "host/17_kernel_trace.csv"):
+        FILES[name](tmp_path / name)
     check_figures(read(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["csv", "rocpd", "ncu"])
-def test_reader_sums_counters_and_averages_shares(kind: str, tmp_path: Path) -> None:
-    if kind == "ncu":
-        path = profiler_files.nsight(tmp_path / NSIGHT, METRICS)
+COUNTERS: dict[str, Any] = {
+    "pmc_1/a_counter_collection.csv": profiler_files.counters,
+    "a.db": profiler_files.database,
+    NSIGHT: lambda path: profiler_files.nsight(path, METRICS),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_reader_sums_counters_and_averages_shares(name: str, tmp_path: Path) -> None:
+    path = COUNTERS[name](tmp_path / name)
+    expected = {"SQ_WAVES": (32.0, "")}
+    if name == NSIGHT:
         expected = {"dram__bytes.sum": (8192.0, "byte"), WARPS: (75.0, "%")}
-    else:
-        folder = tmp_path / "pmc_1"
-        path = (
-            profiler_files.database(tmp_path / "a.db")
-            if kind == "rocpd"
-            else profiler_files.counters(folder / "a_counter_collection.csv")
-        )
-        expected = {"SQ_WAVES": (32.0, "")}
     for profile in (read(path), read(tmp_path)):
         norm = [c for c in profile.counters if c.kernel == "rms_norm_forward"]
         assert {c.counter: (c.value, c.unit) for c in norm} == expected

@@ -18,8 +18,6 @@ TRACE = [
     *("Kind", "Agent_Id", "Queue_Id", "Stream_Id", "Thread_Id", "Dispatch_Id", "Kernel_Id"),
     *("Kernel_Name", "Correlation_Id", "Start_Timestamp", "End_Timestamp", *REGISTERS, *GRID),
 ]
-# The columns of a kernel trace, by what writes them: a version of ROCm, or a program of it.
-TRACES = {"7.0": TRACE, "rocpd2csv": ["Guid", *TRACE]}
 STATS = ["Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage", "MinNs", "MaxNs", "StdDev"]
 COUNTERS = [
     *("Correlation_Id", "Dispatch_Id", "Agent_Id", "Queue_Id", "Process_Id", "Thread_Id"),
@@ -46,12 +44,13 @@ def write_csv(path: Path, columns: Sequence[str], rows: Sequence[dict[str, objec
     return path
 
 
-def trace(path: Path, version: str) -> Path:
+def trace(path: Path, *before: str) -> Path:
+    """A kernel trace of rocprofv3; rocpd2csv writes a column before the others."""
     rows: list[dict[str, object]] = [
         {"Kind": "KERNEL_DISPATCH", "Kernel_Name": name, "Start_Timestamp": a, "End_Timestamp": b}
         for name, a, b in LAUNCHES
     ]
-    return write_csv(path, TRACES[version], rows)
+    return write_csv(path, [*before, *TRACE], rows)
 
 
 def old_trace(path: Path) -> Path:
@@ -148,7 +147,7 @@ if args.output_format == "pftrace":
     (args.d / f"{args.o}_results.pftrace").write_bytes(b"synthetic")
 elif args.output_format == "csv":
     if traced:
-        profiler_files.trace(args.d / f"{args.o}_kernel_trace.csv", "7.0")
+        profiler_files.trace(args.d / f"{args.o}_kernel_trace.csv")
     if args.stats:
         profiler_files.stats(args.d / f"{args.o}_kernel_stats.csv")
     if args.pmc:
