@@ -24,7 +24,7 @@ from tinyllama.harness.gate.snapshots import Difference, module_file
 AUDITED = 6
 # What is unrelated where a pyproject.toml names nothing.
 UNRELATED = (
-    *("*.md", "*.rst", "LICENSE*", ".gitignore", ".github/*", "docs/*"),
+    *("*.md", "*.rst", "LICENSE*", ".gitignore", ".github/*", "docs/*", "results/*"),
     *("pyproject.toml", "accepted_slowdowns.toml"),  # their dependencies are looked at, and shown
     *("test_*.py", "*/test_*.py", "conftest.py", "*/conftest.py"),
 )

@@ -40,8 +40,8 @@ class Registered:
     package: whose ops are loaded. files: paths and patterns of further ops, relative to the root of
     a tree, as pytest expands them; each side has its own files of these. modules: of entry points.
     own: only what files and modules declare are benchmarks, as in a repository that is not the
-    harness's. factory: ``module:name`` of
-    a function that gives the further benchmarks of a device; empty: there are none.
+    harness's. factory: ``module:name`` of a function that gives the other benchmarks of a device;
+    empty: there are none.
     """
 
     package: str
