@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tinyllama.profiling.command_lines import PROFILERS
+from tinyllama.profiling.command_lines import EXECUTABLES
 
 GRID = [f"{what}_Size_{axis}" for what in ("Workgroup", "Grid") for axis in "XYZ"]
 REGISTERS = ["LDS_Block_Size", "Scratch_Size", "VGPR_Count", "Accum_VGPR_Count", "SGPR_Count"]
@@ -207,7 +207,7 @@ def install(root: Path, version: str) -> Path:
     binaries.mkdir()
     support = str(Path(__file__).resolve().parents[2])
     for name, body in PROGRAMS.items():
-        program = binaries / PROFILERS[name]
+        program = binaries / EXECUTABLES[name]
         body = body.replace("{version}", str(tuple(map(int, version.split(".")))))
         program.write_text(_HEAD.format(python=sys.executable, root=support, name=name) + body)
         program.chmod(0o755)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tinyllama
 from tinyllama.harness.machine.distribution import install
-from tinyllama.profiling.command_lines import PROFILERS
+from tinyllama.profiling.command_lines import EXECUTABLES
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ def tool_reasons(device: "torch.device") -> dict[str, str | None]:
     for module, extra in _MODULES.items():
         there = importlib.util.find_spec(module)
         reasons[module] = None if there else f"not installed ({install(extra)})"
-    for profiler in PROFILERS.values():
+    for profiler in EXECUTABLES.values():
         reasons[profiler] = None if shutil.which(profiler) else "not on PATH"
     return reasons
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tinyllama.harness.machine.errors import UsageError
 
 OLDEST = (6, 3)  # of ROCm: rocprof-compute and rocprof-sys had other names before
-PROFILERS = {  # by name, the program that is started; ncu alone is not of ROCm
+EXECUTABLES = {  # by name, the program that is started; ncu alone is not of ROCm
     "rocprofv3": "rocprofv3",
     "rocprof-compute": "rocprof-compute",
     "rocprof-sys": "rocprof-sys-run",
@@ -50,9 +50,9 @@ def command_lines(tool: str, profiler: str, out: Path, program: Sequence[str]) -
 
     out: the folder of the output. program: the command that is profiled. Raises MissingToolError.
     """
-    executable = shutil.which(PROFILERS[profiler])
+    executable = shutil.which(EXECUTABLES[profiler])
     if executable is None:
-        raise MissingToolError(f"{PROFILERS[profiler]} is not installed, or not in PATH")
+        raise MissingToolError(f"{EXECUTABLES[profiler]} is not installed, or not in PATH")
     if profiler != "ncu":
         check_rocm(Path(executable))
     rocprofv3 = ("rocprofv3", "-d", str(out), "-o", tool, "--output-format")
