@@ -37,7 +37,7 @@ test-checks: bootstrap ## our kernels through our checks: every case, every conf
 test-tools: bootstrap ## the tests of tools/, and of a new op in a copy of this tree
 	$(RUN) pytest tools/tests $(WORKERS)
 
-PROCESSES := $(addprefix gate/test_gate_,command.py certify_command.py) $(addprefix project/test_,cli_signals.py extras.py readme.py) \
+PROCESSES := $(addprefix gate/test_gate_,command.py certify_command.py) $(addprefix project/test_,cli.py extras.py readme.py) \
 	$(addprefix harness/test_,plugin.py lost_gpu.py declarations.py)
 
 test-processes: bootstrap ## the tests that start gates, workers of pytest or training runs

@@ -9,44 +9,39 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support import nsight_files, rocm_files
+from correctness_tests.support import profiler_files
 from correctness_tests.support.commands import printed, refused
-from correctness_tests.support.nsight_files import HEAD, WARPS
+from correctness_tests.support.profiler_files import NSIGHT_HEAD, WARPS
 from tinyllama.profiling import readers
 from tinyllama.profiling.command_lines import METRICS, NSIGHT
-from tinyllama.profiling.profiles import Profile, ProfileError
-from tinyllama.profiling.readers import read
+from tinyllama.profiling.readers import Profile, ProfileError, read
 
 EPOCH_US = 1_764_400_000_000_000  # microseconds of 2025: a float of its nanoseconds is 256 ns wide
 
 
 def check_figures(profile: Profile) -> None:
-    """Compare with the figures of `rocm_files.LAUNCHES`, by hand."""
+    """Compare with the figures of `profiler_files.LAUNCHES`, by hand."""
     assert {total.name: (total.calls, total.nanoseconds) for total in profile.totals} == {
-        rocm_files.LAUNCHES[0][0]: (1, 3000),
+        profiler_files.LAUNCHES[0][0]: (1, 3000),
         "rms_norm_forward": (2, 3000),
     }
 
 
 FILES: dict[str, Any] = {
-    **{
-        version: lambda folder, version=version: rocm_files.trace(
-            folder / "host/17_kernel_trace.csv", version
-        )
-        for version in rocm_files.TRACES
-    },
-    "statistics": lambda folder: rocm_files.stats(folder / "a_kernel_stats.csv"),
-    "rocprof": lambda folder: rocm_files.stats(folder / "results.stats.csv"),
-    "rocprof with times": lambda folder: rocm_files.old_trace(folder / "results.csv"),
-    "rocpd": lambda folder: rocm_files.database(folder / "a_results.db"),
-    "ncu": lambda folder: nsight_files.counters(folder / NSIGHT, list(METRICS)),
+    "host/17_kernel_trace.csv": profiler_files.trace,
+    "rocpd2csv/a_kernel_trace.csv": lambda path: profiler_files.trace(path, "Guid"),
+    "a_kernel_stats.csv": profiler_files.stats,
+    "results.stats.csv": profiler_files.stats,  # of rocprof, as the next
+    "results.csv": profiler_files.old_trace,
+    "a_results.db": profiler_files.database,
+    NSIGHT: lambda path: profiler_files.nsight(path, METRICS),
 }
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte order mark"])
-@pytest.mark.parametrize("kind", FILES)
-def test_files_of_every_version_give_same_times(kind: str, mark: bytes, tmp_path: Path) -> None:
-    path = FILES[kind](tmp_path)
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_every_version_give_same_times(name: str, mark: bytes, tmp_path: Path) -> None:
+    path = FILES[name](tmp_path / name)
     if path.suffix == ".csv":
         path.write_bytes(mark + path.read_bytes())
     (tmp_path / "results.hip_stats.csv").write_text("Name,Calls,TotalDurationNs\nhipFree,1,9\n")
@@ -55,24 +50,24 @@ def test_files_of_every_version_give_same_times(kind: str, mark: bytes, tmp_path
 
 
 def test_folder_prefers_trace_to_statistics(tmp_path: Path) -> None:
-    for make in (FILES["statistics"], FILES["7.0"]):
-        make(tmp_path)
+    for name in ("a_kernel_stats.csv", "host/17_kernel_trace.csv"):
+        FILES[name](tmp_path / name)
     check_figures(read(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["csv", "rocpd", "ncu"])
-def test_reader_sums_counters_and_averages_shares(kind: str, tmp_path: Path) -> None:
-    if kind == "ncu":
-        path = nsight_files.counters(tmp_path / NSIGHT, list(METRICS))
+COUNTERS: dict[str, Any] = {
+    "pmc_1/a_counter_collection.csv": profiler_files.counters,
+    "a.db": profiler_files.database,
+    NSIGHT: lambda path: profiler_files.nsight(path, METRICS),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_reader_sums_counters_and_averages_shares(name: str, tmp_path: Path) -> None:
+    path = COUNTERS[name](tmp_path / name)
+    expected = {"SQ_WAVES": (32.0, "")}
+    if name == NSIGHT:
         expected = {"dram__bytes.sum": (8192.0, "byte"), WARPS: (75.0, "%")}
-    else:
-        folder = tmp_path / "pmc_1"
-        path = (
-            rocm_files.database(tmp_path / "a.db")
-            if kind == "rocpd"
-            else rocm_files.counters(folder / "a_counter_collection.csv")
-        )
-        expected = {"SQ_WAVES": (32.0, "")}
     for profile in (read(path), read(tmp_path)):
         norm = [c for c in profile.counters if c.kernel == "rms_norm_forward"]
         assert {c.counter: (c.value, c.unit) for c in norm} == expected
@@ -116,7 +111,7 @@ WITH_NUMBER = {
     "a_kernel_trace.csv": TRACE_CSV + "a,10,%s\n",
     "a_kernel_stats.csv": "Name,Calls,TotalDurationNs\na,%s,3\n",
     "a_counter_collection.csv": "Kernel_Name,Counter_Name,Counter_Value\na,b,%s\n",
-    NSIGHT: f"{HEAD}\n{ROW},%s\n",
+    NSIGHT: f"{NSIGHT_HEAD}\n{ROW},%s\n",
 }
 
 
@@ -150,8 +145,8 @@ DAMAGED: dict[str, list[bytes]] = {
         b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": 3, "ts": 1}]}',
     ],
     NSIGHT: [
-        f'{HEAD}\n{ROW},"12'.encode(),
-        f"{HEAD}\n{ROW.replace('nsecond', 'cycle')},12\n".encode(),
+        f'{NSIGHT_HEAD}\n{ROW},"12'.encode(),
+        f"{NSIGHT_HEAD}\n{ROW.replace('nsecond', 'cycle')},12\n".encode(),
         b'"ID","Kernel Name"\n"0","gemm"\n',
     ],
     "a.txt": [b""],

@@ -3,7 +3,10 @@
 import errno
 import json
 import re
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,10 @@ import tinyllama as package
 from correctness_tests.support.commands import (
     ENVIRONMENT,
     SHORT,
+    TINY,
     printed,
     python,
+    ran,
     refused,
     tinyllama,
 )
@@ -176,6 +181,39 @@ def test_a_signal_while_a_checkpoint_is_written_waits_for_it(
     assert checkpoint.load(tmp_path / "saved").steps == 2
 
 
+@pytest.mark.slow("it starts a training run, which imports torch")
+@pytest.mark.parametrize(("number", "name"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
+def test_a_signal_in_a_real_process(tmp_path: Path, number: str, name: str) -> None:
+    saved = tmp_path / "saved"
+    argv = [sys.executable, "-m", "tinyllama", *TINY, "--num-steps", "1000000"]
+    process = subprocess.Popen(
+        [*argv, "--json", str(tmp_path / "run.json"), "--save", str(saved)],
+        env={**ENVIRONMENT, "TERM": "xterm", "FORCE_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        drawn = ""
+        while "training" not in drawn:
+            character = process.stderr.read(1)
+            assert character, f"the run ended by itself: {drawn}"
+            drawn += character
+        process.send_signal(signal.Signals[number])
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert f"interrupted: {name} after" in out
+    assert "Traceback" not in err
+    result = json.loads((tmp_path / "run.json").read_text())
+    assert result["status"] == "interrupted"
+    saved_run = checkpoint.load(saved)
+    assert saved_run.interrupted
+    assert saved_run.steps == len(result["losses"]) > 0
+
+
 @pytest.mark.long
 def test_a_checkpoint_that_cannot_be_written_is_kept_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -213,11 +251,12 @@ def test_a_checkpoint_that_cannot_be_written_is_kept_elsewhere(
         (["--version"], 0),
         (["train", "--help"], 0),
         (["check", "nofile.py"], 2),
+        (["check", __file__, "--only", "speed"], 2),
         (["train", "--tier", "v9"], 2),
         (["profile", "compare", "none", "none"], 2),
         (["exercise"], 2),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_help_and_refusals_load_no_torch(argv: list[str], status: int) -> None:
     code = f"""
@@ -234,6 +273,16 @@ assert "torch" not in sys.modules
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - start < 10, "under 2 s on an idle machine"
+
+
+@pytest.mark.long
+def test_output_that_nobody_reads_or_that_has_no_place_is_no_traceback() -> None:
+    argv = [sys.executable, "-m", "tinyllama", "exercise", "--starter", "rope"]
+    for place, said in (("| true", ""), ("> /dev/full", "No space left on device\n")):
+        done = ran("bash", "-o", "pipefail", "-c", f"{shlex.join(argv)} {place}")
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == bool(said), done.stderr
+        assert done.stderr.endswith(said)
 
 
 @pytest.mark.long

@@ -1,14 +1,13 @@
 """README's examples, run as a reader would: each command prints what the page shows."""
 
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from correctness_tests.support.commands import ROOT, python
+from correctness_tests.support.own_repository import first_commit, plain_git
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", README, re.M | re.S)
@@ -54,14 +53,14 @@ def test_the_check_without_a_declaration_finds_what_is_shown(folder: Path) -> No
 
 
 @pytest.mark.slow("two gates in processes of their own take a quarter of a minute")
-def test_the_gate_says_what_is_shown(tmp_path: Path) -> None:
+def test_the_gate_says_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     repository = tmp_path / "repository"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "docs/examples/repository", repository, ignore=ignored)
-    author = {f"GIT_{r}_{w}": "a@b" for r in ("AUTHOR", "COMMITTER") for w in ("NAME", "EMAIL")}
-    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
-        subprocess.run(["git", *words], cwd=repository, env=os.environ | author, check=True)
+    monkeypatch.chdir(repository)
+    plain_git(monkeypatch)
+    first_commit()
     kernels = repository / "my_kernels/squared_relu.py"
     text = kernels.read_text(encoding="utf-8")
     changes = (
@@ -72,7 +71,6 @@ def test_the_gate_says_what_is_shown(tmp_path: Path) -> None:
     shown = block(command).split(command)[1:]
     for changed, output in zip(changes, shown, strict=True):
         kernels.write_text(changed, encoding="utf-8")
-        words = ["gate", "--against", "main", "--device", "cpu"]
-        done = python("-m", "tinyllama", *words, cwd=repository)
+        done = python("-m", "tinyllama", "gate", "--against", "main", "--device", "cpu")
         assert f"exit status {done.returncode}" in output
         assert not missing(output, done.stdout), done.stdout

@@ -1,11 +1,9 @@
 """Command lines, for the specifications of the command line."""
 
-import argparse
 import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +17,6 @@ SHORT = [*TINY, "--num-steps", "2"]
 ROOT = Path(package.__file__).parents[1]
 # One thread: other tests run beside, and threads that wait for each other take minutes.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def leaves(parser: argparse.ArgumentParser, *name: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each command by name, with its parser."""
-    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    if not inner:
-        yield name, parser
-    for action in inner:
-        for word, inner_parser in action.choices.items():
-            yield from leaves(inner_parser, *name, word)
-
-
-COMMANDS = dict(leaves(cli.parser()))
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,13 @@ correctness_tests/profiling.
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-from correctness_tests.support import rocm_files
-from correctness_tests.support.commands import ran
+from correctness_tests.support import profiler_files
+from correctness_tests.support.commands import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 ROWS = re.compile(r"^\| ([\w ]+) \| `([^`]+)` \|", re.M)
 SHORTER = {  # what is added, so that a machine without a GPU ends within minutes
     "record": "-q -p no:cacheprovider --groups tiny-fp32",
@@ -42,22 +40,17 @@ def test_every_step_is_rehearsed_somewhere() -> None:
 @pytest.mark.slow("kernels are compiled, and a record is made: three minutes")
 def test_steps_of_first_hour_run_in_order(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    tools = rocm_files.install(tmp_path / "rocm", "7.0")
+    tools = profiler_files.install(tmp_path / "rocm", "7.0")
     for name in ("tinyllama", "perf_tests", "conftest.py", "pytest.ini", "pyproject.toml", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    programs = {
-        "tinyllama": [sys.executable, "-m", "tinyllama"],
-        "pytest": [sys.executable, "-m", "pytest"],
-    }
     path = os.pathsep.join((str(tools), os.environ["PATH"]))
     environment = {**os.environ, "PATH": path, "ROCM_PATH": str(tools.parent)}
     environment["PYTHONPATH"] = str(tmp_path)
     for step, command in steps().items():
         if step in ELSEWHERE:
             continue
-        program, *words = shlex.split(f"{command} {SHORTER.get(step, '')}")
-        argv = (*programs[program], *words)
-        done = ran(*argv, cwd=tmp_path, env=environment, timeout=600)
+        words = shlex.split(f"{command} {SHORTER.get(step, '')}")  # tinyllama or pytest is first
+        done = python("-m", *words, cwd=tmp_path, env=environment, timeout=600)
         said = f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert "Traceback" not in done.stderr, said
         if step in NEEDS_GPU:

@@ -71,10 +71,6 @@ def test_solution_passes_every_check(name: str) -> None:
     assert tinyllama("check", file, "--device", "cpu").status == 0
 
 
-def test_names_of_the_command_are_those_of_the_exercises() -> None:
-    assert list(exercise.NAMES) == list(exercises.EXERCISES)
-
-
 def test_eager_attention_grows_with_the_square_of_the_length() -> None:
     text = printed("exercise", "attention-memory", "--device", "cpu")
     *_, eager, flash = text.splitlines()[len(exercises.LENGTHS)].split()
@@ -121,8 +117,8 @@ def test_both_kernels_of_swiglu_are_right() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ([], "name one exercise"),
-        (["block-sizes", "--starter", "rope"], "name one exercise"),
+        ([], "one of the arguments NAME --starter --solution is required"),
+        (["block-sizes", "--starter", "rope"], "--starter: not allowed with argument NAME"),
         (["swiglu", "--file", "x.py"], "--file is for block-sizes"),
     ],
 )

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import NoReturn
 
 import tinyllama
-from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.errors import RunFailedError, UsageError
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 
 NAMES = "doctor train report tune check kernels gate certify profile stages exercise"
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return RUN_FAILED
-    except OSError as error:
+    except (OSError, RunFailedError) as error:
         return _say(f"error: {error}", RUN_FAILED)
     except KeyboardInterrupt:
         return _say("interrupted", CTRL_C)

@@ -202,11 +202,11 @@ def _limited(seconds: int | None) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(seconds)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # such as pytest-timeout's
         signal.signal(signal.SIGALRM, before)
 
 

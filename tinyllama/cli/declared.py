@@ -1,7 +1,7 @@
 """The declaration of a function that is to be like another one, written as a Python file.
 
-Both are imported. The reference is called on small tensors of several sizes, from which the outputs
-follow.
+Both functions are imported. The reference is called on small tensors of several sizes; the shapes
+and dtypes of the declared outputs follow from its results.
 """
 
 import ast
@@ -32,16 +32,18 @@ from tinyllama.harness.machine.device import usable_device
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.testing.shapes import InputShape, parse_shapes
 
-# Sizes of the last dimension, of the one before, and so on: no power of two, powers of two, and
-# more than a block of the last two. None is the same in all cases, as the sizes that are numbers.
+# Sizes of the dimensions in three cases, the last dimension first: mostly no powers of two; mostly
+# powers of two; the last two longer than a block. No dimension has one size in all cases, else an
+# axis of an output could not be told from a number.
 GENERAL = (50, 7, 3, 2, 5, 4, 6, 9)
 ALIGNED = (64, 32, 4, 4, 8, 16, 3, 5)
 LARGE = (260, 67, 5, 2, 3, 4, 6, 7)
 ALONE = (2500,)  # the large size of a single dimension
-# The axes of an output must have these sizes, too. An axis that is even in all cases is even here,
-# and none is shorter than in all cases: the reference may need that.
+# What was concluded of the axes of outputs must hold for these sizes, too. The reference may need
+# even or long axes: an axis that is even in all three cases is even here, and none is shorter than
+# in all three.
 INDEPENDENT = (58, 11, 7, 6, 9, 8, 3, 6)
-LONGER = 201  # than in the general case: of the other parity, and more than a block
+LONGER = 201  # more than in the general case: it changes the parity, and exceeds a block
 EMPTY = inspect.Parameter.empty
 
 TEMPLATE = '''"""{function} of {file} is to be like {like}."""
@@ -95,9 +97,9 @@ class Function:
         return self.parameters is None or name in self.parameters
 
     def defined_as(self, name: str, inputs: Sequence[str], params: Mapping[str, str]) -> str:
-        """A function of this name that calls it. params: what is passed for each parameter. From
-        the first input that has another place on, inputs go by name: ``weight`` does where a
-        function takes a shape before it."""
+        """A function of this name that calls it. params: what is passed for each parameter. Inputs
+        are passed by position up to the first that is elsewhere in the signature, and by name from
+        there on: ``weight`` where a function takes a shape before it."""
         values = {parameter: text for parameter, text in params.items() if self.takes(parameter)}
         places = self.parameters or []
         moved = (i for i, x in enumerate(inputs) if x in places and places.index(x) != i)

@@ -3,12 +3,11 @@
 import argparse
 import importlib.util
 import shutil
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import tinyllama
 from tinyllama.harness.machine.distribution import install
-from tinyllama.profiling.command_lines import PROFILERS
+from tinyllama.profiling.command_lines import EXECUTABLES
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +67,7 @@ def tool_reasons(device: "torch.device") -> dict[str, str | None]:
     for module, extra in _MODULES.items():
         there = importlib.util.find_spec(module)
         reasons[module] = None if there else f"not installed ({install(extra)})"
-    for profiler in PROFILERS.values():
+    for profiler in EXECUTABLES.values():
         reasons[profiler] = None if shutil.which(profiler) else "not on PATH"
     return reasons
 
@@ -84,6 +83,5 @@ def _how(tier: "Tier", device: "torch.device") -> str:
     plan = tier.plan(device.type)
     reasons = {way: cannot(way, device) for way in ("compile", "capture") if getattr(plan, way)}
     lacking = {way: reason for way, reason in reasons.items() if reason}
-    off: dict[str, Any] = dict.fromkeys(lacking, False)
-    runs = replace(plan, **off)
+    runs = tier.without(*lacking).plan(device.type)
     return "; ".join([str(runs), *(f"without {way}: {why}" for way, why in lacking.items())])

@@ -7,13 +7,8 @@ from tinyllama.cli.argument_types import file_path
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.workshop import blanks
 
-NAMES = (
-    "block-sizes",
-    "attention-memory",
-    "attention-blocks",
-    "swiglu",
-    "fusion-gains",
-)
+# Each is a function of `tinyllama.workshop.exercises`, which imports torch.
+NAMES = ("block-sizes", "attention-memory", "attention-blocks", "swiglu", "fusion-gains")
 
 
 def add(subparsers: Any) -> None:
@@ -23,10 +18,11 @@ def add(subparsers: Any) -> None:
         "Print a table that an exercise of the workshop asks for, a file that a participant fills "
         "in (tinyllama exercise --starter rope > rope.py), or its solution."
     )
+    one_of = parser.add_mutually_exclusive_group(required=True).add_argument
+    one_of("name", nargs="?", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
+    one_of("--starter", choices=blanks.NAMES, metavar="FILE", help=", ".join(blanks.NAMES))
+    one_of("--solution", choices=blanks.NAMES, metavar="FILE", help="the same file, filled in")
     option = parser.add_argument
-    option("name", nargs="?", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
-    option("--starter", choices=blanks.NAMES, metavar="FILE", help=", ".join(blanks.NAMES))
-    option("--solution", choices=blanks.NAMES, metavar="FILE", help="the same file, filled in")
     option("--file", type=file_path, metavar="PATH", help="for block-sizes: your rms_norm.py")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     parser.set_defaults(run=run)
@@ -34,9 +30,6 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table or the file; 0."""
-    wishes = [wish for wish in (args.name, args.starter, args.solution) if wish is not None]
-    if len(wishes) != 1:
-        raise UsageError("name one exercise, one --starter or one --solution: see --help")
     if args.starter:
         print(blanks.starter(args.starter), end="")
         return 0

@@ -113,6 +113,7 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile, print and compare; the exit status."""
+    from tinyllama.harness.check.launched import with_kernels
     from tinyllama.harness.kernels.resources import CHIPS, lacking
     from tinyllama.harness.report.terminal import console
     from tinyllama.ops import OPS
@@ -126,13 +127,8 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.json, "--json")
     ops = args.op or list(OPS)
     before = _read(args.against, chips, args.op or []) if args.against else None
-    rows = [
-        row
-        for op in map(OPS.__getitem__, ops)
-        for provider in op.providers.values()
-        if "triton" in provider.requires
-        for row in _rows(op, provider, chips)
-    ]
+    providers = with_kernels(map(OPS.__getitem__, ops))
+    rows = [row for op, provider in providers for row in _rows(op, provider, chips)]
     if not rows:
         text = f"no kernel of {', '.join(ops)} compiles for {', '.join(chips) or 'any chip'}"
         raise UsageError(f"{text}: choose with --op and --chip")

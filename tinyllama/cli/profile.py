@@ -3,7 +3,6 @@
 import argparse
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,6 @@ DESCRIPTION = (
     "category; all: every tool that can run here, and why the others cannot; compare: the kernels "
     "of two profiles."
 )
-FAILED = 1  # exit status when a profiled program failed
 
 
 def add(subparsers: Any) -> None:
@@ -62,13 +60,22 @@ def run(args: argparse.Namespace) -> int:
     """Profile and print; the exit status: 0, 1 the profiled program failed, 2 a missing tool."""
     if args.tool == "compare":
         return _compare(args)
-    settings(args, None)  # refuses what cannot be used before torch is imported
+    config = settings(args, None)  # refuses what cannot be used before torch is imported
     if args.profiles:
         raise UsageError(f"{args.profiles[0]} is no option of {args.tool}: remove it")
     if args.profiler and args.profiler not in PROFILERS.get(args.tool, ()):
         names = " or ".join(PROFILERS.get(args.tool, ("it with a single tool",)))
         raise UsageError(f"--with {args.profiler!r} cannot do {args.tool}: use {names}")
-    return _all(args) if args.tool == "all" else _profile(args, args.tool)
+    from tinyllama.profiling.workload import Workload
+
+    options = {name: getattr(args, name) for name in ("tier", "without", "memory", "plan")}
+    workload = Workload(*config, **options, capture=not args.no_capture, device=args.device)
+    workload.chosen_tier()  # raises where the options do not fit
+    workload.on()  # and where there is no such device
+    if args.tool == "all":
+        return _all(args, workload)
+    _profile(args, args.tool, workload)
+    return 0
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -82,11 +89,11 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _all(args: argparse.Namespace) -> int:
+def _all(args: argparse.Namespace, workload: "Workload") -> int:
     """Run every tool, each in its own subfolder; the last lines say how each ended."""
     from tinyllama.profiling.command_lines import MissingToolError
-    from tinyllama.profiling.profiles import ProfileError
-    from tinyllama.profiling.running import new_folder
+    from tinyllama.profiling.readers import ProfileError
+    from tinyllama.profiling.running import ProfiledError, new_folder
 
     if not args.print_command:
         args.output = new_folder(args.output, "all").resolve()
@@ -94,41 +101,32 @@ def _all(args: argparse.Namespace) -> int:
     for tool in PROFILERS:
         print(f"== {tool}", flush=True)
         try:
-            failed = _profile(args, tool)
-            outcomes[tool] = "failed: its folder has a log" if failed else "done"
+            _profile(args, tool, workload)
+            outcomes[tool] = "done"
         except MissingToolError as error:
             outcomes[tool] = f"not here: {error}"
-        except ProfileError as error:
+        except (ProfileError, ProfiledError) as error:
             outcomes[tool] = f"failed: {error}"
     print("\n" + "\n".join(f"{tool:16} {outcome}" for tool, outcome in outcomes.items()))
-    return FAILED if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
+    return 1 if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
 
 
-def _profile(args: argparse.Namespace, tool: str) -> int:
+def _profile(args: argparse.Namespace, tool: str, workload: "Workload") -> None:
+    """Run a tool and print what it found, or its command. Raises ProfiledError, ProfileError and
+    MissingToolError."""
     from tinyllama.profiling import running
-    from tinyllama.profiling.workload import Workload
 
-    options = {name: getattr(args, name) for name in ("tier", "without", "memory", "plan")}
-    config = settings(args, None)
-    workload = Workload(*config, **options, capture=not args.no_capture, device=args.device)
-    workload.chosen_tier()  # raises where the options do not fit
-    workload.on()  # and where there is no such device
     profiler, lines = _lines(tool, args.profiler, workload, Path("FOLDER"))
     if args.print_command:
         print("\n".join(shlex.join(line.argv) for line in lines))
-        return 0
+        return
     folder = running.new_folder(args.output, tool).resolve()
     _, lines = _lines(tool, profiler, workload, folder)
     running.note(folder, tool, lines, profiler=profiler, workload=workload.dump())
-    try:
-        for line in lines:
-            running.run(line, folder, args.time_limit)
-    except running.ProfiledError as error:
-        print(f"tinyllama: error: {error}", file=sys.stderr)
-        return FAILED
+    for line in lines:
+        running.run(line, folder, args.time_limit)
     print(f"{tool} with {profiler}: {folder}")
     _show(tool, profiler, folder, args.top)
-    return 0
 
 
 def _show(tool: str, profiler: str, folder: Path, top: int) -> None:

@@ -41,18 +41,13 @@ def run(args: argparse.Namespace) -> int:
     check_results_dir(args.output, "--output")
     from tinyllama.cli.summary import print_diagnosis
     from tinyllama.harness.machine.device import usable_device
-    from tinyllama.harness.machine.worker import WorkerError
     from tinyllama.harness.report.terminal import console
     from tinyllama.workshop import running
     from tinyllama.workshop.stages import STAGES
 
     device = usable_device(args.device)
     numbers = sorted(set(args.stage)) or list(STAGES)
-    try:
-        stages = running.run(numbers, device, lambda text: print(text, file=sys.stderr, flush=True))
-    except WorkerError as error:
-        print(f"tinyllama: error: {error}", file=sys.stderr)
-        return 1
+    stages = running.run(numbers, device, lambda text: print(text, file=sys.stderr, flush=True))
     for measured in stages[1:]:
         print(running.report(measured, stages[0], device))
         if measured.observations and measured.observations.diagnosis:

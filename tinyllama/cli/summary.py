@@ -2,7 +2,8 @@
 
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -15,43 +16,29 @@ from tinyllama.training.result import COMPLETED, Result
 from tinyllama.training.train import StepRecord
 
 
-class ProgressBar:
-    """A bar on stderr with loss, speed and memory: ``with ProgressBar(config) as bar``; its
-    `update` is the ``on_step`` of `tinyllama.training.train.train`.
-
-    It is drawn only if stderr is a terminal. If an error occurs before the first step, the bar is
-    removed and only the error's line remains.
+@contextmanager
+def progress_bar(config: TrainConfig) -> Iterator[Callable[[StepRecord], None]]:
+    """A bar on stderr with loss and speed, if that is a terminal. It gives a function to be
+    called after each step. An error before the first step removes the bar: only its line remains.
     """
+    err = console(sys.stderr)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))
+    description = TextColumn("{task.description}")
+    progress = Progress(description, *columns, console=err, disable=not err.is_terminal)
+    task = progress.add_task("warming up", total=config.num_steps, state="")
 
-    def __init__(self, config: TrainConfig) -> None:
-        self._config = config
-        err = console(sys.stderr)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            console=err,
-            disable=not err.is_terminal,
-        )
-        self._task = self._progress.add_task("warming up", total=config.num_steps, state="")
+    def update(record: StepRecord) -> None:
+        samples = config.samples_per_step / record.seconds
+        speed = f"{samples:,.1f} samples/s  {samples * config.seq_len:,.0f} tokens/s"
+        state = f"loss {record.loss:.4f}  {speed}"
+        progress.update(task, advance=1, description="training", state=state)
 
-    def __enter__(self) -> "ProgressBar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._progress.tasks[0].completed:
-            self._progress.update(self._task, visible=False)
-        self._progress.stop()
-
-    def update(self, record: StepRecord) -> None:
-        samples = self._config.samples_per_step / record.seconds
-        state = (
-            f"loss {record.loss:.4f}  {samples:,.1f} samples/s  "
-            f"{samples * self._config.seq_len:,.0f} tokens/s"
-        )
-        self._progress.update(self._task, advance=1, description="training", state=state)
+    with progress:
+        try:
+            yield update
+        finally:
+            if not progress.tasks[0].completed:
+                progress.update(task, visible=False)
 
 
 def print_summary(result: Result, out: Console) -> None:

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
     import tinyllama
-    from tinyllama.cli.summary import ProgressBar, print_diagnosis, print_summary
+    from tinyllama.cli.summary import print_diagnosis, print_summary, progress_bar
     from tinyllama.harness.machine.device import current
     from tinyllama.harness.records.results import versions
     from tinyllama.harness.report.terminal import console
@@ -128,8 +128,8 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
         _check_data(args, resumed, batches)
 
     not_saved: NotSavedError | None = None
-    bar = ProgressBar(config) if ranks.first else None
-    with joined(ranks, device), bar or nullcontext():
+    bar = progress_bar(config) if ranks.first else nullcontext()
+    with joined(ranks, device), bar as on_step:
         ranks.check_alike(
             {
                 "tier": str(tier.table),
@@ -154,7 +154,7 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
                 save_to=args.save,
                 save_every=args.save_every,
                 diagnosed=args.diagnose,
-                on_step=bar.update if bar else None,
+                on_step=on_step,
                 ranks=ranks,
                 in_shards=args.shard,
             )

@@ -1,8 +1,8 @@
 """Command lines of external profilers.
 
-What is right was read in the tools' sources and help, of ROCm 6.3 to 7.1. The published documents'
-lines differ where they are wrong: ``--stats`` alone collects nothing, ``--kernel-trace`` collects
-no hardware counters, and from ROCm 7.0 the default format is a database.
+They follow the tools' sources and help, of ROCm 6.3 to 7.1, and differ from the published course
+where that is wrong: ``--stats`` alone collects nothing, ``--kernel-trace`` collects no hardware
+counters, and from ROCm 7.0 the default format is a database.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 from tinyllama.harness.machine.errors import UsageError
 
 OLDEST = (6, 3)  # of ROCm: rocprof-compute and rocprof-sys had other names before
-PROFILERS = {  # by name, the program that is started; ncu alone is not of ROCm
+EXECUTABLES = {  # by name, the program that is started; ncu alone is not of ROCm
     "rocprofv3": "rocprofv3",
     "rocprof-compute": "rocprof-compute",
     "rocprof-sys": "rocprof-sys-run",
@@ -37,8 +37,8 @@ class MissingToolError(UsageError):
 
 @dataclass(frozen=True)
 class Line:
-    """One command. files: what it must leave below the output folder, as patterns; inside: run it
-    in the output folder."""
+    """One command. files: patterns of files that it must leave below the output folder; inside: it
+    runs in the output folder."""
 
     argv: tuple[str, ...]
     files: tuple[str, ...] = ()
@@ -50,9 +50,9 @@ def command_lines(tool: str, profiler: str, out: Path, program: Sequence[str]) -
 
     out: the folder of the output. program: the command that is profiled. Raises MissingToolError.
     """
-    executable = shutil.which(PROFILERS[profiler])
+    executable = shutil.which(EXECUTABLES[profiler])
     if executable is None:
-        raise MissingToolError(f"{PROFILERS[profiler]} is not installed, or not in PATH")
+        raise MissingToolError(f"{EXECUTABLES[profiler]} is not installed, or not in PATH")
     if profiler != "ncu":
         check_rocm(Path(executable))
     rocprofv3 = ("rocprofv3", "-d", str(out), "-o", tool, "--output-format")

@@ -41,7 +41,7 @@ def kernels(folder: Path, workload: Workload) -> None:
     """
     with workload.step(capture=False) as (step, run_step):
         gpu = step.device.type != "cpu"
-        run_step()  # what was restored after the warm-up is rounded again in the first step
+        run_step()  # the first step also rounds again the weights restored after the warm-up
         with (
             named(step),
             profile(activities=activities(step.device), acc_events=True) as profiler,
@@ -106,7 +106,7 @@ def flops(folder: Path, workload: Workload) -> None:
 
 
 def steps(folder: Path, workload: Workload) -> None:
-    """Run the steps, and nothing else: what a profiler of its own looks at."""
+    """Run the steps, and nothing else, for a profiler that watches this process from outside."""
     with workload.step() as (_, run_step):
         for _ in range(workload.train.num_steps):
             run_step()

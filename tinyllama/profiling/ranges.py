@@ -20,11 +20,12 @@ from tinyllama.training.wrapped_ops import wrapped_ops
 PREFIX = "op: "
 UNKNOWN = "not mapped"
 STEP = "step"  # what a step does beside its ops: it loads the batch, and checks the loss
-# What runs outside every range where torch.compile fused ops, by a part of its operator's name.
+# Ops that torch.compile fused run outside every range, in operators that have one of these words in
+# their name.
 COMPILED = "compiled graph"
 OUTSIDE = ("compiledfunction", "torch-compiled")
-# Whose kernels are known by their names: they are launched inside the backward pass of other ops,
-# or inside no operator, where the profiler does not say who launches a kernel.
+# The kernels of this op are recognised by their own names: some are launched during the backward
+# pass of other ops, and some by no operator, so that the profiler names no parent.
 OPTIMIZER = "adamw"
 
 
@@ -87,7 +88,7 @@ def attributed(events: Sequence[Any], gpu: bool) -> list[Work]:
 
 
 def _work(name: str, seconds: float, op: str, backward: bool = False) -> Work:
-    """The work of a kernel that was launched as part of an op, unless its name says another."""
+    """The work of a kernel that was launched as part of an op; the optimizer's by its name."""
     if name.startswith(f"{OPTIMIZER}_"):
         return Work(name, seconds, OPTIMIZER)
     return Work(name, seconds, op, backward)
@@ -116,14 +117,15 @@ def _range_of(event: Any) -> str | None:
 
 
 def _backward_of(event: Any) -> int | None:
-    """The sequence number of what an event is in the backward pass of."""
+    """The sequence number of the operator whose backward pass an event belongs to."""
     numbers = (p.sequence_nr for p in _parents(event) if _is_backward(p) and p.sequence_nr >= 0)
     return next(numbers, None)
 
 
 def in_layers(work: Sequence[Work], op: str, layers: int) -> list[Work]:
-    """The kernels of an op that computes all layers, each with its layer: those of one name that
-    are launched equally often in each, forward from the first layer on, backward from the last."""
+    """The kernels of an op that computes all layers, each with its layer. It follows from the
+    order: kernels of one name are launched equally often in each layer, forward from the first
+    layer on, backward from the last. What cannot be divided so keeps the op without a layer."""
     places: dict[tuple[str, bool], list[int]] = {}
     for place, kernel in enumerate(work):
         if kernel.op == op:

@@ -1,5 +1,6 @@
-"""Files of profilers: of rocprofv3, rocprof and Nsight Compute (CSV), rocpd databases, traces of
-PyTorch, and the folders that ``tinyllama profile`` writes. `read` takes any of them.
+"""What a profile says of a program's kernels, in whole nanoseconds, and its readers: files of
+rocprofv3, rocprof and Nsight Compute (CSV), rocpd databases, traces of PyTorch, and the folders
+that ``tinyllama profile`` writes. `read` takes any of them.
 
 Every number passes `number`. Nothing here needs torch.
 """
@@ -12,16 +13,65 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.profiling.command_lines import NSIGHT
-from tinyllama.profiling.profiles import Counter, Profile, ProfileError, Total
 
 KERNELS = "kernels.json"  # in a folder of `tinyllama profile`
 MOST_BYTES = 256 * 2**20  # of a file, unpacked: to read it takes ten times as much memory
 LARGEST = 2**63  # nanoseconds; no clock has counted 292 years
+
+
+class ProfileError(UsageError):
+    """A profile that cannot be read; the message names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """All launches of one kernel."""
+
+    name: str
+    calls: int
+    nanoseconds: int
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A hardware counter of one kernel: its sum over the launches, or of a share in % the mean."""
+
+    kernel: str
+    counter: str
+    value: float
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The kernels of one profiled program, the slowest first. Those that overlap count twice."""
+
+    totals: tuple[Total, ...]
+    counters: tuple[Counter, ...] = ()
+
+    @classmethod
+    def of(cls, totals: Iterable[Total], counters: Iterable[Counter] = ()) -> "Profile":
+        """Make a profile from totals, of which several may have one name."""
+        by_name: dict[str, Total] = {}
+        for total in totals:
+            before = by_name.get(total.name, Total(total.name, 0, 0))
+            by_name[total.name] = Total(
+                total.name, before.calls + total.calls, before.nanoseconds + total.nanoseconds
+            )
+        slowest = sorted(by_name.values(), key=lambda total: (-total.nanoseconds, total.name))
+        return cls(tuple(slowest), tuple(counters))
+
+    @property
+    def summary(self) -> str:
+        microseconds = sum(total.nanoseconds for total in self.totals) / 1e3
+        return f"{sum(total.calls for total in self.totals)} launches in {microseconds:.1f} us"
 
 
 def read(path: Path) -> Profile:

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.errors import RunFailedError, UsageError
 from tinyllama.harness.machine.files import write_json
 from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.profiling.command_lines import Line
@@ -19,7 +19,7 @@ LOG = "log.txt"
 FACTS = "profile.json"
 
 
-class ProfiledError(RuntimeError):
+class ProfiledError(RunFailedError):
     """A profiled program that failed or took too long; its output is in the folder's log."""
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from tinyllama.harness.report.terminal import console
-from tinyllama.profiling.profiles import Profile
+from tinyllama.profiling.readers import Profile
 
 
 def columns(*names: str, left: int = 1) -> Table:

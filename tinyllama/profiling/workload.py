@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
@@ -16,8 +16,8 @@ from tinyllama.training.step import TrainStep, products
 
 @dataclass(frozen=True)
 class Workload:
-    """A tier, with parts switched off, on random tokens. capture: False for the step that tools
-    can see into; ``train.num_steps``: how many steps are profiled, after the warm-up."""
+    """A tier, with parts switched off, on random tokens. capture: False runs the step uncaptured,
+    so that tools see its operators; ``train.num_steps``: the steps profiled after the warm-up."""
 
     model: ModelConfig
     train: TrainConfig
@@ -50,8 +50,7 @@ class Workload:
         """The step, ready, and a function that runs it on a batch and waits for it."""
         device, tier, config = self.on(), self.chosen_tier(), self.train
         if not (self.capture if capture is None else capture):
-            gpu, cpu = replace(tier.gpu, capture=False), replace(tier.cpu, capture=False)
-            tier = replace(tier, gpu=gpu, cpu=cpu)
+            tier = tier.without("capture")
         with products(config.precision, device):
             model = TinyLlama(self.model, tier, seed=config.seed).to(device)
             step = TrainStep(model, config)

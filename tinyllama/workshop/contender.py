@@ -23,10 +23,10 @@ from tinyllama.training.diagnose import RECEIVED, Diagnosis, diagnose, gradients
 from tinyllama.workshop.stages import STAGES, step_of
 from tinyllama.workshop.strided import attention
 
-TEXT = Path(__file__).parent  # its Python files: the documents are not in a wheel
+TEXT = Path(__file__).parent  # Python files, since a wheel has no documents
 TEXT_STEPS = 60
-NEAR = 0.5  # of ln(vocabulary): the first loss of weights that say nothing yet
-TOLERANCE = 0.1  # of a step: what its phases may differ from it
+NEAR = 0.5  # that a first loss, of weights that know nothing, may differ from ln(vocabulary)
+TOLERANCE = 0.1  # share of a step's time by which the sum of its phases may differ
 
 
 class Unwaited:

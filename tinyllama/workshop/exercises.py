@@ -32,15 +32,16 @@ BLOCKS = (64, 128, 256, 512, 1024)
 WIDTH, ROWS = 2048, 1024  # of the RMSNorm that the published course analyses
 CHIP = "sm_90"  # that kernels are compiled for where there is no GPU
 NEEDS_GPU = "needs a GPU"
-TRANSACTION = 128  # bytes that a warp's 32 float32 values are fetched in
+TRANSACTION = 128  # bytes: the 32 float32 values of a warp
 LENGTHS = (128, 256, 512, 1024, 2048)
 ATTENTION_TOKENS = 1024
 ATTENTION_BLOCKS = ((16, 32), (32, 32), (64, 32), (64, 64), (128, 32), (128, 64), (128, 128))
 
 
 def attention_memory(device: torch.device) -> Rows:
-    """Bytes that attention allocates forward, by length: scores that are written, and flash
-    attention, which is launched on tensors without memory. The same on every machine."""
+    """Bytes that the forward pass of attention allocates, by length: eager attention, which writes
+    its scores, and flash attention. Tensors have no memory and nothing runs, so the figures are
+    the same on every machine."""
     headings = ("eager MiB", "flash MiB", "eager, times the row above", "flash, times")
     rows: Rows = [("tokens", *headings)]
     before: dict[str, int] = {}
@@ -58,9 +59,9 @@ def attention_memory(device: torch.device) -> Rows:
 
 
 def block_sizes(device: torch.device, file: Path = SOLUTION) -> Rows:
-    """The RMSNorm of a file by the size of its block: the blocks of a row and the transactions that
-    fetch it, what the compiler gives the kernel, and on a GPU its time. file: a starter of exercise
-    5, filled in. Raises UsageError for one that does not run."""
+    """The RMSNorm of a file, a filled starter of exercise 5, by the size of its block: the blocks
+    of a row, the transactions that fetch the row, the resources of the compiled kernel, and on a
+    GPU its time. Raises UsageError for a file that does not run."""
     headings = ("blocks of a row", "transactions", "registers", "spilled bytes", "widest load")
     rows: Rows = [("block size", *headings, "microseconds")]
     shapes = ((1, ROWS, WIDTH), (WIDTH,))
@@ -169,17 +170,13 @@ NOTES = {
     "the memory; flash attention writes its result and a number a row, so 2 times",
 }
 
-EXERCISES: dict[str, Callable[[torch.device], Rows]] = {
-    "block-sizes": block_sizes,
-    "attention-memory": attention_memory,
-    "attention-blocks": attention_blocks,
-    "swiglu": swiglu,
-    "fusion-gains": fusion_gains,
-}
-
 
 def rows_of(name: str, device: torch.device, file: Path | None) -> Rows:
-    """The table of an exercise; file: whose kernel block-sizes studies. Raises UsageError."""
+    """The table of an exercise, by the function of its name; file: whose kernel block-sizes
+    studies. Raises UsageError."""
     if not HAS_TRITON and name != "fusion-gains":
         raise UsageError(f"this exercise needs triton: {install('triton')}")
-    return EXERCISES[name](device) if file is None else block_sizes(device, file)
+    if file is not None:
+        return block_sizes(device, file)
+    rows: Rows = globals()[name.replace("-", "_")](device)
+    return rows

@@ -36,6 +36,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.machine.errors import RunFailedError
 from tinyllama.harness.machine.wire import decode, encode
 
 GRACE = 5.0  # seconds that a process whose caller is gone may go on
@@ -54,7 +55,7 @@ TRITON_CACHE = "TRITON_CACHE_DIR"
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", TRITON_CACHE)
 
 
-class WorkerError(RuntimeError):
+class WorkerError(RunFailedError):
     """What went wrong in a worker, in one line.
 
     details: its traceback or last output. types: the qualified names of the class of what was
