@@ -140,8 +140,7 @@ def checked(library: str, op: str, folder: Path, *, reference: bool = False) -> 
         raise RuntimeError(f"the reference of {op} fails {', '.join(wrong)}: fix {adapter}")
     checks = by_provider[provider]
     faults = _faults(checks)
-    untried = [check for check in checks if check["outcome"] == "blocked"]
-    unknown = [check for check in untried if check["traceback"] or not faults]
+    unknown = [check for check in checks if check["outcome"] == "blocked" and not faults]
     if all(check["outcome"] == "unsupported" for check in checks):
         unknown = checks
     if unknown:

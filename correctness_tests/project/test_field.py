@@ -49,7 +49,7 @@ def test_a_program_reproduces_everything_that_fails_in_a_newest_release() -> Non
             for op in ops.split(", ")
             for check in checks.split(", ")
         }
-        assert reproduced == {
+        assert reproduced >= {
             (row["op"], check)
             for row in record["cases"]
             if row["library"] == library

@@ -222,17 +222,21 @@ def _far_rows(candidate: Candidate) -> Problem:
         raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
     inputs = candidate.inputs(case)
 
-    def placed(values: Mapping[str, Any], declared: Mapping[str, Tensor]) -> dict[str, Any]:
+    def placed(
+        values: Mapping[str, Any], declared: Mapping[str, Tensor], least_axes: int = 1
+    ) -> dict[str, Any]:
         return {
             name: far(value)
             if isinstance(value, torch.Tensor)
             and value.dtype is dtype
             and declared[name].axes[:1] == (axis,)
+            and len(declared[name].axes) >= least_axes
             else value
             for name, value in values.items()
         }
 
-    args, upstream = placed(inputs.args, op.inputs), placed(inputs.upstream, op.outputs)
+    # A gradient of one number a row, as of losses, is not spread over 2^31 elements by anybody.
+    args, upstream = placed(inputs.args, op.inputs), placed(inputs.upstream, op.outputs, 2)
     if all(value is inputs.args[name] for name, value in args.items()):
         raise Unsupported(f"no input of floating-point numbers has the first axis {axis}")
     in_place = replace(inputs, args=args, upstream=upstream)
