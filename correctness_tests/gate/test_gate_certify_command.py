@@ -110,10 +110,16 @@ def test_blocks_are_kept_when_something_fails_and_what_failed_is_not_certified(
     assert said in capsys.readouterr().out
 
 
-def test_further_benchmarks_are_not_certified(certify: Certify) -> None:
-    certify.script.further = {"b"}
-    certify.run("--blocks=1")
-    assert certify.blocks() == [{"a"}]
+@pytest.mark.long
+@pytest.mark.parametrize("untimed", [True, False])
+def test_what_is_not_timed_in_each_run_is_not_certified(certify: Certify, untimed: bool) -> None:
+    """A further benchmark, and one whose results alone are verified here."""
+    if untimed:
+        certify.script.untimed["b"] = "its kernels are interpreted"
+    else:
+        certify.script.further = {"b"}
+    assert certify.run("--blocks=20") == 0
+    assert certify.blocks() == [{"a"}] * 20
 
 
 def test_the_ops_of_the_current_folder_are_certified(
