@@ -235,7 +235,8 @@ def table(record: dict[str, Any]) -> str:
     return f"""# The corpus: what each check finds
 
 Written by `make corpus` from `results/corpus.json`. On {record["device"]}; {versions};
-the newest row: commit {record["commit"]}, {record["date"]}. A variant is ended after {record["seconds"]} s.
+the newest row: commit {record["commit"]}, {record["date"]}.
+A variant is ended after {record["seconds"]} s.
 Of {len(right)} right variants the default checks accuse {accused}. *open*: what the checks say is
 not the truth.
 
