@@ -142,7 +142,7 @@ def declared(
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. Device time of the cases between these is
     `Benchmark.further`. On a CPU only the smallest is timed. A reference beside other providers has
-    host time alone: nobody ships it, and its large cases would take half of a gate's time. A
+    host time alone: nobody ships it, and its large cases take as long as all else. A
     provider with a backward of its own is timed on the op's layouts, too. One that cannot be timed
     has a benchmark without times.
     """
