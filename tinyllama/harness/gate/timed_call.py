@@ -44,10 +44,10 @@ CALLS = 7  # in a row on the host; the first counts as work, and not among the f
 # In a row on the device. With the call whose time is the figure a turn has four calls: work in
 # every fourth call is in each turn, work in every fifth in most.
 DEVICE_CALLS = 3
-# Before the call whose time is the figure the device rests this many times as long as the row
-# before it took. Without it an H200 still had the lower clock that long products leave: between
-# blocks of equal sides, products of 5 to 12 ms then differed by 1.2%, with it by 0.1%.
-REST, LONGEST_REST = 3, 0.3  # seconds
+# Before the call whose time is the figure the device rests this many times as long as the row of
+# the last turn took. Without a rest an H200 still has the lower clock that products leave: those of
+# 5 ms differed by 1.2% between blocks of equal sides, and with it by 0.1%.
+REST, LONGEST_REST = 3, 0.05  # the latter in seconds
 FACTORS, WIDTH = 1024, 0.125  # how many numbers near 1; from 1 - WIDTH/2 to 1 + WIDTH/2
 
 
