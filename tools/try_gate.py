@@ -27,12 +27,7 @@ from tools.copies import BASE, commit, copied, git
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 1200.0  # of one gate at most
-REPORTS = 60.0  # for the report of a gate that is ended
 DECLARED = ROOT / "tools/try_gate.toml"
-
-
-class EditError(RuntimeError):
-    """An edit that does not fit the tree."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ class Edit:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         times = text.count(self.old)
         if times == 0 or (times > 1 and not self.first):
-            raise EditError(f"{self.file} has {self.old!r:.80} {times} times: fix the edit")
+            raise ValueError(f"{self.file} has {self.old!r:.80} {times} times: fix the edit")
         path.write_text(text.replace(self.old, self.new, 1), encoding="utf-8")
 
 
@@ -117,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(line(runs[-1]), flush=True)
     except subprocess.CalledProcessError as error:
         return _say(f"{' '.join(error.cmd)}: status {error.returncode}: this needs a git checkout")
-    except (EditError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         return _say(str(error))
     return 1 if any(map(wrong, runs)) else 0
 
@@ -130,8 +125,7 @@ def _say(text: str) -> int:
 def line(run: Mapping[str, Any]) -> str:
     """A run in one line."""
     counted = ", ".join(f"{number} {title}" for title, number in run["outcomes"].items())
-    faults = wrong(run)
-    said = f"; WRONG: {'; '.join(faults)}" if faults else ""
+    said = f"; WRONG: {'; '.join(faults)}" if (faults := wrong(run)) else ""
     return f"{run['branch']}: status {run['status']} in {run['seconds']:.0f} s: {counted}{said}"
 
 
@@ -144,7 +138,7 @@ def wrong(run: Mapping[str, Any]) -> list[str]:
 
 
 def branched(copy: Path, name: str) -> None:
-    """Check out a branch with its edits. Raises EditError where one does not fit."""
+    """Check out a branch with its edits. Raises ValueError where one does not fit."""
     git(copy, "checkout", "--quiet", "-B", name, BASE)
     for edit in BRANCHES[name].edits:
         edit.apply(copy)
@@ -165,15 +159,10 @@ def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
     env = {**os.environ, "PYTHONPATH": path}
     env.pop("TINYLLAMA_COMMIT", None)  # of this tree, not of the copy's
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command, cwd=copy, env=env, timeout=SECONDS + REPORTS, capture_output=True, text=True
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{name}: no end after {SECONDS:.0f} s, and no report") from error
+    done = subprocess.run(command, cwd=copy, env=env, stdout=subprocess.DEVNULL)
     seconds = time.monotonic() - began
     if not report.is_file():
-        raise ValueError(f"{name}: the gate wrote nothing: {_last(done.stdout + done.stderr)}")
+        raise ValueError(f"{name}: the gate ended with {done.returncode} and wrote no report")
     data = json.loads(report.read_text())
     return {
         "branch": name,
@@ -182,10 +171,6 @@ def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
         "outcomes": dict(Counter(verdict["outcome"] for verdict in data["verdicts"])),
         "slower": slower(data),
     }
-
-
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["nothing said"])[-1]
 
 
 def slower(data: Mapping[str, Any]) -> list[dict[str, Any]]:

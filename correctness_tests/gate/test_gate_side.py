@@ -76,10 +76,8 @@ def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smalle
     }
     assert [case for case, benchmark in benchmarks.items() if benchmark.further] == [1, 2]
     weigh.slowdowns = {}
-    further = [benchmark for benchmark in declared(GPU, REGISTERED) if benchmark.further]
-    assert {
-        benchmark.slowdowns[DEVICE] for benchmark in further if benchmark.timed.op == weigh.name
-    } == {FURTHER}
+    further = [b for b in declared(GPU, REGISTERED) if b.further and b.timed.op == weigh.name]
+    assert {benchmark.slowdowns[DEVICE] for benchmark in further} == {FURTHER}
 
 
 def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> None:

@@ -16,7 +16,7 @@ from tinyllama.harness.gate.benchmarks import BASE, Benchmark
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.workspace import benchmarks_of, registered_in
 from tools import try_gate
-from tools.try_gate import BRANCHES, Edit, EditError, branched, copied
+from tools.try_gate import BRANCHES, Edit, branched, copied
 
 CPU = torch.device("cpu")
 CHANGED = {  # by branch, an op of which benchmarks change
@@ -117,7 +117,7 @@ def test_an_edit_fits_once_or_says_so(tmp_path: Path) -> None:
     assert (tmp_path / "a.py").read_text() == "1 2 two"
     for file, old in (("a.py", "one"), ("a.py", "t"), ("b.py", "one")):
         (tmp_path / "a.py").write_text("two t")
-        with pytest.raises(EditError, match=f"{file} has '{old}'"):
+        with pytest.raises(ValueError, match=f"{file} has '{old}'"):
             Edit(file, old, "").apply(tmp_path)
 
 

@@ -98,7 +98,8 @@ class Session(Processes):
             self._list(pair)
             self._prepare(pair, self.undecided())
         while count > 0 and (states := self.undecided()):
-            taken = self._wave(states, min(self.setting.at_once, count))
+            with self.timed("time"):
+                taken = self._wave(states, min(self.setting.at_once, count))
             count -= taken
             for place in range(-taken, 0) if self.undecided() else ():
                 yield {
