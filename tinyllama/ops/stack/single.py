@@ -51,7 +51,7 @@ WATCHDOG = Watchdog(_described)
 
 
 # Products BM BN BK; blocks of attention QM QN KM KN; warps. Registers decide: a program holds the
-# addresses of several phases. No chip's compiler spills with these, but where limits.toml says so.
+# addresses of several phases. At most 64 bytes are spilled, or limits.toml says how many.
 FORWARD_TILES = {
     "16bit": (64, 64, 64, 64, 64, 8),
     "fp32": (64, 64, 32, 64, 32, 8),
