@@ -75,10 +75,8 @@ def of_op(op: str, folder: Path | None) -> Limits:
     for entry in limits.known:
         named = entry.chip in CHIPS and entry.triton in limits.measured and entry.why.strip()
         if not named or entry.spilled <= FEW:
-            raise ValueError(
-                f"{folder / FILE}: {entry}: name a chip, a measured triton, more than {FEW} bytes "
-                "and a reason"
-            )
+            lacking = f"name a chip, a measured triton, a reason and more than {FEW} bytes"
+            raise ValueError(f"{folder / FILE}: {entry}: {lacking}")
     limits.known = [
         msgspec.structs.replace(entry, kernel=f"{op}.{entry.kernel}") for entry in limits.known
     ]
