@@ -307,9 +307,16 @@ class Script:
         seconds = {}
         for metric in self.slowdowns[CANDIDATE]:
             seconds[metric] = SECONDS[metric] * self._factor(worker, name, metric)
-            more = 1.0 if worker.tree.name == BASE else self.works.get((name, metric), 1.0)
-            seconds[ALL_WORK + metric] = more * seconds[metric]
+            if metric == HOST or self.device.type == "cpu":
+                seconds[ALL_WORK + metric] = self._work(worker, name, metric)
         return seconds
+
+    def _row(self, worker: "ScriptedWorker", name: str, seed: int) -> dict[str, float]:
+        return {ALL_WORK + DEVICE: self._work(worker, name, DEVICE)}
+
+    def _work(self, worker: "ScriptedWorker", name: str, metric: str) -> float:
+        more = 1.0 if worker.tree.name == BASE else self.works.get((name, metric), 1.0)
+        return more * SECONDS[metric] * self._factor(worker, name, metric)
 
     def _factor(self, worker: "ScriptedWorker", name: str, metric: str) -> float:
         if worker.tree.name == BASE:

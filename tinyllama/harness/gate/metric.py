@@ -1,10 +1,10 @@
 """The metrics of a benchmark over its blocks, and the figures that they give.
 
-Each metric has two readings in each turn. One is the figure: a call's device time between two
-queued events, or the host's time of the fastest of some calls. The other is all work: of the device
-until it has nothing left to do, or of the host for all calls, divided by their number. It sees what
-the figure does not: other streams, destructors of results, a turn's first call, every fifth call.
-It decides with margins and an error rate of its own, and only on SLOWER.
+Each metric has two readings in a block. One is the figure: a call's device time between two queued
+events, or the host's time of the fastest of some calls. The other is all work: of the device until
+it has nothing left to do, or of the host for all calls, divided by their number. It sees what the
+figure does not: other streams, destructors of results, a turn's first call, every fifth call. It
+decides with margins and an error rate of its own, and only on SLOWER.
 """
 
 import math
@@ -57,14 +57,18 @@ class ClockError(ValueError):
     """A worker's clock and the judge's disagree: the machine is loaded, or that clock is wrong."""
 
 
-def check_turn(turn: Turn, side: str, metrics: Collection[str], pace: float) -> None:
-    """Raise ValueError for a turn without a time of each metric, and ClockError where a call takes
-    much longer by the judge's clock. pace: its seconds by that, an upper bound."""
-    if {*turn} - {CALL} != {
-        reading for metric in metrics for reading in (metric, ALL_WORK + metric)
-    }:
+def all_work_lacking(turn: Turn) -> list[str]:
+    """The readings of all work that a turn lacks: they need turns of their own."""
+    works = {metric: ALL_WORK + metric for metric in MARGINS}
+    return [work for metric, work in works.items() if metric in turn and work not in turn]
+
+
+def check_turn(turn: Turn, side: str, readings: Collection[str], pace: float) -> None:
+    """Raise ValueError for a turn without a time of each of these readings, and ClockError where a
+    call takes much longer by the judge's clock. pace: its seconds by that, an upper bound."""
+    if not {*readings} <= {*turn} <= {CALL, *readings, *(ALL_WORK + name for name in readings)}:
         raise ValueError(
-            f"a turn of the {side} gave {', '.join(turn) or 'nothing'}, not {', '.join(metrics)}"
+            f"a turn of the {side} gave {', '.join(turn) or 'nothing'}, not {', '.join(readings)}"
         )
     for metric, seconds in turn.items():
         if not (is_number(seconds) and seconds > 0):
@@ -90,12 +94,12 @@ class Block:
     @staticmethod
     def of(base: Sequence[Turn], candidate: Sequence[Turn], metrics: Collection[str]) -> "Block":
         """The block of these turns of both sides, in order; of the candidate's alone if the base
-        has none."""
-        seconds = {metric: median(turn[metric] for turn in candidate) for metric in metrics}
+        has none. Turns of all work alone are among them."""
+        seconds = {metric: median(_readings(candidate, metric)) for metric in metrics}
         if not base:
             return Block({}, {}, seconds)
         logs = {
-            metric: [math.log(c[metric] / b[metric]) for c, b in zip(candidate, base, strict=True)]
+            metric: np.log(_readings(candidate, metric)) - np.log(_readings(base, metric))
             for metric in metrics
         }
         statistics = {metric: float(of_block(ratios)) for metric, ratios in logs.items()}
@@ -103,9 +107,13 @@ class Block:
         return Block(statistics, works, seconds)
 
 
+def _readings(turns: Sequence[Turn], reading: str) -> list[float]:
+    return [turn[reading] for turn in turns if reading in turn]
+
+
 def _work(turns: Sequence[Turn], metric: str) -> float:
     """The mean of all work over the turns of a side. One that was interrupted counts little."""
-    works = [turn[ALL_WORK + metric] for turn in turns]
+    works = _readings(turns, ALL_WORK + metric)
     most = MOST * median(works)
     return mean(min(work, most) for work in works)
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
-from tinyllama.harness.gate.metric import HOST, Block, Turn, check_turn
+from tinyllama.harness.gate.metric import HOST, Block, Turn, all_work_lacking, check_turn
 from tinyllama.harness.gate.snapshots import roots
 from tinyllama.harness.gate.verification import hold_to_base
 from tinyllama.harness.machine.worker import (
@@ -40,6 +40,7 @@ FACTORY = "tinyllama.harness.gate.worker:Side"
 WARM_UP = 0.02  # seconds of repeating before a benchmark is timed, on a device that is warm
 AT_ONCE = 4  # pairs that work at once, at most
 FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these are enough
+ROWS = 6  # pairs of turns of all work, where that has turns of its own: an even number
 DRAWS = 2  # of values, on which a benchmark is verified before it is timed
 READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
@@ -389,6 +390,14 @@ class Pair:
                 turns[name].append(turn)
             if last:
                 break
+        lacking = {name: all_work_lacking(turns[name][-1]) for name in sides}
+        for index in range(-1, ROWS):
+            seed = new_seed()
+            for name in filter(lacking.get, sides[:: 1 if index % 2 == 0 else -1]):
+                turn = self.ask(name, "row", benchmark.name, seed)
+                check_turn(turn, name, lacking[name], paces.get(name, 0.0))
+                if index >= 0:  # the first one does not count here either
+                    turns[name].append(turn)
         return Block.of(turns[BASE], turns[CANDIDATE], benchmark.slowdowns)
 
     def _turn(

@@ -1,10 +1,11 @@
 """A provider of an op on one case, as the gate times and verifies it.
 
-A turn has two readings of each metric (`tinyllama.harness.gate.metric`). Device time is of the
-first call of a turn, on cold caches, behind a spin kernel that outlasts the enqueueing. Host time,
-and on a CPU all time, is of the fastest of some calls in a row: other work on the machine only
-adds. All work is of a row of calls whose results are dropped as they come; on a GPU until the
-device is idle.
+A metric has two readings (`tinyllama.harness.gate.metric`). Device time is of one call, on cold
+caches, behind a spin kernel that outlasts the enqueueing. Host time, and on a CPU all time, is of
+the fastest of some calls in a row: other work on the machine only adds. All work is of a row of
+calls whose results are dropped as they come; on a GPU until the device is idle, in turns of its
+own: after a row of products an H200 has a lower clock, and a device time that followed one differed
+by 1.2% between blocks of equal sides, without one by 0.1%.
 
 Each turn has input values that no process has seen: the case's own, with each feature (along the
 last dimension) multiplied by a number near 1. These numbers come from a seed that the
@@ -13,8 +14,8 @@ as a copy, and they are written to the addresses of the turn before, as in a tra
 all values anew would take 5 to 25 times as long as a turn on a CPU. Integers, single numbers and
 inputs with a stride of 0 keep their values.
 
-In a block's last turn one call, chosen at random by the judge among those whose time is a figure,
-keeps its results, which are then held to float64.
+In a block's last turn of a figure one call, chosen at random by the judge among those whose time it
+is, keeps its results, which are then held to float64.
 
 The backward pass runs in its caller's thread: handing it to autograd's thread for a device is
 torch's cost, not that of the compared code.
@@ -41,20 +42,16 @@ from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResu
 
 SPIN = 1.4  # times the time to enqueue a call; the device spins before each call that is timed
 CALLS = 7  # in a row on the host; the first counts as work, and not among the fastest
-# In a row on the device. With the call whose time is the figure a turn has four calls: work in
-# every fourth call is in each turn, work in every fifth in most.
-DEVICE_CALLS = 3
-# Before the call whose time is the figure the device rests this many times as long as the row of
-# the last turn took. Without a rest an H200 still has the lower clock that products leave: those of
-# 5 ms differed by 1.2% between blocks of equal sides, and with it by 0.1%.
-REST, LONGEST_REST = 3, 0.05  # the latter in seconds
+DEVICE_CALLS = 3  # in a row on the device
 FACTORS, WIDTH = 1024, 0.125  # how many numbers near 1; from 1 - WIDTH/2 to 1 + WIDTH/2
 
 
 @dataclass
 class _Call:
-    """A call of a turn: where its inputs are, what it got and gave, and its seconds on the host."""
+    """A call of a turn: the seed and place of its inputs, what it got and gave, and its seconds on
+    the host."""
 
+    seed: int
     place: int
     inputs: Inputs
     args: Leaves
@@ -83,9 +80,8 @@ class TimedCall(OpContender):
         self.repeated = DEVICE if self.device.type == "cpu" else HOST if HOST in metrics else None
         self.masters: dict[str, Inputs] = {}  # by layout
         self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
-        self.rest = 0.0  # seconds before the next turn's first call
         self.seed = self.place = 0  # of the values of a turn; of the call that is prepared
-        self.retained: _Call | None = None  # of the last turn, where the judge asked for it
+        self.retained: _Call | None = None  # of the last turn of a figure, where the judge asked
         self.kept_bytes = 0  # that the first call leaves allocated
 
     def run_once(self) -> None:
@@ -116,18 +112,14 @@ class TimedCall(OpContender):
             else call_number % (int(self.clocked) + CALLS * bool(self.repeated))
         )
         if self.clocked:
-            self.place = CALLS
-            time.sleep(self.rest)
+            self.place = CALLS + 1
             reading = self.clock.read(self._run, self._prepare_last)
+            self.place = 0
             readings |= {DEVICE: reading.device, CALL: max(reading.device, reading.host)}
             if choice == 0:
                 self.retained = _Call(
-                    self.place, self.inputs, self.args, self.outputs, self.gradients
+                    seed, CALLS + 1, self.inputs, self.args, self.outputs, self.gradients
                 )
-            self.place = 0
-            work = self.row_clock.all_work(self._run_in_a_row, self._prepare_last)
-            readings[ALL_WORK + DEVICE] = work / DEVICE_CALLS
-            self.rest = min(REST * work, LONGEST_REST)
         if self.repeated is not None:
             calls = self._row()
             began = time.perf_counter()
@@ -138,6 +130,12 @@ class TimedCall(OpContender):
             readings[self.repeated] = _fastest(calls)
             readings[ALL_WORK + self.repeated] = work / CALLS
         return readings
+
+    def gated_row(self, seed: int) -> dict[str, float]:
+        """Seconds of a call in all work of the device, of which `gated_turn` says nothing."""
+        self.seed = seed
+        work = self.row_clock.all_work(self._run_in_a_row, self._prepare_last)
+        return {ALL_WORK + DEVICE: work / DEVICE_CALLS}
 
     def _prepare_last(self) -> None:
         """Prepare a call of the last pass: its inputs are written, then the cache is flushed."""
@@ -152,9 +150,9 @@ class TimedCall(OpContender):
     def _row(self) -> list[_Call]:
         """Calls whose inputs are ready before the first."""
         calls = []
-        for self.place in range(CALLS):
+        for self.place in range(1, CALLS + 1):
             self._give(self.passes[-1])
-            calls.append(_Call(self.place, self.inputs, self.args))
+            calls.append(_Call(self.seed, self.place, self.inputs, self.args))
         self.place, self.outputs, self.gradients = 0, (), ()
         synchronize(self.device)
         return calls
@@ -216,7 +214,7 @@ class TimedCall(OpContender):
         if self.retained is None:
             raise ValueError(f"{self.case}: the last turn kept no call")
         call = self.retained
-        self.inputs, self.args = call.inputs, call.args
+        self.seed, self.inputs, self.args = call.seed, call.inputs, call.args
         self.outputs, self.gradients = call.outputs, call.gradients
         inputs = self._varied(self._master(), call.place)
         return self._proven(self._collected(), inputs, "a timed call: ")
@@ -293,7 +291,7 @@ class TimedCall(OpContender):
     def _varied(self, master: Inputs, place: int, into: Inputs | None = None) -> Inputs:
         """The values of this turn's call, written into inputs, by default new ones."""
         into = into or _copies(master)
-        generator = torch.Generator(self.device).manual_seed((1 + CALLS) * self.seed + place)
+        generator = torch.Generator(self.device).manual_seed((2 + CALLS) * self.seed + place)
         numbers = torch.rand(FACTORS, generator=generator, device=self.device)
         numbers.sub_(0.5).mul_(WIDTH).add_(1)
         factors: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by width and dtype

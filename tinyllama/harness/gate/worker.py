@@ -164,6 +164,11 @@ class Side:
         readings: dict[str, float] = self.subjects[name].gated_turn(seed, call_number)
         return readings
 
+    def row(self, name: str, seed: int) -> dict[str, float]:
+        """Seconds of a call in all work of the device, where `turn` does not say it."""
+        readings: dict[str, float] = self.subjects[name].gated_row(seed)
+        return readings
+
     def proofs(self, name: str) -> dict[str, Proof]:
         """Hold the results that the last turn kept to float64."""
         proofs: dict[str, Proof] = self.subjects[name].proofs()
