@@ -395,7 +395,7 @@ class Pair:
             seed = new_seed()
             for name in filter(lacking.get, sides[:: 1 if index % 2 == 0 else -1]):
                 turn = self.ask(name, "row", benchmark.name, seed)
-                check_turn(turn, name, lacking[name], paces.get(name, 0.0))
+                check_turn(turn, name, lacking[name], 0.0)  # the pace is also the host's
                 if index >= 0:  # the first one does not count here either
                     turns[name].append(turn)
         return Block.of(turns[BASE], turns[CANDIDATE], benchmark.slowdowns)
