@@ -69,8 +69,8 @@ def eager(
     return rms_norm_file.eager(total_BTD, weight_D, eps), total_BTD
 
 
-# Processes that run the same code differ by 1.1%.
-@add_rms_norm.provider("torch", slowdowns={"device_seconds": 0.03})
+# Processes that run the same code differ by 1.5%.
+@add_rms_norm.provider("torch", slowdowns={"device_seconds": 0.04})
 def fused(
     x_BTD: torch.Tensor, residual_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5
 ) -> Pair:

@@ -96,7 +96,7 @@ def transposed(x_ND: torch.Tensor, into: torch.Tensor | None = None) -> torch.Te
     "triton",
     requires=("triton",),
     replays=True,
-    slowdowns={"device_seconds": 0.02, "host_seconds": 0.12},
+    slowdowns={"device_seconds": 0.02, "host_seconds": 0.15},
     large=(Large("N", "D", {"D": 1000}),),
 )
 class Triton:
