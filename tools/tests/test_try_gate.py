@@ -1,80 +1,15 @@
-"""Branches whose worth is known: that they still are what they say, and what is made of the gate's
-words."""
+"""The branches of try_gate fit this tree, and its verdict on what the gate says of them."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from correctness_tests.support.gate_samples import gate_report, run
-from tinyllama.harness.gate import config, snapshots
-from tinyllama.harness.gate.affected import Change
-from tinyllama.harness.gate.benchmarks import BASE, Benchmark
-from tinyllama.harness.gate.pair import Tree
-from tinyllama.harness.gate.workspace import benchmarks_of, registered_in
 from tools import try_gate
-from tools.try_gate import BRANCHES, Edit, branched, copied
-
-CPU = torch.device("cpu")
-CHANGED = {  # by branch, an op of which benchmarks change
-    "same-kernel": "cross_entropy",
-    "same-in-many": "silu_mul",
-    "retuned-table": "rms_norm",
-    "slower-kernel": "rms_norm",
-    "slower-host": "rms_norm",
-}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    copy = tmp_path_factory.mktemp("tried") / "base"
-    copied(ROOT, copy)
-    return copy
-
-
-def checked_out(base: Path, root: Path, name: str) -> Path:
-    """A tree in which that branch is checked out; made once."""
-    if not root.exists():
-        subprocess.run(["git", "clone", "--quiet", str(base), str(root)], check=True)
-        branched(root, name)
-    return root
-
-
-@pytest.fixture(scope="module")
-def declared(tmp_path_factory: pytest.TempPathFactory) -> list[Benchmark]:
-    rules = config.load(ROOT)
-    tree = Tree(BASE, ROOT, sys.executable, "itself", tmp_path_factory.mktemp("caches"))
-    return benchmarks_of(tree, CPU, registered_in([ROOT], rules, rules))
-
-
-@pytest.mark.parametrize("name", BRANCHES)
-def test_a_branch_changes_what_it_says_and_nothing_else(
-    name: str, base: Path, declared: list[Benchmark]
-) -> None:
-    root = checked_out(base, base.with_name(name), name)
-    with snapshots.opened(root) as repository:
-        trees = (
-            repository.of_commit(repository.resolve(revision)) for revision in (f"{name}~1", name)
-        )
-        differences = repository.changed(*trees)
-    change = Change(base, root, differences, config.load(ROOT).unrelated or ())
-    change.benchmarks = declared
-    changed = {benchmark.name for benchmark in declared if change.why(benchmark)}
-    names = {benchmark.name for benchmark in declared}
-    if name in CHANGED:
-        ops = {
-            benchmark.timed.op
-            for benchmark in declared
-            if benchmark.name in changed and not benchmark.factory
-        }
-        assert CHANGED[name] in ops
-        assert ops.isdisjoint({"silu_mul", "rms_norm", "adamw"} - {CHANGED[name]})
-    else:
-        assert changed == (set() if name == "comments" else names)
-
+from tools.try_gate import BRANCHES, branched, copied
 
 RIGHT = """
 import os, sys, torch, triton.runtime.interpreter
@@ -93,11 +28,13 @@ for root in sys.argv[1:]:
 """
 
 
-def test_branches_are_right(base: Path, tmp_path: Path) -> None:
-    """They are to be stopped for their time alone. Each is imported in a process of its own."""
-    roots = [base.with_name(name) for name in BRANCHES]
+def test_the_edits_of_each_branch_fit_and_its_results_are_right(tmp_path: Path) -> None:
+    """Branches are to be stopped for their time alone. Each is imported in a process of its own."""
+    copied(ROOT, tmp_path / "base")
+    roots = [tmp_path / name for name in BRANCHES]
     for name, root in zip(BRANCHES, roots, strict=True):
-        checked_out(base, root, name)
+        subprocess.run(["git", "clone", "--quiet", str(tmp_path / "base"), str(root)], check=True)
+        branched(root, name)
     env = {**ENVIRONMENT, "PYTHONPATH": "", "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", RIGHT, *map(str, roots)],
@@ -108,20 +45,6 @@ def test_branches_are_right(base: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [Path(line).parents[1] for line in done.stdout.splitlines()] == roots
-
-
-def test_an_edit_fits_once_or_says_so(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("one two two")
-    Edit("a.py", "one", "1").apply(tmp_path)
-    Edit("a.py", "two", "2", first=True).apply(tmp_path)
-    assert (tmp_path / "a.py").read_text() == "1 2 two"
-    for file, old in (("a.py", "one"), ("a.py", "t"), ("b.py", "one")):
-        (tmp_path / "a.py").write_text("two t")
-        with pytest.raises(ValueError, match=f"{file} has '{old}'"):
-            Edit(file, old, "").apply(tmp_path)
-
-
-# -- what is made of the gate's words -----------------------------------------------------------
 
 
 def test_a_slower_kernel_is_to_be_named() -> None:
