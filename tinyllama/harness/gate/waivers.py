@@ -82,11 +82,15 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Waivers:
-    """The entries of a file that hold on a device, and those that the base's file has."""
+    """The entries of a file that hold on a device, and those that the base's file has.
+
+    partial: only some of the benchmarks are compared.
+    """
 
     path: Path
     entries: tuple[Waiver, ...] = ()
     of_base: tuple[Waiver, ...] = ()
+    partial: bool = False
 
     def amount(self, benchmark: str, metric: str) -> float:
         """How much slower than the base it may be: 0.03 is 3%; for counts and bytes how many
@@ -106,8 +110,9 @@ class Waivers:
         return now and not before
 
     def check(self, benchmarks: Collection[str]) -> None:
-        """Raise ValueError for an entry of a benchmark that is not among these names."""
-        for entry in self.entries:
+        """Raise ValueError for an entry of a benchmark that is not among these names, unless
+        they are not all."""
+        for entry in () if self.partial else self.entries:
             gone = entry.removed and entry in self.of_base  # no side has it any more
             if entry.benchmark not in benchmarks and not gone:
                 raise ValueError(
@@ -116,9 +121,12 @@ class Waivers:
                 )
 
 
-def load(path: Path, version: str, base: Path | None = None, *, device: str) -> Waivers:
+def load(
+    path: Path, version: str, base: Path | None = None, *, device: str, partial: bool = False
+) -> Waivers:
     """The entries of a file for a device, "cpu" or "gpu", in a version of the project; none where
-    there is no file. base: the base's file. Raises ValueError that names the file and the entry."""
+    there is no file. base: the base's file; partial: see `Waivers`. Raises ValueError that names
+    the file and the entry."""
     entries = _read(path)
     for entry in entries:
         if not _is_before(version, entry.release):
@@ -133,7 +141,7 @@ def load(path: Path, version: str, base: Path | None = None, *, device: str) -> 
     names = [(entry.benchmark, entry.metric) for entry in here]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{path}: {twice[0][0]!r} has two entries of {twice[0][1]}: delete one")
-    return Waivers(path, here, of_base)
+    return Waivers(path, here, of_base, partial)
 
 
 def _read(path: Path) -> tuple[Waiver, ...]:

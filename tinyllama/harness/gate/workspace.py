@@ -115,6 +115,7 @@ def prepared(
                 version,
                 roots[BASE] / waivers.FILE,
                 device="cpu" if device.type == "cpu" else "gpu",
+                partial=bool(options.ops),
             ),
             guard=guard,
             affected=lambda benchmarks: _affected(change, benchmarks, everything=options.all),
