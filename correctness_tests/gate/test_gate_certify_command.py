@@ -49,7 +49,7 @@ class Certify:
 def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
     command = Certify(tmp_path)
 
-    def listed(root: Path, device: Any, registered: Any) -> Any:
+    def listed(root: Path, device: Any) -> Any:
         tree = type("Side", (), {"tree": command.script.setting().base})()
         return command.script._benchmarks(tree)
 

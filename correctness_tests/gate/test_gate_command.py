@@ -65,6 +65,15 @@ def repeated(x, times=1):
         y = x + x
     return y
 """
+STALE = """
+SEEN = {}
+
+def repeated(x, times=1):
+    if x.data_ptr() not in SEEN:
+        SEEN.clear()
+        SEEN[x.data_ptr()] = x.detach().clone()
+    return x + x + (SEEN[x.data_ptr()] - x.detach())
+"""
 TIMES = """
 import json
 from pathlib import Path
@@ -170,6 +179,10 @@ ACCIDENTS: dict[str, tuple[int, dict[str, Accident]]] = {
                 "kernels/lazy.py", "timed=[Case(N=16", "timed=[Case(N=8", NAME.format("lazy"),
                 "MISSING",
             ),
+            "an op that pyproject.toml names no more": Accident(
+                "pyproject.toml", "kernels/*.py", "kernels/[!m]*.py", NAME.format("manual"),
+                "MISSING",
+            ),
             "a deleted op": Accident("kernels/back.py", "", None, NAME.format("back"), "MISSING"),
         },
     ),
@@ -229,6 +242,9 @@ ACCIDENTS: dict[str, tuple[int, dict[str, Accident]]] = {
                 "own_repeated.py", "def", "import time\ntime.sleep(8)\n\n\ndef", "import", "SLOWER"
             )
         },
+    ),
+    "a result kept by its input's address": (
+        16, {"it": Accident("own_repeated.py", "", STALE, NAME.format("shared"), "WRONG RESULT")}
     ),
     "an import that ends the process": (
         17,

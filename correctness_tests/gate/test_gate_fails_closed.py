@@ -3,6 +3,7 @@ wrong in each way there is, and the outcome and the exit status say which."""
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_tree_compared_with_itself_is_missing() -> None:
     script.alike("a")
     tree = script.setting().candidate
     script.identity[BASE]["root"] = str(tree.root)
-    base = type(tree)(BASE, tree.root, tree.python, "the base", tree.caches)
+    base = replace(tree, name=BASE)
     verdicts = script.run(base=base)
     assert verdicts["trees"].outcome is Outcome.MISSING
     assert script.status == 15

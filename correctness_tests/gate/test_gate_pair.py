@@ -19,7 +19,7 @@ from correctness_tests.support.gate_fakes import (
 )
 from tinyllama.harness.gate import pair as module
 from tinyllama.harness.gate import schedule
-from tinyllama.harness.gate.benchmarks import Benchmark, Registered
+from tinyllama.harness.gate.benchmarks import Benchmark
 from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Pair, SideError, Tree
 from tinyllama.harness.gate.schedule import PairPool, timing_processor
@@ -39,12 +39,12 @@ def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
 
 
 def tree(side: str, root: Path, python: str | None = None) -> Tree:
-    return Tree(side, root, python or sys.executable, side, root / "caches")
+    return Tree(side, root, python or sys.executable, side, root / "caches", REGISTERED)
 
 
 @contextmanager
-def opened(trees: list[Tree], registered: Registered = REGISTERED) -> Iterator[list[Pair]]:
-    with PairPool(0, ahead=0) as pool, pool.pairs(trees, CPU, registered) as pairs:
+def opened(trees: list[Tree]) -> Iterator[list[Pair]]:
+    with PairPool(0, ahead=0) as pool, pool.pairs(trees, CPU) as pairs:
         yield pairs
 
 

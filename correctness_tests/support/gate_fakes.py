@@ -201,7 +201,6 @@ class Script:
             "base": _tree(BASE),
             "candidate": _tree(CANDIDATE),
             "device": self.device,
-            "registered": REGISTERED,
             "noise": Noise("a device"),
             "accepted": Waivers(
                 Path("accepted.toml"), tuple(self.accepted), tuple(self.accepted_by_base)
@@ -216,10 +215,10 @@ class Script:
 
     @contextmanager
     def pairs(
-        self, trees: Sequence[Tree], device: torch.device, registered: Registered, count: int = 1
+        self, trees: Sequence[Tree], device: torch.device, count: int = 1
     ) -> Iterator[list[Pair]]:
         """In the place of `opened`."""
-        pairs: list[Pair] = [ScriptedPair(self, trees, device, registered) for _ in range(count)]
+        pairs: list[Pair] = [ScriptedPair(self, trees, device) for _ in range(count)]
         try:
             open_all(pairs)
             yield pairs
@@ -399,7 +398,7 @@ def outcomes(verdicts: Mapping[str, Verdict]) -> dict[str, Outcome]:
 
 
 def _tree(name: str) -> Tree:
-    return Tree(name, Path(f"/trees/{name}"), "python", f"the {name}", Path("/caches"))
+    return Tree(name, Path(f"/trees/{name}"), "python", f"the {name}", Path("/caches"), REGISTERED)
 
 
 # -- what devices and workers are made to say ---------------------------------------------------

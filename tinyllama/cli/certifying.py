@@ -12,7 +12,7 @@ import torch
 from rich.table import Table
 
 from tinyllama.harness.gate import calibrate, config
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Registered, Stopped
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, NO_OPS, Stopped
 from tinyllama.harness.gate.calibrate import Block, Certificate, Noise
 from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard
 from tinyllama.harness.gate.metric import margin_of
@@ -58,18 +58,20 @@ class _Gated:
 
     base: Tree
     candidate: Tree
-    registered: Registered
 
     @staticmethod
     def here(folder: Path) -> "_Gated":
         """folder: of what both sides compile. Raises ValueError where no ops are named."""
         root = Path.cwd()
         rules = config.load(root)
+        registered = registered_in(root, rules)
+        if registered.own and not (registered.files or registered.modules):
+            raise ValueError(NO_OPS)
         base, candidate = (
-            Tree(side, root, sys.executable, "itself", folder / side, rules.slowdowns)
+            Tree(side, root, sys.executable, "itself", folder / side, registered, rules.slowdowns)
             for side in (BASE, CANDIDATE)
         )
-        return _Gated(base, candidate, registered_in([root], rules, rules))
+        return _Gated(base, candidate)
 
 
 def record(tree: _Gated, noise: Noise, results: Path, device: torch.device, blocks: int) -> bool:
@@ -98,7 +100,7 @@ def show(tree: _Gated, noise: Noise, results: Path, device: torch.device) -> int
     blocks."""
     rules = {
         (benchmark.name, metric): (margin_of(metric, device), tolerance)
-        for benchmark in benchmarks_of(tree.base, device, tree.registered)
+        for benchmark in benchmarks_of(tree.base, device)
         if not benchmark.further  # these have no A/A blocks
         for metric, tolerance in benchmark.slowdowns.items()
     }
@@ -126,7 +128,6 @@ def _session(tree: _Gated, noise: Noise, device: torch.device) -> Iterator[Sessi
                 base=tree.base,
                 candidate=tree.candidate,
                 device=device,
-                registered=tree.registered,
                 noise=noise,
                 accepted=Waivers(tree.base.root),
                 guard=guard,

@@ -31,6 +31,11 @@ from tinyllama.harness.records.results import is_number
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 BASE, CANDIDATE = "base", "candidate"  # the names of the sides
+IMPORT = "import"  # the name of the verdict on importing the ops
+NO_OPS = (
+    "no ops are named: add [tool.tinyllama] ops to the pyproject.toml in the root of the checkout, "
+    "or --ops FILE"
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Registered:
     """What is gated.
 
     package: whose ops are loaded. files: paths and patterns of further ops, relative to the root of
-    a tree, as pytest expands them; each side has its own files of these. modules: of entry points.
+    a tree, as pytest expands them. modules: of entry points.
     own: only what files and modules declare are benchmarks, as in a repository that is not the
     harness's. factory: ``module:name`` of a function that gives the other benchmarks of a device;
     empty: there are none.
@@ -321,12 +326,11 @@ def matched(
     what neither side has.
     """
     if not candidate and not base:
-        text = "neither side has a benchmark"
-        raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
+        raise Stopped(Verdict("benchmarks", Outcome.MISSING, NO_OPS))
     if not base:
         raise Stopped(Verdict(BASE, Outcome.NOT_JUDGED, "it has no benchmark: nothing is compared"))
     try:
-        accepted.check([*base, *candidate])
+        accepted.check([*base, *candidate, IMPORT])
     except ValueError as error:
         raise Stopped(Verdict("accepted", Outcome.MISSING, str(error))) from error
     listed = Listed()

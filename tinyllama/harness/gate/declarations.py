@@ -11,7 +11,7 @@ from tinyllama.harness.declare.op import Op
 
 
 def declarations(ops: Iterable[Op]) -> dict[str, str]:
-    """By ``op: part``, a digest of the reference, cases, limits and slack of each op."""
+    """By ``op: part``, a digest of the reference, cases, limits, slack and coverage of each op."""
     digests: dict[str, str] = {}
     for op in ops:
         cases = [(case.dims, case.params, sorted(case.values)) for case in (*op.cases, *op.timed)]
@@ -24,6 +24,9 @@ def declarations(ops: Iterable[Op]) -> dict[str, str]:
         for provider in op.providers.values():
             stated = (provider.slack, provider.deterministic, provider.overwrites)
             parts[f"slack of {provider.name}"] = stated
+            supports = _source(provider.supports)
+            covered = (provider.dtypes, provider.requires, provider.frozen, provider.contiguous)
+            parts[f"coverage of {provider.name}"] = (*map(str, covered), supports)
         for part, value in parts.items():
             digest = hashlib.sha256(_text_of(value).encode()).hexdigest()
             digests[f"{op.name}: {part}"] = digest

@@ -176,7 +176,7 @@ class Series:
         """The outcome, with the slowdown, the interval that decides, and the number of blocks."""
         look = LOOKS.index(len(self.statistics))
         interval = bounds(np.asarray(self.statistics), look, self.rule, self.history)
-        low = interval.slower_low if call is Call.SLOWER else interval.green_low
+        low = interval.green_low if call in (Call.SAME, Call.FASTER) else interval.slower_low
         if call is Call.SLOWER and self._is_far(self.statistics):
             low = np.maximum(low, min(self.statistics))
         ratio, lowest, highest = (

@@ -57,8 +57,8 @@ class Tree:
     """What a side runs.
 
     name: BASE or CANDIDATE. root: its folder. python: its interpreter. label: the user's name for
-    it. caches: the folder of its compiled code, which all its processes
-    share. slowdowns: see `worker.Side`.
+    it. caches: the folder of its compiled code, which all its processes share. registered: what it
+    gates. slowdowns: see `worker.Side`.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Tree:
     python: str
     label: str
     caches: Path
+    registered: Registered
     slowdowns: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -131,11 +132,10 @@ class Pair:
         self,
         trees: Sequence[Tree],
         device: torch.device,
-        registered: Registered,
         preload: Sequence[str] = (),
     ) -> None:
         self.trees = {tree.name: tree for tree in trees}
-        self.device, self.registered, self.preload = device, registered, preload
+        self.device, self.preload = device, preload
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
         self.failed = self.stopping = False
@@ -161,10 +161,10 @@ class Pair:
         # Idle threads spin, which slows the other side, and other pairs that work at once.
         shared = len(os.sched_getaffinity(0)) // (2 * AT_ONCE)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
-        if self.registered.own:
+        if tree.registered.own:
             inherited = filter(None, [os.environ.get("PYTHONPATH")])
             env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *inherited])
-        modules = (FACTORY.partition(":")[0], self.registered.package, *_IMPORTED_LATE)
+        modules = (FACTORY.partition(":")[0], tree.registered.package, *_IMPORTED_LATE)
         return Worker(
             tree.name,
             python=tree.python,
@@ -188,10 +188,12 @@ class Pair:
             raise self.unstarted
 
         def make(name: str) -> None:
-            stated = dict(self.trees[name].slowdowns)
-            given = {"device": str(self.device), "registered": self.registered, "slowdowns": stated}
+            tree = self.trees[name]
+            arguments = {"registered": tree.registered, "slowdowns": dict(tree.slowdowns)}
             try:
-                self.workers[name].make("side", FACTORY, timeout=READY, **given)
+                self.workers[name].make(
+                    "side", FACTORY, timeout=READY, device=str(self.device), **arguments
+                )
             except WorkerError as error:
                 raise self._error(name, error) from error
 
@@ -281,10 +283,13 @@ class Pair:
             raise
         self.end(benchmark)
 
-    def verify(self, benchmark: Benchmark, *, base_result: bool = True) -> dict[str, Any]:
+    def verify(
+        self, benchmark: Benchmark, *, base_result: bool = True, removed: bool = False
+    ) -> dict[str, Any]:
         """Hold the results of a benchmark's sides to float64 on draws of values that neither has
         seen, and the candidate's to the base's reference; returns what each side proves of the last
-        draw. Not ``base_result``: the base gives its reference alone. Raises SideError."""
+        draw. Not ``base_result``: the base gives its reference alone. removed: the candidate may
+        lack results. Raises SideError."""
         if benchmark.factory:  # it has values of its own, and is held to its own side's reference
             sides = self.sides(benchmark) if base_result else [CANDIDATE]
             return self._at_once(
@@ -296,7 +301,7 @@ class Pair:
             for side in self.sides(benchmark):
                 method = "verify" if base_result or side == CANDIDATE else "reference"
                 proofs[side] = self.ask(side, method, benchmark.name, seed, timeout=READY)
-            self._hold_to_base(proofs)
+            self._hold_to_base(proofs, removed=removed)
         return proofs
 
     def hold_results(self, benchmark: Benchmark) -> None:
@@ -305,11 +310,11 @@ class Pair:
             self._hold_to_base(self.ask_of(benchmark, "proofs", timeout=READY))
 
     @staticmethod
-    def _hold_to_base(proofs: Mapping[str, Any]) -> None:
+    def _hold_to_base(proofs: Mapping[str, Any], *, removed: bool = False) -> None:
         if BASE not in proofs:
             return
         try:
-            hold_to_base(proofs[BASE], proofs[CANDIDATE])
+            hold_to_base(proofs[BASE], proofs[CANDIDATE], removed=removed)
         except WrongResultError as error:
             types = [f"{WrongResultError.__module__}.{WrongResultError.__qualname__}"]
             raise SideError(CANDIDATE, WorkerError(str(error), types=types)) from error

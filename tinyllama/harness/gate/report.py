@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tinyllama.harness.gate import waivers
 from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.snapshots import Repository
 from tinyllama.harness.machine.errors import UsageError
@@ -125,7 +126,12 @@ class Report(msgspec.Struct):
         outcome = worst(line.verdict for line in self.verdicts)
         advised = outcome in TO_DO and not (self.ended and outcome is Outcome.NOT_DECIDED)
         return [
-            *(f"changed, and the base's judged: {name}" for name in self.protected),
+            *(
+                f"changed, and its new entries hold: {name}"
+                if name == waivers.FILE
+                else f"changed, and the base's judged: {name}"
+                for name in self.protected
+            ),
             *(f"deleted test: {name}" for name in self.deleted_tests),
             *self.notes,
             *([f"the gate did not end: {self.ended}"] if self.ended else []),

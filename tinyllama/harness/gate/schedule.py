@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.gate.device_guard import identity
 from tinyllama.harness.gate.pair import AT_ONCE, Pair, Tree
 from tinyllama.harness.machine.worker import close_all
@@ -65,17 +64,14 @@ class PairPool:
 
     @contextmanager
     def pairs(
-        self, trees: Sequence[Tree], device: torch.device, registered: Registered, count: int = 1
+        self, trees: Sequence[Tree], device: torch.device, count: int = 1
     ) -> Iterator[list[Pair]]:
         """Fresh pairs, ready to be asked, for a `with` statement. Raises SideError."""
-        pairs = [
-            self._next.popleft() if self._next else Pair(trees, device, registered)
-            for _ in range(count)
-        ]
+        pairs = [self._next.popleft() if self._next else Pair(trees, device) for _ in range(count)]
         try:
             with _without(self._timed) if self.ahead else nullcontext():
                 while len(self._next) < self.ahead:  # they import while these are opened
-                    self._next.append(Pair(trees, device, registered, PRELOAD))
+                    self._next.append(Pair(trees, device, PRELOAD))
             open_all(pairs)
             yield pairs
         finally:

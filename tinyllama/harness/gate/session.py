@@ -26,6 +26,7 @@ from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.benchmarks import (
     BASE,
     CANDIDATE,
+    IMPORT,
     Benchmark,
     Stopped,
     check_identities,
@@ -249,14 +250,15 @@ class Session(Processes):
     def _check_import(self, seconds: dict[str, float]) -> None:
         """Hold the import of all ops in a fresh process to a bar. It is measured once more before
         it is SLOWER."""
-        figure = seconds_figure("the import of the ops", seconds, 0.0, COLD_SECONDS)
+        accepted = self.setting.accepted.amount(IMPORT, COMPILE)
+        figure = seconds_figure("the import of the ops", seconds, accepted, COLD_SECONDS)
         if figure.outcome is Outcome.SLOWER:
             with self.pairs() as (pair,):
                 again = pair.ask_both("identity")
             seconds = {side: min(seconds[side], again[side]["import_seconds"]) for side in seconds}
-            figure = seconds_figure(figure.metric, seconds, 0.0, COLD_SECONDS)
+            figure = seconds_figure(figure.metric, seconds, accepted, COLD_SECONDS)
         if figure.outcome is not Outcome.SAME:
-            self.further_verdicts.append(Verdict("import", figure.outcome, figure.text))
+            self.further_verdicts.append(Verdict(IMPORT, figure.outcome, figure.text))
 
     # -- prepared, verified -----------------------------------------------------------------
 
@@ -357,7 +359,8 @@ class Session(Processes):
         be merged, unless a count has already shown it to be SLOWER.
         """
         try:
-            state.proofs = pair.verify(state.benchmark)
+            removed = self.setting.accepted.is_removed(state.name)
+            state.proofs = pair.verify(state.benchmark, removed=removed)
         except SideError as error:
             slower = any(figure.outcome is Outcome.SLOWER for figure in state.figures)
             if slower or not self._base_is_wrong(pair, state.benchmark, error):

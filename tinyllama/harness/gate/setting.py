@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark
 from tinyllama.harness.gate.calibrate import Noise
 from tinyllama.harness.gate.counters import FIRST_CALL_SECONDS, seconds_figure
 from tinyllama.harness.gate.device_guard import DeviceGuard
@@ -65,7 +65,6 @@ class Setting:
     base: Tree
     candidate: Tree
     device: torch.device
-    registered: Registered
     noise: Noise
     accepted: Waivers
     guard: DeviceGuard

@@ -26,6 +26,8 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -80,6 +82,7 @@ class TimedCall(OpContender):
         self.repeated = DEVICE if self.device.type == "cpu" else HOST if HOST in metrics else None
         self.masters: dict[str, Inputs] = {}  # by layout
         self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
+        self.arguments: dict[Any, torch.Tensor] = {}  # of verified calls, by layout, name and shape
         self.seed = self.place = 0  # of the values of a turn; of the call that is prepared
         self.retained: _Call | None = None  # of the last turn of a figure, where the judge asked
         self.kept_bytes = 0  # that the first call leaves allocated
@@ -201,12 +204,31 @@ class TimedCall(OpContender):
             inputs = self._varied(self._master(layout), 0)
             what = "" if layout == self.declared_layout else f"{layout} inputs: "
             try:
-                results = evaluate(self.op, provider.call, inputs, provider.overwrites)
+                results = evaluate(
+                    self.op,
+                    provider.call,
+                    inputs,
+                    provider.overwrites,
+                    place=partial(self._argument, layout),
+                )
             except AssertionError as error:
                 raise WrongResultError(f"{self.case}: {what}{error}") from error
             proven = self._proven(results, inputs, what)
             proofs |= {f"{what}{name}": proof for name, proof in proven.items()}
         return proofs
+
+    def _argument(self, layout: str, value: Any, name: str) -> Any:
+        """A copy of an argument, in the memory of the call before: what a provider remembers by an
+        address is of other values."""
+        if value is None:
+            return None
+        if isinstance(value, list):
+            return [self._argument(layout, x, f"{name}[{place}]") for place, x in enumerate(value)]
+        key = layout, name, value.shape
+        if key not in self.arguments:
+            self.arguments[key] = copied(value)
+        self.arguments[key].untyped_storage().copy_(value.untyped_storage())
+        return self.arguments[key].detach()
 
     def proofs(self) -> dict[str, Proof]:
         """Hold the call that the last turn kept to float64. Raises WrongResultError, and ValueError
@@ -292,7 +314,7 @@ class TimedCall(OpContender):
         """The values of this turn's call, written into inputs, by default new ones."""
         into = into or _copies(master)
         generator = torch.Generator(self.device).manual_seed((2 + CALLS) * self.seed + place)
-        numbers = torch.rand(FACTORS, generator=generator, device=self.device)
+        numbers = torch.rand(FACTORS, generator=generator, device=self.device, dtype=torch.float32)
         numbers.sub_(0.5).mul_(WIDTH).add_(1)
         factors: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by width and dtype
         for target, value in zip(tensors_of(into), tensors_of(master), strict=True):

@@ -49,7 +49,7 @@ class Processes:
         """Fresh pairs. Where a side cannot start, the comparison stops."""
         setting = self.setting
         try:
-            with setting.pairs(self.trees, setting.device, setting.registered, count) as pairs:
+            with setting.pairs(self.trees, setting.device, count) as pairs:
                 yield pairs
         except SideError as error:
             if all_ended():

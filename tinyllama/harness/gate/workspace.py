@@ -89,8 +89,10 @@ def prepared(
         names = [difference.name for difference in differences]
         _check_dependencies(roots[BASE], roots[CANDIDATE], names)
 
-    def tree(side: str, python: str, label: str, slowdowns: Mapping[str, float]) -> Tree:
-        return Tree(side, roots[side], python, label, folder / f"{side}-caches", slowdowns)
+    def tree(side: str, python: str, label: str, stated: Config) -> Tree:
+        registered = registered_in(roots[side], rules if ours else stated, options.ops)
+        caches = folder / f"{side}-caches"
+        return Tree(side, roots[side], python, label, caches, registered, stated.slowdowns)
 
     change = affected.Change(
         roots[BASE],
@@ -103,12 +105,9 @@ def prepared(
     processor = timing_processor(device)
     with PairPool(processor) as pool:
         setting = Setting(
-            base=tree(BASE, base.python, base.label, of_base.slowdowns),
-            candidate=tree(CANDIDATE, sys.executable, f"tree {candidate[:10]}", here.slowdowns),
+            base=tree(BASE, base.python, base.label, of_base),
+            candidate=tree(CANDIDATE, sys.executable, f"tree {candidate[:10]}", here),
             device=device,
-            registered=registered_in(
-                [*roots.values()], rules if ours else of_base, here, options.ops
-            ),
             noise=Noise.load(results, device_name(device)),
             accepted=waivers.load(
                 roots[CANDIDATE] / waivers.FILE,
@@ -144,9 +143,9 @@ def without_folders(text: str, folder: Path, base: str) -> str:
     return text.replace(f"{folder / CANDIDATE}/", "").replace(f"{folder / BASE}/", f"{base}:")
 
 
-def benchmarks_of(tree: Tree, device: torch.device, registered: Registered) -> list[Benchmark]:
+def benchmarks_of(tree: Tree, device: torch.device) -> list[Benchmark]:
     """The benchmarks of a tree on a device, listed in a process of its own. Raises SideError."""
-    pair = Pair([tree], device, registered)
+    pair = Pair([tree], device)
     try:
         pair.open()
         benchmarks: list[Benchmark] = pair.ask(tree.name, "benchmarks")
@@ -155,32 +154,25 @@ def benchmarks_of(tree: Tree, device: torch.device, registered: Registered) -> l
     return benchmarks
 
 
-def registered_in(
-    trees: Sequence[Path], base: Config, candidate: Config, ops: Sequence[str] = ()
-) -> Registered:
-    """What the trees of both sides gate. ops: files or patterns that replace those of their
-    pyproject.toml. A pattern or an entry point that the candidate dropped drops no benchmark.
+def registered_in(tree: Path, rules: Config, ops: Sequence[str] = ()) -> Registered:
+    """What a tree gates, by its pyproject.toml. ops: files or patterns that replace those.
 
-    Raises NotJudgedError where nothing is named, and ValueError for a pattern that cannot be used.
+    Raises NotJudgedError for ``ops`` of a package, and ValueError for a pattern that cannot be
+    used.
     """
-    if base.package:
+    if rules.package:
         if ops:
-            raise NotJudgedError(f"--ops: the ops of {base.package} are gated here: remove it")
-        if base.benchmarks:  # its classes are in workers' answers
-            importlib.import_module(base.benchmarks.partition(":")[0])
-        return Registered(base.package, factory=base.benchmarks)
-    patterns = tuple(ops or dict.fromkeys([*candidate.ops, *base.ops]))
+            raise NotJudgedError(f"--ops: the ops of {rules.package} are gated here: remove it")
+        if rules.benchmarks:  # its classes are in workers' answers
+            importlib.import_module(rules.benchmarks.partition(":")[0])
+        return Registered(rules.package, factory=rules.benchmarks)
+    patterns = tuple(ops or rules.ops)
     for pattern in patterns:
         if os.path.isabs(pattern) or os.pardir in Path(pattern).parts:
             raise ValueError(
                 f"{config.TABLE} ops: {pattern!r} leads out of the tree: name files in it"
             )
-    modules = tuple(dict.fromkeys(name for tree in trees for name in config.entry_points(tree)))
-    if not patterns and not modules:
-        raise NotJudgedError(
-            "no ops are named: add [tool.tinyllama] ops to pyproject.toml, or --ops FILE"
-        )
-    return Registered(OPS, patterns, () if ops else modules, own=True)
+    return Registered(OPS, patterns, () if ops else config.entry_points(tree), own=True)
 
 
 def _affected(

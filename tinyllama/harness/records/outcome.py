@@ -50,8 +50,7 @@ TO_DO = {
     Outcome.MISSING: "do what the text of each MISSING verdict says; restore a benchmark that the "
     "candidate lacks, or accept its removal in accepted_slowdowns.toml",
     Outcome.WRONG_RESULT: "fix the result (tinyllama check FILE); a time counts only with it",
-    Outcome.NOT_JUDGED: "remove the reason that the verdict begins with: add or install a module "
-    "that cannot be imported; of a side that crashed, run tinyllama check FILE",
+    Outcome.NOT_JUDGED: "remove the reason that the verdict begins with, and gate again",
 }
 
 
