@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 from scipy import stats
 
-from correctness_tests.support.gate_samples import CARD, DEVICE, VERSIONS, block
 from tinyllama.harness.gate.calibrate import (
     SCHEMA,
+    Block,
     Certificate,
     Noise,
     certify,
@@ -22,6 +22,17 @@ from tinyllama.harness.gate.calibrate import (
 )
 from tinyllama.harness.gate.sequential_test import LOOKS, Call, Floats, Rule, Spread, decide
 from tinyllama.harness.records.results import records
+
+DEVICE, HOST = "device_seconds", "host_seconds"
+CARD, VERSIONS = "A Card 1", {"torch": "2.11"}
+
+
+def block(number: int = 0, **fields: Any) -> Block:
+    date = f"2030-01-01T{number // 60:02d}:{number % 60:02d}:00Z"
+    figures = {"copy-ours": {DEVICE: 0.001 * (number + 1), HOST: -0.01}}
+    defaults = {"date": date, "commit": "c" * 40, "versions": VERSIONS, "pairs": 40}
+    return Block(**{**defaults, "statistics": figures, **fields})
+
 
 MERGES = 5000
 

@@ -332,7 +332,9 @@ def test_a_gate_that_is_ended_early_writes_its_report_and_is_not_green(
     repository: Checkout,
 ) -> None:
     repository.edit("own_helper.py", "1.0", "1.0 + 0.0")
+    repository.edit("kernels/once.py", '("sum")', '("sum", dtypes=(torch.float32,))')
     gated = repository.gate("--time-limit", "6")
+    assert "the base's judged: once: coverage of sum" in gated.out, "what else is declared"
     assert gated.status == 2, gated.out
     assert gated.report["ended"] == "the time limit of 6 s"
     assert repository.run("tinyllama", "gate", "--verify", "build/gate.json").status == 2

@@ -3,9 +3,8 @@
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,11 +37,11 @@ def run(results: Path, blocks: int, device_option: str | None) -> int:
     try:
         check_results_dir(results)
         with tempfile.TemporaryDirectory() as folder:
-            tree = _Gated.here(Path(folder))
+            sides = _itself(Path(folder))
             noise = Noise.load(results, device_name(device))
-            if blocks and not record(tree, noise, results, device, blocks):
+            if blocks and not record(sides, noise, results, device, blocks):
                 return 1
-            return show(tree, noise, results, device)
+            return show(sides[0], noise, results, device)
     except (BusyError, Stopped) as stop:
         if isinstance(stop, Stopped) and stop.verdict.outcome is not Outcome.BUSY:
             raise UsageError(str(stop)) from stop
@@ -52,38 +51,30 @@ def run(results: Path, blocks: int, device_option: str | None) -> int:
         raise UsageError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class _Gated:
-    """The tree in the current folder on both sides, and what is gated of it."""
-
-    base: Tree
-    candidate: Tree
-
-    @staticmethod
-    def here(folder: Path) -> "_Gated":
-        """folder: of what both sides compile. Raises ValueError where no ops are named."""
-        root = Path.cwd()
-        rules = config.load(root)
-        registered = registered_in(root, rules)
-        if registered.own and not (registered.files or registered.modules):
-            raise ValueError(NO_OPS)
-        base, candidate = (
-            Tree(side, root, sys.executable, "itself", folder / side, registered, rules.slowdowns)
-            for side in (BASE, CANDIDATE)
-        )
-        return _Gated(base, candidate)
+def _itself(folder: Path) -> list[Tree]:
+    """The tree in the current folder, as both sides. folder: of what they compile. Raises
+    ValueError where no ops are named."""
+    root = Path.cwd()
+    rules = config.load(root)
+    registered = registered_in(root, rules)
+    if registered.own and not (registered.files or registered.modules):
+        raise ValueError(NO_OPS)
+    return [
+        Tree(side, root, sys.executable, "itself", folder / side, registered, rules.slowdowns)
+        for side in (BASE, CANDIDATE)
+    ]
 
 
-def record(tree: _Gated, noise: Noise, results: Path, device: torch.device, blocks: int) -> bool:
+def record(
+    sides: Sequence[Tree], noise: Noise, results: Path, device: torch.device, blocks: int
+) -> bool:
     """Add blocks one by one and save each. Returns whether no benchmark failed: one that fails now
     is not certified by its earlier blocks."""
     before = time.monotonic()
-    with _session(tree, noise, device) as session:
+    with _session(sides, noise, device) as session:
         for number, statistics in enumerate(session.blocks(blocks), 1):
             pairs = session.effort.pairs
-            block = Block(
-                now(), current_commit(tree.base.root), session.versions, pairs, statistics
-            )
+            block = Block(now(), current_commit(sides[0].root), session.versions, pairs, statistics)
             noise.record(results, block)
             ended = time.monotonic()
             print(f"block {number} of {blocks}: {ended - before:.1f} s", flush=True)
@@ -95,12 +86,12 @@ def record(tree: _Gated, noise: Noise, results: Path, device: torch.device, bloc
     return not failed
 
 
-def show(tree: _Gated, noise: Noise, results: Path, device: torch.device) -> int:
+def show(tree: Tree, noise: Noise, results: Path, device: torch.device) -> int:
     """Print and write the error rates; 1 where a bar is missed. Raises ValueError for too few
     blocks."""
     rules = {
         (benchmark.name, metric): (margin_of(metric, device), tolerance)
-        for benchmark in benchmarks_of(tree.base, device)
+        for benchmark in benchmarks_of(tree, device)
         if not benchmark.further  # these have no A/A blocks
         for metric, tolerance in benchmark.slowdowns.items()
     }
@@ -114,7 +105,7 @@ def show(tree: _Gated, noise: Noise, results: Path, device: torch.device) -> int
 
 
 @contextmanager
-def _session(tree: _Gated, noise: Noise, device: torch.device) -> Iterator[Session]:
+def _session(sides: Sequence[Tree], noise: Noise, device: torch.device) -> Iterator[Session]:
     """A session of this tree against itself. Raises BusyError for a disturbed device."""
     processor = timing_processor(device)
     with (
@@ -125,11 +116,11 @@ def _session(tree: _Gated, noise: Noise, device: torch.device) -> Iterator[Sessi
         guard.wait_until_idle()
         yield Session(
             Setting(
-                base=tree.base,
-                candidate=tree.candidate,
+                base=sides[0],
+                candidate=sides[1],
                 device=device,
                 noise=noise,
-                accepted=Waivers(tree.base.root),
+                accepted=Waivers(sides[0].root),
                 guard=guard,
                 affected=lambda benchmarks: {},
                 measure_all=True,
