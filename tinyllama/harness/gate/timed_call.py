@@ -26,7 +26,6 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ class TimedCall(OpContender):
         self.repeated = DEVICE if self.device.type == "cpu" else HOST if HOST in metrics else None
         self.masters: dict[str, Inputs] = {}  # by layout
         self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
-        self.arguments: dict[Any, torch.Tensor] = {}  # of verified calls, by layout, name and shape
+        self.arguments: dict[Any, torch.Tensor] = {}  # of verified calls, by name and shape
         self.seed = self.place = 0  # of the values of a turn; of the call that is prepared
         self.retained: _Call | None = None  # of the last turn of a figure, where the judge asked
         self.kept_bytes = 0  # that the first call leaves allocated
@@ -209,7 +208,7 @@ class TimedCall(OpContender):
                     provider.call,
                     inputs,
                     provider.overwrites,
-                    place=partial(self._argument, layout),
+                    place=self._argument if layout == self.declared_layout else None,
                 )
             except AssertionError as error:
                 raise WrongResultError(f"{self.case}: {what}{error}") from error
@@ -217,14 +216,14 @@ class TimedCall(OpContender):
             proofs |= {f"{what}{name}": proof for name, proof in proven.items()}
         return proofs
 
-    def _argument(self, layout: str, value: Any, name: str) -> Any:
+    def _argument(self, value: Any, name: str) -> Any:
         """A copy of an argument, in the memory of the call before: what a provider remembers by an
         address is of other values."""
         if value is None:
             return None
         if isinstance(value, list):
-            return [self._argument(layout, x, f"{name}[{place}]") for place, x in enumerate(value)]
-        key = layout, name, value.shape
+            return [self._argument(x, f"{name}[{place}]") for place, x in enumerate(value)]
+        key = name, value.shape
         if key not in self.arguments:
             self.arguments[key] = copied(value)
         self.arguments[key].untyped_storage().copy_(value.untyped_storage())
