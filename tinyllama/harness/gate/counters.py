@@ -64,12 +64,12 @@ def seconds_figure(
     metric: str, seconds: Mapping[str, float], accepted: float, more: float
 ) -> Figure:
     """Of noisy seconds by side, as of a first call: SLOWER beyond a ratio plus ``more`` seconds.
-    accepted: by which share the base's may be exceeded."""
+    accepted: how many seconds beyond that."""
     before, after = seconds[BASE], seconds[CANDIDATE]
     if not all(is_number(value) and value > 0 for value in (before, after)):
         text = f"{metric} was {before}, is {after}: invalid times"
         return Figure(metric, Outcome.MISSING, text, before, after)
-    limit = before * RATIO * (1 + accepted) + more
+    limit = before * RATIO + more + accepted
     outcome, text = Outcome.SAME, f"{metric} {before:.2f} -> {after:.2f} s"
     if after > limit:
         outcome, text = Outcome.SLOWER, f"{text}, allowed {limit:.2f}"

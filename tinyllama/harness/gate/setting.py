@@ -179,7 +179,7 @@ class BenchmarkState:
 
     def conclude(self, accepted: float) -> None:
         """Settle it by its figures, with that of its first calls in the fresh processes of blocks.
-        accepted: which share more these may take."""
+        accepted: how many seconds more these may take."""
         if self.settled(FIRST_CALL) is None:
             seconds = {
                 side: median(calls[side] for calls in self.first_calls)
