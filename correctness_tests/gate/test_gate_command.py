@@ -19,6 +19,16 @@ from correctness_tests.support.own_repository import (
     write_files,
 )
 
+PYPROJECT = """
+[project]
+name = "own"
+version = "0.1"
+dependencies = ["torch"]
+entry-points."tinyllama.ops".own = "own_plugged"
+[tool.tinyllama]
+ops = ["kernels/*.py"]
+"""
+
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
@@ -30,8 +40,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
         "own_helper.py": "ONE = 1.0\n",
         "tests/test_once.py": "def test_once():\n    pass\n",
         ".gitignore": "build\n",
-        "pyproject.toml": '[project]\nname = "own"\nversion = "0.1"\ndependencies = ["torch"]\n'
-        '[tool.tinyllama]\nops = ["kernels/*.py"]\n',
+        "pyproject.toml": PYPROJECT,
     }
     return Checkout(committed(tmp_path / "own", files, monkeypatch))
 
@@ -129,6 +138,7 @@ FILES = {
     "own_backward.py": DOUBLED,
     "own_columns.py": COLUMNS,
     "kernels/times.json": '{"times": 1}',
+    "own_plugged.py": OP.format(name="plugged", body="x + x"),
     "kernels/shared.py": "from own_repeated import repeated\n"
     + OP.format(name="shared", body="repeated(x)"),
     "kernels/table.py": f"from own_repeated import repeated\n{TIMES}"
@@ -182,6 +192,10 @@ ACCIDENTS: dict[str, tuple[int, dict[str, Accident]]] = {
             "an op that pyproject.toml names no more": Accident(
                 "pyproject.toml", "kernels/*.py", "kernels/[!m]*.py", NAME.format("manual"),
                 "MISSING",
+            ),
+            "an entry point that is named no more": Accident(
+                "pyproject.toml", 'entry-points."tinyllama.ops".own = "own_plugged"', "",
+                NAME.format("plugged"), "MISSING",
             ),
             "a deleted op": Accident("kernels/back.py", "", None, NAME.format("back"), "MISSING"),
         },

@@ -11,7 +11,7 @@ import torch
 from rich.table import Table
 
 from tinyllama.harness.gate import calibrate, config
-from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, NO_OPS, Stopped
+from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Stopped
 from tinyllama.harness.gate.calibrate import Block, Certificate, Noise
 from tinyllama.harness.gate.device_guard import BusyError, DeviceGuard
 from tinyllama.harness.gate.metric import margin_of
@@ -57,8 +57,8 @@ def _itself(folder: Path) -> list[Tree]:
     root = Path.cwd()
     rules = config.load(root)
     registered = registered_in(root, rules)
-    if registered.own and not (registered.files or registered.modules):
-        raise ValueError(NO_OPS)
+    if registered.own and not registered.files:
+        raise ValueError(f"no ops are named: add {config.TABLE} ops to the {config.FILE} here")
     return [
         Tree(side, root, sys.executable, "itself", folder / side, registered, rules.slowdowns)
         for side in (BASE, CANDIDATE)

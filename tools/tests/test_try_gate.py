@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
-from tools import try_gate
 from tools.try_gate import BRANCHES, branched, copied
 
 RIGHT = """
@@ -45,34 +44,20 @@ def test_the_edits_of_each_branch_fit_and_its_results_are_right(tmp_path: Path) 
     assert [Path(line).parents[1] for line in done.stdout.splitlines()] == roots
 
 
-def gate_report(metric: str = "device_seconds", outcome: str = "SLOWER", moved: str = "") -> Any:
-    """What ``--gate-json`` holds: one benchmark that is SLOWER, and one that is the same."""
-    name = "rms_norm-triton-N8-bf16/forward+backward"
-    figures = [{"metric": metric, "outcome": "SLOWER"}, {"metric": "kernels", "outcome": "SAME"}]
-    slower = {"outcome": outcome, "figures": figures, "text": "a\nb", "moved": [moved]}
-    same = {"outcome": "SAME", "figures": [], "text": "", "moved": []}
-    return {
-        "verdicts": [{"outcome": outcome}, {"outcome": "SAME"}, {"outcome": "SAME"}],
-        "comparisons": [{"benchmarks": {name: slower, "other": same}, "seconds": {"time": 8.04}}],
-    }
-
-
-def run(status: int, content: Any, seconds: float = 10.0) -> dict[str, Any]:
-    outcomes = {verdict["outcome"]: 1 for verdict in content["verdicts"]}
-    slower = try_gate.slower(content)
-    return {"status": status, "outcomes": outcomes, "slower": slower, "seconds": seconds}
-
-
 def test_a_slower_kernel_is_to_be_named() -> None:
     kernel, host = BRANCHES["slower-kernel"], BRANCHES["slower-host"]
-    right = gate_report(moved="rms_norm_forward: a call of 9.0 us -> a call of 9.7 us")
-    assert not kernel.wrong(run(10, right))
-    assert "rms_norm_forward" in kernel.wrong(run(10, gate_report(moved="fill: 1 us")))[0]
-    assert (
-        "device_seconds"
-        in kernel.wrong(run(10, gate_report("host_seconds", moved="rms_norm_forward")))[0]
-    )
-    assert not host.wrong(run(10, gate_report("host_seconds")))
-    assert "host_seconds" in host.wrong(run(10, right))[0]
-    assert kernel.wrong(run(10, right, seconds=181.0)) == ["it took 181 s, not 180"]
-    assert "INCONCLUSIVE" in kernel.wrong(run(11, gate_report(outcome="INCONCLUSIVE")))[0]
+    named: dict[str, Any] = {"moved": ["rms_norm_forward: a call of 9.0 us -> a call of 9.7 us"]}
+    assert not kernel.wrong(run(**named))
+    assert "rms_norm_forward" in kernel.wrong(run(moved=["fill: 1 us"]))[0]
+    assert "device_seconds" in kernel.wrong(run(metrics=["host_seconds"], **named))[0]
+    assert not host.wrong(run(metrics=["host_seconds"]))
+    assert "host_seconds" in host.wrong(run(**named))[0]
+    assert kernel.wrong(run(181.0, **named)) == ["it took 181 s, not 180"]
+    assert "status 0" in kernel.wrong(run(status=0, **named))[0]
+
+
+def run(seconds: float = 10.0, status: int = 10, **fields: Any) -> dict[str, Any]:
+    """What the gate said of a branch that makes RMSNorm's kernel slower."""
+    benchmark = {"benchmark": "rms_norm-triton-N8/forward", "metrics": ["device_seconds"]}
+    slower = [{**benchmark, "moved": [], **fields}]
+    return {"status": status, "outcomes": {"SLOWER": 1}, "slower": slower, "seconds": seconds}

@@ -14,10 +14,11 @@ import torch
 
 from tinyllama.harness.check.cases import elements
 from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.registry import Registry
 from tinyllama.harness.declare.specs import Case
 from tinyllama.harness.gate.metric import DEVICE, HOST
 from tinyllama.harness.gate.snapshots import module_file
-from tinyllama.harness.gate.waivers import Waivers
+from tinyllama.harness.gate.waivers import IMPORT, Waivers
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import (
     Timed,
@@ -31,11 +32,6 @@ from tinyllama.harness.records.results import is_number
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 BASE, CANDIDATE = "base", "candidate"  # the names of the sides
-IMPORT = "import"  # the name of the verdict on importing the ops
-NO_OPS = (
-    "no ops are named: add [tool.tinyllama] ops to the pyproject.toml in the root of the checkout, "
-    "or --ops FILE"
-)
 
 
 @dataclass(frozen=True)
@@ -43,15 +39,13 @@ class Registered:
     """What is gated.
 
     package: whose ops are loaded. files: paths and patterns of further ops, relative to the root of
-    a tree, as pytest expands them. modules: of entry points.
-    own: only what files and modules declare are benchmarks, as in a repository that is not the
-    harness's. factory: ``module:name`` of a function that gives the other benchmarks of a device;
-    empty: there are none.
+    a tree, as pytest expands them. own: only what files declare are benchmarks, as in a repository
+    that is not the harness's; then no installed plugin is loaded. factory: ``module:name`` of a
+    function that gives the other benchmarks of a device; empty: there are none.
     """
 
     package: str
     files: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
     own: bool = False
     factory: str = ""
 
@@ -62,13 +56,17 @@ class Registered:
         paths = (str(root / name) for names in matches for name in sorted(names))
         return tuple(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
+    def loaded(self) -> tuple[Registry, dict[str, str]]:
+        """As `op_contender.loaded`, of the tree in the current folder."""
+        return loaded(self.package, self.paths(), plugins=not self.own)
+
     def ops(self, device: torch.device) -> Iterator[tuple[Op, list[Provider]]]:
         """The ops of the tree in the current folder that are benchmarks on a device, with their
         providers. An op without timed cases gets one."""
-        registry, named = loaded(self.package, self.paths())
+        registry, named = self.loaded()
         providers_of = {op.name: list(op.providers.values()) for op in registry.values()}
         if self.own:
-            providers_of = declared_by(registry, {*named, *self.modules})
+            providers_of = declared_by(registry, named)
         for name, providers in providers_of.items():
             op = registry[name]
             if self.own and not op.timed:
@@ -79,7 +77,7 @@ class Registered:
     def place(self, module: str) -> str:
         """The name of a module, or the path of the file of ops that it is in a repository that is
         not the harness's."""
-        named = loaded(self.package, self.paths())[1]
+        named = self.loaded()[1]
         return os.path.relpath(named[module]) if self.own and module in named else module
 
 
@@ -326,7 +324,11 @@ def matched(
     what neither side has.
     """
     if not candidate and not base:
-        raise Stopped(Verdict("benchmarks", Outcome.MISSING, NO_OPS))
+        text = (
+            "no benchmark: neither [tool.tinyllama] ops, in the pyproject.toml at the root of the "
+            "checkout, nor --ops names a file that declares ops"
+        )
+        raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
     if not base:
         raise Stopped(Verdict(BASE, Outcome.NOT_JUDGED, "it has no benchmark: nothing is compared"))
     try:

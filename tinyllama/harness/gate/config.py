@@ -4,11 +4,13 @@
     ops = ["kernels/*.py"]                  # files of ops, or patterns, that are tested and gated
     unrelated = ["docs/*", "*.md"]          # what no op can read: see `affected.UNRELATED`
     slowdowns = { device_seconds = 0.01 }   # of the gate, where an op states none
-    package = "my_package.ops"              # instead of ops: each module of it declares ops
-    benchmarks = "tinyllama.bench.gated:benchmarks"  # in the harness's own repository: further ones
-    timing = ["tinyllama.bench.steps"]               # and modules that these are timed with
+    # In the harness's own repository:
+    package = "tinyllama.ops"                        # instead of ops: each module declares ops
+    benchmarks = "tinyllama.bench.gated:benchmarks"  # further ones
+    timing = ["tinyllama.bench.steps"]               # modules that these are timed with
 
-A change cannot loosen these for itself: the gate takes the base's, and the stricter slowdowns.
+A change cannot loosen these for itself: the gate takes the base's `unrelated`, the stricter
+slowdowns, and each side's own ops, so that what a candidate names no more is MISSING.
 """
 
 from pathlib import Path

@@ -396,11 +396,11 @@ class Pair:
             if last:
                 break
         lacking = {name: all_work_lacking(turns[name][-1]) for name in sides}
-        for index in range(-1, ROWS):
+        for index in range(-1, ROWS) if BASE in sides else ():
             seed = new_seed()
             for name in filter(lacking.get, sides[:: 1 if index % 2 == 0 else -1]):
                 turn = self.ask(name, "row", benchmark.name, seed)
-                check_turn(turn, name, lacking[name], 0.0)  # the pace is also the host's
+                check_turn(turn, name, lacking[name], 0.0)  # a pace has the host's time in it
                 if index >= 0:  # the first one does not count here either
                     turns[name].append(turn)
         return Block.of(turns[BASE], turns[CANDIDATE], benchmark.slowdowns)

@@ -26,7 +26,6 @@ from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.benchmarks import (
     BASE,
     CANDIDATE,
-    IMPORT,
     Benchmark,
     Stopped,
     check_identities,
@@ -44,6 +43,7 @@ from tinyllama.harness.gate.metric import Series, margin_of
 from tinyllama.harness.gate.pair import Pair, SideError
 from tinyllama.harness.gate.sequential_test import CONFIRM_BLOCKS, LOOKS, Rule
 from tinyllama.harness.gate.setting import Affected, BenchmarkState, Setting
+from tinyllama.harness.gate.waivers import IMPORT
 from tinyllama.harness.gate.wave import Processes, Wave, wave_size
 from tinyllama.harness.machine.worker import all_ended
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
@@ -359,16 +359,19 @@ class Session(Processes):
         be merged, unless a count has already shown it to be SLOWER.
         """
         try:
-            removed = self.setting.accepted.is_removed(state.name)
-            state.proofs = pair.verify(state.benchmark, removed=removed)
+            state.proofs = self._proofs(pair, state.benchmark)
         except SideError as error:
             slower = any(figure.outcome is Outcome.SLOWER for figure in state.figures)
             if slower or not self._base_is_wrong(pair, state.benchmark, error):
                 raise
-            pair.verify(state.benchmark, base_result=False)
+            self._proofs(pair, state.benchmark, base_result=False)
             text = f"the base's result is wrong; the candidate's is right ({error})"
             state.settle(Outcome.NEW, text)
         return state.verdict is None
+
+    def _proofs(self, pair: Pair, benchmark: Benchmark, *, base_result: bool = True) -> Any:
+        removed = bool(benchmark.untimed) and self.setting.accepted.is_removed(benchmark.name)
+        return pair.verify(benchmark, base_result=base_result, removed=removed)
 
     def _base_is_wrong(self, pair: Pair, benchmark: Benchmark, error: SideError) -> bool:
         """Whether an error says that the base's result is wrong, and so does another draw: one that
@@ -376,7 +379,7 @@ class Session(Processes):
         if not error.wrong or error.side != BASE:
             return False
         try:
-            pair.verify(benchmark)
+            self._proofs(pair, benchmark)
         except SideError as again:
             return again.wrong and again.side == BASE
         return False

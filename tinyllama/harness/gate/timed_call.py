@@ -81,7 +81,7 @@ class TimedCall(OpContender):
         self.repeated = DEVICE if self.device.type == "cpu" else HOST if HOST in metrics else None
         self.masters: dict[str, Inputs] = {}  # by layout
         self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
-        self.arguments: dict[Any, torch.Tensor] = {}  # of verified calls, by name and shape
+        self.arguments: dict[str, torch.Tensor] = {}  # of verified calls, by name
         self.seed = self.place = 0  # of the values of a turn; of the call that is prepared
         self.retained: _Call | None = None  # of the last turn of a figure, where the judge asked
         self.kept_bytes = 0  # that the first call leaves allocated
@@ -105,7 +105,7 @@ class TimedCall(OpContender):
         """Seconds of a call, by reading, on values from this seed alone.
 
         call_number: any number; the call of that number, modulo their number, keeps its results for
-        `proofs`. On the device's clock that is always the call whose time is the figure.
+        `proofs`. On a device's clock alone that is the call whose time is the figure.
         """
         self.seed, self.retained, readings = seed, None, dict[str, float]()
         choice = (
@@ -217,17 +217,16 @@ class TimedCall(OpContender):
         return proofs
 
     def _argument(self, value: Any, name: str) -> Any:
-        """A copy of an argument, in the memory of the call before: what a provider remembers by an
-        address is of other values."""
+        """A copy of an argument, at the address that the last verified call had: a result that was
+        kept by an address is of other values."""
         if value is None:
             return None
         if isinstance(value, list):
             return [self._argument(x, f"{name}[{place}]") for place, x in enumerate(value)]
-        key = name, value.shape
-        if key not in self.arguments:
-            self.arguments[key] = copied(value)
-        self.arguments[key].untyped_storage().copy_(value.untyped_storage())
-        return self.arguments[key].detach()
+        if name not in self.arguments:
+            self.arguments[name] = copied(value)
+        self.arguments[name].untyped_storage().copy_(value.untyped_storage())
+        return self.arguments[name].detach()
 
     def proofs(self) -> dict[str, Proof]:
         """Hold the call that the last turn kept to float64. Raises WrongResultError, and ValueError

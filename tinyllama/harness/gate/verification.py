@@ -85,16 +85,16 @@ def hold_to_base(
 ) -> None:
     """Hold a candidate's results to the base's reference, with the error that it allows, and to the
     base's strides, which a consumer reads them by. Raises WrongResultError, and ValueError for a
-    result that the candidate lacks, or has of other inputs, unless ``removed``.
+    result that the candidate lacks, unless ``removed``, or has of other inputs.
 
     The mean square of eight projections exceeds nine times the square of the norm once in 5e11
     (chi-squared of eight degrees above 72: 2e-12).
     """
     for name, expected in base.items():
         proof = candidate.get(name)
+        if proof is None and removed:
+            continue
         if proof is None or proof.inputs != expected.inputs:
-            if removed:
-                continue
             raise ValueError(f"{name}: the candidate lacks it, or has it of other inputs")
         pairs = zip(proof.projections, expected.exact, strict=True)
         error = math.sqrt(statistics.mean((now - then) ** 2 for now, then in pairs))

@@ -4,8 +4,8 @@
     benchmark = "rms_norm/triton/..."   # its exact name
     device = "gpu"                      # or "cpu"; by default both
     metric = "device_seconds"           # the default
-    amount = 0.03                       # up to 3% slower than the last release; for counts and
-                                        # bytes a whole number, for compile_seconds seconds more
+    amount = 0.03                       # up to 3% slower than the base; for counts and bytes a
+                                        # whole number, for compile_seconds seconds more
     reason = "the sum is compensated now"
     release = "0.3.0"                   # from this version on the entry is an error
 
@@ -42,7 +42,9 @@ Metric = Literal[
     "host_syncs",
     "layouts",
 ]
-ADDED = "compile_seconds"  # in seconds, which vary less than their share of a short base
+IMPORT = "import"  # the name of the verdict on importing the ops, which has seconds alone
+ADDED = "compile_seconds"  # how many seconds more: as a share, those of a short base vary more
+LONGEST = 3600  # of these seconds
 COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
 _NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*")
 _BEFORE_RELEASE = re.compile(r"[._-]?(a|b|c|rc|alpha|beta|pre|preview|dev)\d*\b")
@@ -65,18 +67,21 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} is empty: use a text")
         if not _NUMBERS.fullmatch(self.release):
             raise ValueError(f"release is {self.release!r}: use numbers, as in '0.3.0'")
+        if self.benchmark == IMPORT and self.metric != ADDED:
+            raise ValueError(f"an entry of {IMPORT!r} needs metric = {ADDED!r}")
         if (self.amount is not None) == self.removed:
             raise ValueError("give either an amount, or removed = true")
         if self.amount is not None and not self._is_usable(self.amount):
             raise ValueError(
                 f"amount is {self.amount!r}: use a share, as 0.03 for 3%, at most 1; for counts "
-                f"and bytes the whole number of how many more; for {ADDED} how many seconds more"
+                f"and bytes the whole number of how many more; "
+                f"for {ADDED} seconds, at most {LONGEST}"
             )
 
     def _is_usable(self, amount: float) -> bool:
         if self.metric in COUNTED:
             return amount > 0 and isinstance(amount, int)
-        return 0 < amount <= (3600 if self.metric == ADDED else 1)
+        return 0 < amount <= (LONGEST if self.metric == ADDED else 1)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -32,7 +32,6 @@ from tinyllama.harness.gate.unproven import Untimed, interpreted_kernel
 from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.machine.device import current, device_name
 from tinyllama.harness.machine.worker import PRELOADED, caches_in
-from tinyllama.harness.measure.op_contender import loaded
 from tinyllama.harness.records.results import versions
 
 
@@ -52,7 +51,7 @@ class Side:
         self.subjects: dict[str, Any] = {}
         self.kernels: dict[str, str] = {}
         began = time.perf_counter()
-        loaded(self.package, self.files)
+        registered.loaded()
         self.import_seconds = PRELOADED.get(self.package, 0.0) + time.perf_counter() - began
 
     def identity(self) -> dict[str, Any]:

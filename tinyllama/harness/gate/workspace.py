@@ -27,7 +27,7 @@ from tinyllama.harness.gate.report import Base
 from tinyllama.harness.gate.schedule import PairPool, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Affected, Setting, Stages
-from tinyllama.harness.gate.snapshots import Repository
+from tinyllama.harness.gate.snapshots import Repository, module_file
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.progress import Progress
 
@@ -90,6 +90,8 @@ def prepared(
         _check_dependencies(roots[BASE], roots[CANDIDATE], names)
 
     def tree(side: str, python: str, label: str, stated: Config) -> Tree:
+        if stated.package and not ours:
+            raise ValueError(f"{config.TABLE} package: name files instead, with ops")
         registered = registered_in(roots[side], rules if ours else stated, options.ops)
         caches = folder / f"{side}-caches"
         return Tree(side, roots[side], python, label, caches, registered, stated.slowdowns)
@@ -166,13 +168,15 @@ def registered_in(tree: Path, rules: Config, ops: Sequence[str] = ()) -> Registe
         if rules.benchmarks:  # its classes are in workers' answers
             importlib.import_module(rules.benchmarks.partition(":")[0])
         return Registered(rules.package, factory=rules.benchmarks)
-    patterns = tuple(ops or rules.ops)
+    plugins = (module_file(tree, name) for name in config.entry_points(tree))
+    files = (path.relative_to(tree).as_posix() for path in plugins if path is not None)
+    patterns = tuple(ops or dict.fromkeys([*rules.ops, *files]))
     for pattern in patterns:
         if os.path.isabs(pattern) or os.pardir in Path(pattern).parts:
             raise ValueError(
                 f"{config.TABLE} ops: {pattern!r} leads out of the tree: name files in it"
             )
-    return Registered(OPS, patterns, () if ops else config.entry_points(tree), own=True)
+    return Registered(OPS, patterns, own=True)
 
 
 def _affected(

@@ -114,13 +114,17 @@ def untimed(provider: Provider, device: torch.device) -> str | None:
 
 
 def loaded(
-    package: str, files: tuple[str, ...], load: Callable[[str, Registry], ModuleType] = load_file
+    package: str,
+    files: tuple[str, ...],
+    load: Callable[[str, Registry], ModuleType] = load_file,
+    *,
+    plugins: bool = True,
 ) -> tuple[Registry, dict[str, str]]:
     """The ops of a package and of files, and the file of each module that these became; kept, since
-    a process can register them once only."""
+    a process can register them once only. plugins: with the ops of installed ones."""
     key = package, files
     if key not in _LOADED:
-        registry = discover(package)
+        registry = discover(package, plugins=plugins)
         _LOADED[key] = registry, {load(file, registry).__name__: file for file in files}
     return _LOADED[key]
 
