@@ -303,19 +303,25 @@ class Script:
     def _turn(
         self, worker: "ScriptedWorker", name: str, seed: int, call_number: int | None
     ) -> dict[str, float]:
-        seconds = {}
-        for metric in self.slowdowns[CANDIDATE]:
-            seconds[metric] = SECONDS[metric] * self._factor(worker, name, metric)
-            if metric == HOST or self.device.type == "cpu":
-                seconds[ALL_WORK + metric] = self._work(worker, name, metric)
-        return seconds
+        metrics = self.slowdowns[CANDIDATE]
+        if self.device.type != "cpu" and DEVICE in metrics:
+            return {DEVICE: self._seconds(worker, name, DEVICE)}
+        return self._readings(worker, name, *metrics)
 
     def _row(self, worker: "ScriptedWorker", name: str, seed: int) -> dict[str, float]:
-        return {ALL_WORK + DEVICE: self._work(worker, name, DEVICE)}
+        readings = self._readings(worker, name, *self.slowdowns[CANDIDATE])
+        return {reading: value for reading, value in readings.items() if reading != DEVICE}
+
+    def _readings(self, worker: "ScriptedWorker", name: str, *metrics: str) -> dict[str, float]:
+        figures = {metric: self._seconds(worker, name, metric) for metric in metrics}
+        return figures | {ALL_WORK + metric: self._work(worker, name, metric) for metric in metrics}
+
+    def _seconds(self, worker: "ScriptedWorker", name: str, metric: str) -> float:
+        return SECONDS[metric] * self._factor(worker, name, metric)
 
     def _work(self, worker: "ScriptedWorker", name: str, metric: str) -> float:
         more = 1.0 if worker.tree.name == BASE else self.works.get((name, metric), 1.0)
-        return more * SECONDS[metric] * self._factor(worker, name, metric)
+        return more * self._seconds(worker, name, metric)
 
     def _factor(self, worker: "ScriptedWorker", name: str, metric: str) -> float:
         if worker.tree.name == BASE:

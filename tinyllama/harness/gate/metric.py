@@ -57,10 +57,10 @@ class ClockError(ValueError):
     """A worker's clock and the judge's disagree: the machine is loaded, or that clock is wrong."""
 
 
-def all_work_lacking(turn: Turn) -> list[str]:
-    """The readings of all work that a turn lacks: they need turns of their own."""
-    works = {metric: ALL_WORK + metric for metric in MARGINS}
-    return [work for metric, work in works.items() if metric in turn and work not in turn]
+def lacks(turn: Turn, metrics: Collection[str]) -> list[str]:
+    """The readings of some metrics that a turn lacks: they need turns of their own."""
+    readings = [reading for metric in metrics for reading in (metric, ALL_WORK + metric)]
+    return [reading for reading in readings if reading not in turn]
 
 
 def check_turn(turn: Turn, side: str, readings: Collection[str], pace: float) -> None:

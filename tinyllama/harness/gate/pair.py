@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.gate.benchmarks import BASE, CANDIDATE, Benchmark, Registered
-from tinyllama.harness.gate.metric import HOST, Block, Turn, all_work_lacking, check_turn
+from tinyllama.harness.gate.metric import HOST, Block, Turn, check_turn, lacks
 from tinyllama.harness.gate.snapshots import roots
 from tinyllama.harness.gate.verification import hold_to_base
 from tinyllama.harness.machine.worker import (
@@ -382,28 +382,40 @@ class Pair:
         turns: dict[str, list[Turn]] = {BASE: [], CANDIDATE: []}
         first, call_number = new_seed(), secrets.randbelow(2**20)
         sides = self.sides(benchmark)
+
+        def figure(name: str, seed: int, last: bool) -> None:
+            number, pace = call_number if last else None, paces.get(name, 0.0)
+            turns[name].append(self._turn(name, benchmark, seed, number, pace))
+
+        def row(name: str, seed: int, last: bool) -> None:
+            turns[name].append(self._row(name, benchmark, seed, lacking[name]))
+
         for name in reversed(sides):  # a process's first turn is colder and does not count
             self._turn(name, benchmark, first)
+        self._alternate(sides, pairs, figure)
+        lacking = {name: lacks(turns[name][-1], benchmark.slowdowns) for name in sides}
+        sides = [name for name in sides if lacking[name]]
+        for name in reversed(sides):
+            self._row(name, benchmark, first, lacking[name])
+        figures = any(reading in benchmark.slowdowns for name in sides for reading in lacking[name])
+        self._alternate(sides, pairs if figures else ROWS, row)
+        return Block.of(turns[BASE], turns[CANDIDATE], benchmark.slowdowns)
+
+    @staticmethod
+    def _alternate(
+        sides: Sequence[str], pairs: int, take: Callable[[str, int, bool], None]
+    ) -> None:
+        """Take turns A B B A, with new values for each pair, until there are enough. take: gets the
+        side, the seed of the values, and whether this is the last pair."""
         began = time.monotonic()
         for index in range(pairs):
             enough = index % 2 == 1 and index + 1 >= FEWEST and time.monotonic() - began > LONGEST
             last = enough or index == pairs - 1
             seed = new_seed()
             for name in sides[:: 1 if index % 2 == 0 else -1]:
-                pace = paces.get(name, 0.0)
-                turn = self._turn(name, benchmark, seed, call_number if last else None, pace)
-                turns[name].append(turn)
+                take(name, seed, last)
             if last:
-                break
-        lacking = {name: all_work_lacking(turns[name][-1]) for name in sides}
-        for index in range(-1, ROWS) if BASE in sides else ():
-            seed = new_seed()
-            for name in filter(lacking.get, sides[:: 1 if index % 2 == 0 else -1]):
-                turn = self.ask(name, "row", benchmark.name, seed)
-                check_turn(turn, name, lacking[name], 0.0)  # a pace has the host's time in it
-                if index >= 0:  # the first one does not count here either
-                    turns[name].append(turn)
-        return Block.of(turns[BASE], turns[CANDIDATE], benchmark.slowdowns)
+                return
 
     def _turn(
         self,
@@ -415,5 +427,12 @@ class Pair:
     ) -> Turn:
         """A turn of one side. seed: of its values. Raises ValueError for anything that is none."""
         turn: Turn = self.ask(name, "turn", benchmark.name, seed, call_number)
-        check_turn(turn, name, benchmark.slowdowns, pace)
+        metrics = [metric for metric in benchmark.slowdowns if metric in turn]
+        check_turn(turn, name, metrics or benchmark.slowdowns, pace)
+        return turn
+
+    def _row(self, name: str, benchmark: Benchmark, seed: int, readings: Sequence[str]) -> Turn:
+        """A turn of what the other turns lack."""
+        turn: Turn = self.ask(name, "row", benchmark.name, seed)
+        check_turn(turn, name, readings, 0.0)  # a pace has the host's time in it
         return turn

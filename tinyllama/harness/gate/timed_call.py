@@ -3,9 +3,9 @@
 A metric has two readings (`tinyllama.harness.gate.metric`). Device time is of one call, on cold
 caches, behind a spin kernel that outlasts the enqueueing. Host time, and on a CPU all time, is of
 the fastest of some calls in a row: other work on the machine only adds. All work is of a row of
-calls whose results are dropped as they come; on a GPU until the device is idle, in turns of its
-own: after a row of products an H200 has a lower clock, and a device time that followed one differed
-by 1.2% between blocks of equal sides, without one by 0.1%.
+calls whose results are dropped as they come; on a GPU until the device is idle. After a row of
+products an H200 has a lower clock: a device time that followed one differed by 1.2% between blocks
+of equal sides, without one by 0.1%. So rows have turns of their own, after those of device time.
 
 Each turn has input values that no process has seen: the case's own, with each feature (along the
 last dimension) multiplied by a number near 1. These numbers come from a seed that the
@@ -105,39 +105,37 @@ class TimedCall(OpContender):
         """Seconds of a call, by reading, on values from this seed alone.
 
         call_number: any number; the call of that number, modulo their number, keeps its results for
-        `proofs`. On a device's clock alone that is the call whose time is the figure.
+        `proofs`. Of device time there is one call.
         """
-        self.seed, self.retained, readings = seed, None, dict[str, float]()
-        choice = (
-            -1
-            if call_number is None
-            else call_number % (int(self.clocked) + CALLS * bool(self.repeated))
-        )
-        if self.clocked:
-            self.place = CALLS + 1
-            reading = self.clock.read(self._run, self._prepare_last)
-            self.place = 0
-            readings |= {DEVICE: reading.device, CALL: max(reading.device, reading.host)}
-            if choice == 0:
-                self.retained = _Call(
-                    seed, CALLS + 1, self.inputs, self.args, self.outputs, self.gradients
-                )
-        if self.repeated is not None:
-            calls = self._row()
-            began = time.perf_counter()
-            for number, call in enumerate(calls):
-                self._take(call, keep=number == choice - int(self.clocked))
-            work = time.perf_counter() - began
-            synchronize(self.device)
-            readings[self.repeated] = _fastest(calls)
-            readings[ALL_WORK + self.repeated] = work / CALLS
-        return readings
+        self.seed, self.retained = seed, None
+        if not self.clocked:
+            return self._host_row(-1 if call_number is None else call_number % CALLS)
+        self.place = CALLS + 1  # which no row fills
+        reading = self.clock.read(self._run, self._prepare_last)
+        if call_number is not None:
+            self.retained = _Call(
+                seed, self.place, self.inputs, self.args, self.outputs, self.gradients
+            )
+        self.place = 0
+        return {DEVICE: reading.device, CALL: max(reading.device, reading.host)}
 
     def gated_row(self, seed: int) -> dict[str, float]:
-        """Seconds of a call in all work of the device, of which `gated_turn` says nothing."""
+        """The readings that `gated_turn` does not give where it gives device time."""
         self.seed = seed
         work = self.row_clock.all_work(self._run_in_a_row, self._prepare_last)
-        return {ALL_WORK + DEVICE: work / DEVICE_CALLS}
+        host = self._host_row(-1) if self.repeated else {}
+        return {ALL_WORK + DEVICE: work / DEVICE_CALLS, **host}
+
+    def _host_row(self, kept: int) -> dict[str, float]:
+        """The host's time of calls in a row, on a CPU all time. kept: the call that is kept."""
+        assert self.repeated is not None
+        calls = self._row()
+        began = time.perf_counter()
+        for number, call in enumerate(calls):
+            self._take(call, keep=number == kept)
+        work = time.perf_counter() - began
+        synchronize(self.device)
+        return {self.repeated: _fastest(calls), ALL_WORK + self.repeated: work / CALLS}
 
     def _prepare_last(self) -> None:
         """Prepare a call of the last pass: its inputs are written, then the cache is flushed."""
