@@ -10,6 +10,7 @@ against the unchanged tree. Exit status: 0 every branch got its verdict in its t
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,10 +24,10 @@ from typing import Any
 
 from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.harness.machine.parsed import tomllib
-from tools.copies import BASE, commit, copied, git
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 1200.0  # of one gate at most
+BASE = "tried-base"  # the branch of the tree as it is
 DECLARED = ROOT / "tools/try_gate.toml"
 
 
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(f"{' '.join(error.cmd)}: status {error.returncode}: this needs a git checkout")
     except (ValueError, OSError) as error:
         return _say(str(error))
-    return 1 if any(map(wrong, runs)) else 0
+    return 1 if any(BRANCHES[run["branch"]].wrong(run) for run in runs) else 0
 
 
 def _say(text: str) -> int:
@@ -125,24 +126,43 @@ def _say(text: str) -> int:
 def line(run: Mapping[str, Any]) -> str:
     """A run in one line."""
     counted = ", ".join(f"{number} {title}" for title, number in run["outcomes"].items())
-    said = f"; WRONG: {'; '.join(faults)}" if (faults := wrong(run)) else ""
+    faults = BRANCHES[run["branch"]].wrong(run)
+    said = f"; WRONG: {'; '.join(faults)}" if faults else ""
     return f"{run['branch']}: status {run['status']} in {run['seconds']:.0f} s: {counted}{said}"
-
-
-def wrong(run: Mapping[str, Any]) -> list[str]:
-    """What of a run is not as its branch asks."""
-    return BRANCHES[run["branch"]].wrong(run)
 
 
 # -- a copy with branches ------------------------------------------------------------------------
 
 
+def copied(root: Path, copy: Path) -> None:
+    """Copy the files of a tree that git does not ignore, and commit them on the branch `BASE`."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    for name in listed.stdout.split("\0"):
+        if (root / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, copy / name)
+    _git(copy, "init", "--quiet", "--initial-branch", BASE)
+    _commit(copy, "the tree as it is")
+
+
+def _commit(copy: Path, message: str) -> None:
+    """Commit all that was changed."""
+    _git(copy, "add", "--all")
+    who = ("-c", "user.name=copy", "-c", "user.email=copy@localhost")
+    _git(copy, *who, "commit", "--quiet", "--message", message)
+
+
+def _git(copy: Path, *args: str) -> None:
+    subprocess.run(["git", *args], cwd=copy, check=True)
+
+
 def branched(copy: Path, name: str) -> None:
     """Check out a branch with its edits. Raises ValueError where one does not fit."""
-    git(copy, "checkout", "--quiet", "-B", name, BASE)
+    _git(copy, "checkout", "--quiet", "-B", name, BASE)
     for edit in BRANCHES[name].edits:
         edit.apply(copy)
-    commit(copy, BRANCHES[name].does)
+    _commit(copy, BRANCHES[name].does)
 
 
 # -- what the gate says --------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """A new op passes by its own place alone: one file in tinyllama/ops, and the generated list."""
 
 import shutil
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import pytest
 pytest.importorskip("triton")
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT, python, ran
+from tools.try_gate import copied
 
 NEW = "tinyllama/ops/softmax.py"
-# What is compiled goes along: each file is as old as the one that it is copied from.
-OWN = shutil.ignore_patterns(".git", ".venv*", "build", "dist", ".*_cache", "*.egg-info")
 # What asks for something of every op or kernel, and the cases of the new one.
 TESTS = (
     "correctness_tests/ops/test_ops.py",
@@ -31,10 +29,7 @@ CHOSEN = (
 def tree(tmp_path: Path) -> Path:
     """A copy of this project, committed, with docs/examples/softmax.py among its ops."""
     copy = tmp_path / "tree"
-    shutil.copytree(ROOT, copy, ignore=OWN)
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for args in (["init", "-q"], ["add", "--all"], [*who, "commit", "-q", "-m", "all"]):
-        subprocess.run(["git", *args], cwd=copy, check=True)
+    copied(ROOT, copy)
     shutil.copy(ROOT / "docs/examples/softmax.py", copy / NEW)
     return copy
 

@@ -164,7 +164,7 @@ class Side:
         return readings
 
     def row(self, name: str, seed: int) -> dict[str, float]:
-        """Seconds of a call in all work of the device, where `turn` does not say it."""
+        """The readings that `turn` lacks: it has device time alone where it has that."""
         readings: dict[str, float] = self.subjects[name].gated_row(seed)
         return readings
 
