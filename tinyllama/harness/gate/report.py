@@ -127,7 +127,7 @@ class Report(msgspec.Struct):
         advised = outcome in TO_DO and not (self.ended and outcome is Outcome.NOT_DECIDED)
         return [
             *(
-                f"changed, and its new entries hold: {name}"
+                f"changed; any new entry holds: {name}"
                 if name == waivers.FILE
                 else f"changed, and the base's judged: {name}"
                 for name in self.protected

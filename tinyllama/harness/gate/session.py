@@ -43,14 +43,13 @@ from tinyllama.harness.gate.metric import Series, margin_of
 from tinyllama.harness.gate.pair import Pair, SideError
 from tinyllama.harness.gate.sequential_test import CONFIRM_BLOCKS, LOOKS, Rule
 from tinyllama.harness.gate.setting import Affected, BenchmarkState, Setting
-from tinyllama.harness.gate.waivers import IMPORT
+from tinyllama.harness.gate.waivers import COMPILE, IMPORT
 from tinyllama.harness.gate.wave import Processes, Wave, wave_size
 from tinyllama.harness.machine.worker import all_ended
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
 MAX_DISCARDED = 2  # waves on a disturbed device; one more, and the verdict is BUSY
 AUDIT_LOOKS = LOOKS[:2]
-COMPILE = "compile_seconds"
 _ALIKE = "the same source, comments aside"
 _RENAMED = "new, while others are MISSING: if it is one of them, renamed, restore its name"
 _DECISIVE = (Outcome.MISSING, Outcome.SLOWER)  # before anything is prepared

@@ -43,7 +43,7 @@ Metric = Literal[
     "layouts",
 ]
 IMPORT = "import"  # the name of the verdict on importing the ops, which has seconds alone
-ADDED = "compile_seconds"  # how many seconds more: as a share, those of a short base vary more
+COMPILE = "compile_seconds"  # how many seconds more: as a share, those of a short base vary more
 LONGEST = 3600  # of these seconds
 COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
 _NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*")
@@ -67,21 +67,21 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} is empty: use a text")
         if not _NUMBERS.fullmatch(self.release):
             raise ValueError(f"release is {self.release!r}: use numbers, as in '0.3.0'")
-        if self.benchmark == IMPORT and self.metric != ADDED:
-            raise ValueError(f"an entry of {IMPORT!r} needs metric = {ADDED!r}")
+        if self.benchmark == IMPORT and self.metric != COMPILE:
+            raise ValueError(f"an entry of {IMPORT!r} needs metric = {COMPILE!r}")
         if (self.amount is not None) == self.removed:
             raise ValueError("give either an amount, or removed = true")
         if self.amount is not None and not self._is_usable(self.amount):
             raise ValueError(
                 f"amount is {self.amount!r}: use a share, as 0.03 for 3%, at most 1; for counts "
-                f"and bytes the whole number of how many more; "
-                f"for {ADDED} seconds, at most {LONGEST}"
+                "and bytes the whole number of how many more; "
+                f"for {COMPILE} seconds, at most {LONGEST}"
             )
 
     def _is_usable(self, amount: float) -> bool:
         if self.metric in COUNTED:
             return amount > 0 and isinstance(amount, int)
-        return 0 < amount <= (LONGEST if self.metric == ADDED else 1)
+        return 0 < amount <= (LONGEST if self.metric == COMPILE else 1)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,7 +107,7 @@ class Waivers:
             sum(e.amount or 0 for e in entries if (e.benchmark, e.metric) == (benchmark, metric))
             for entries in (self.entries, self.of_base)
         )
-        added = metric in (*COUNTED, ADDED)
+        added = metric in (*COUNTED, COMPILE)
         return max(0, now - before if added else (1 + now) / (1 + before) - 1)
 
     def is_removed(self, benchmark: str) -> bool:

@@ -164,7 +164,7 @@ class Side:
         return readings
 
     def row(self, name: str, seed: int) -> dict[str, float]:
-        """The readings that `turn` lacks: it has device time alone where it has that."""
+        """The readings that `turn` does not give of a case whose device time it reads."""
         readings: dict[str, float] = self.subjects[name].gated_row(seed)
         return readings
 
