@@ -95,8 +95,8 @@ def strays(root: Path) -> list[str]:
 # -- what a side declares -------------------------------------------------------------------------
 
 # By metric, the smallest slowdown that must not be called SAME. A shared host is noisier.
-# Processes that run the same code differ by 4% in host time.
-ON_GPU = {DEVICE: 0.02, HOST: 0.12}
+# Processes that run the same code differ by 6% in host time.
+ON_GPU = {DEVICE: 0.02, HOST: 0.15}
 ON_CPU = {DEVICE: 0.10}
 # Bytes of the inputs, as float32, of a case that no op names.
 DERIVED_ON_GPU, DERIVED_ON_CPU = 2**26, 2**23

@@ -67,7 +67,7 @@ def eager(x_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5) -> tor
 
 
 # Processes that run the same code differ by 1.4% in device time, and by 7% in host time.
-@rms_norm.provider("torch", slowdowns={"device_seconds": 0.04, "host_seconds": 0.15})
+@rms_norm.provider("torch", slowdowns={"device_seconds": 0.04})
 def fused(x_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """One stock kernel where torch has one, several where it has not."""
     return F.rms_norm(x_BTD, (x_BTD.shape[-1],), weight_D.to(x_BTD.dtype), eps)

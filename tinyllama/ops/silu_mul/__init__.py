@@ -51,7 +51,7 @@ def eager(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> torch.Tensor:
     return (wide_NF * torch.sigmoid(wide_NF) * up_NF).to(gate_NF.dtype)
 
 
-@silu_mul.provider("torch", slowdowns={"host_seconds": 0.15})  # 80 us; processes differ
+@silu_mul.provider("torch")
 def stock(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> torch.Tensor:
     """Two stock kernels; silu(gate) is written and read again between them."""
     return F.silu(gate_NF) * up_NF
@@ -198,6 +198,7 @@ def activate_backward(
     requires=("triton",),
     replays=True,
     large=(Large("N", "F", {"F": 1000}),),
+    slowdowns={"host_seconds": 0.25},  # processes that run the same code differ by 10%
 )
 class Triton:
     """One launch each way; backward computes silu(gate) again, so that gate and up are all that

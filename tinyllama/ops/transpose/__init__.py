@@ -32,9 +32,8 @@ transpose = Op(
     },
     flops={"forward": lambda N, D: 0, "backward": lambda N, D: 0},
     computes=False,
-    # Times of torch's strided copies depend on the pages that they get, and short calls on the
-    # process.
-    slowdowns={"device_seconds": 0.04, "host_seconds": 0.20},
+    # Times of torch's strided copies depend on the pages that they get.
+    slowdowns={"device_seconds": 0.04},
 )
 
 
@@ -96,7 +95,7 @@ def transposed(x_ND: torch.Tensor, into: torch.Tensor | None = None) -> torch.Te
     "triton",
     requires=("triton",),
     replays=True,
-    slowdowns={"device_seconds": 0.02, "host_seconds": 0.15},
+    slowdowns={"device_seconds": 0.02},
     large=(Large("N", "D", {"D": 1000}),),
 )
 class Triton:
