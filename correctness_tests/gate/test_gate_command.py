@@ -95,6 +95,10 @@ def late(x):
     from own_late import doubled
     return doubled(x)
 """
+SLOW_CLOCK = """
+import time
+time.perf_counter = lambda now=time.perf_counter: now() / 1000
+"""
 DOUBLED = """
 import torch
 
@@ -236,8 +240,9 @@ ACCIDENTS: dict[str, tuple[int, dict[str, Accident]]] = {
             "a shared default argument": Accident(
                 "own_repeated.py", "times=1", "times=400", NAME.format("shared"), "SLOWER"
             ),
-            "a lazy slow path": Accident(
-                "own_late.py", "", REPEATED.replace("repeated", "doubled").replace("=1", "=400"),
+            "a lazy slow path that replaces the clock": Accident(
+                "own_late.py", "",
+                SLOW_CLOCK + REPEATED.replace("repeated", "doubled").replace("=1", "=400"),
                 NAME.format("lazy"), "SLOWER",
             ),
             "a cost that moved to the backward pass": Accident(

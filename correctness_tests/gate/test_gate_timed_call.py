@@ -244,7 +244,7 @@ def test_the_fastest_calls_are_the_figure_and_the_first_counts_as_work(
         return weighed(x, weight)
 
     timed_call = subject(call)
-    monkeypatch.setattr("tinyllama.harness.gate.timed_call.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("tinyllama.harness.gate.timed_call.perf_counter", lambda: now[0])
     left[:] = took
     metric = timed_call.repeated
     assert turn(timed_call) == {

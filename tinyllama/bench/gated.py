@@ -8,9 +8,9 @@ in one step were compared with float64 too.
 
 import hashlib
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 
@@ -149,8 +149,8 @@ class StepSubject:
 
     def warm_up(self, seconds: float) -> None:
         """Repeat until the time is over, for at most half of the verified steps."""
-        start = time.perf_counter()
-        while time.perf_counter() - start < seconds and len(self.step.losses) < VERIFIED // 2:
+        start = perf_counter()
+        while perf_counter() - start < seconds and len(self.step.losses) < VERIFIED // 2:
             self.step.next()
             synchronize(self.device)
 
@@ -165,11 +165,11 @@ class StepSubject:
 
     def _turn(self) -> dict[str, float]:
         synchronize(self.device)
-        began = time.perf_counter()
+        began = perf_counter()
         took = [self._seconds() for _ in range(1 + CALLS)]
-        enqueued = time.perf_counter() - began
+        enqueued = perf_counter() - began
         synchronize(self.device)
-        work = (time.perf_counter() - began) / len(took)
+        work = (perf_counter() - began) / len(took)
         fastest = min(took[1:])  # the other side has filled the caches before the first
         if self.device.type == "cpu":
             return {DEVICE: fastest, ALL_WORK + DEVICE: work}
@@ -179,9 +179,9 @@ class StepSubject:
 
     def _seconds(self) -> float:
         """Seconds of the host in one step."""
-        start = time.perf_counter()
+        start = perf_counter()
         self._call()
-        return time.perf_counter() - start
+        return perf_counter() - start
 
     def _call(self) -> None:
         self.step.next()

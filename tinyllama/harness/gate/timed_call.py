@@ -23,9 +23,9 @@ torch's cost, not that of the compared code.
 
 import math
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -130,10 +130,10 @@ class TimedCall(OpContender):
         """The host's time of calls in a row, on a CPU all time. kept: the call that is kept."""
         assert self.repeated is not None
         calls = self._row()
-        began = time.perf_counter()
+        began = perf_counter()
         for number, call in enumerate(calls):
             self._take(call, keep=number == kept)
-        work = time.perf_counter() - began
+        work = perf_counter() - began
         synchronize(self.device)
         return {self.repeated: _fastest(calls), ALL_WORK + self.repeated: work / CALLS}
 
@@ -159,9 +159,9 @@ class TimedCall(OpContender):
 
     def _take(self, call: _Call, *, keep: bool) -> None:
         self.inputs, self.args = call.inputs, call.args
-        began = time.perf_counter()
+        began = perf_counter()
         self._run()
-        call.seconds = time.perf_counter() - began
+        call.seconds = perf_counter() - began
         if keep:
             call.outputs, call.gradients, self.retained = self.outputs, self.gradients, call
         self.outputs, self.gradients = (), ()  # here, where what ends with them is timed

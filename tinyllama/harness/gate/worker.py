@@ -8,11 +8,11 @@ import importlib
 import os
 import platform
 import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -50,9 +50,9 @@ class Side:
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
         self.kernels: dict[str, str] = {}
-        began = time.perf_counter()
+        began = perf_counter()
         registered.loaded()
-        self.import_seconds = PRELOADED.get(self.package, 0.0) + time.perf_counter() - began
+        self.import_seconds = PRELOADED.get(self.package, 0.0) + perf_counter() - began
 
     def identity(self) -> dict[str, Any]:
         """Which code this is, by what, on what; and the seconds that its import took."""
@@ -113,7 +113,7 @@ class Side:
         benchmark = next((listed for listed in self._listed if listed.name == name), None)
         if benchmark is None:
             raise ValueError(f"there is no benchmark {name!r}")
-        start = time.perf_counter()
+        start = perf_counter()
         timed, device = benchmark.timed, str(self.device)
         subject: Any
         if not metrics:
@@ -124,7 +124,7 @@ class Side:
         else:
             subject = TimedCall(timed, device, self.package, self.files, metrics)
             self.kernels[name] = interpreted_kernel(subject.run_once, self.device)
-        seconds = time.perf_counter() - start
+        seconds = perf_counter() - start
         self.subjects[name] = subject
         return seconds
 

@@ -8,16 +8,18 @@ device, and the host's own clock, read at the same two points, measures the enqu
 
 Each reading says whether the spin outlasted the enqueueing: whether the call was ``queued``. The
 cost of the events themselves is subtracted. On a CPU, host and device are the
-same, and so are the two readings.
+same, and so are the two readings. The clocks are bound when this is imported: code under test that
+replaces `time.perf_counter` or `torch.cuda.Event.elapsed_time` does not change them.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 
+_elapsed_ms = torch.cuda.Event.elapsed_time
 OVERHEAD_READINGS, OVERHEAD_SPIN = 20, 1e-4
 LONGEST_SPIN = 0.25  # seconds; a call whose enqueueing takes longer has no device time
 # A spin that was long enough is shortened by this factor for the next reading. It is above a half,
@@ -53,10 +55,10 @@ class HostQueue:
     """The CPU: nothing is queued, a mark is a reading of the performance counter."""
 
     def now(self) -> float:
-        return time.perf_counter()
+        return perf_counter()
 
     def mark(self) -> float:
-        return time.perf_counter()
+        return perf_counter()
 
     def spin(self, seconds: float) -> None:
         """Does nothing: a CPU runs a call immediately, so there is nothing to delay."""
@@ -76,7 +78,7 @@ class DeviceQueue:
         self._cycles_per_second = 0.0
 
     def now(self) -> float:
-        return time.perf_counter()
+        return perf_counter()
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -90,7 +92,7 @@ class DeviceQueue:
 
     def elapsed(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
         later.synchronize()
-        return earlier.elapsed_time(later) * 1e-3
+        return _elapsed_ms(earlier, later) * 1e-3
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
