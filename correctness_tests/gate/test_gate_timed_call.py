@@ -67,6 +67,11 @@ def test_one_wrong_row_among_32768_is_found(subject: Make, dtype: str) -> None:
         subject(WRONG["the last row"], dtype, case=1).verify(next(NUMBER))
 
 
+def test_a_factor_of_1_01_shows_in_bfloat16(subject: Make) -> None:
+    with pytest.raises(WrongResultError, match="y: a common factor makes an error"):
+        subject(lambda x, w: 1.01 * weighed(x, w), "bf16", case=1).verify(next(NUMBER))
+
+
 @pytest.mark.parametrize("place", range(CALLS))
 def test_the_judge_chooses_which_call_is_held_to_float64(subject: Make, place: int) -> None:
     calls, begun = itertools.count(), list[bool]()

@@ -16,6 +16,7 @@ import torch
 from tinyllama.harness.measure.op_contender import WrongResultError
 
 SLACK = 4.0  # times eager's own error; `check` allows less, and needs ten more runs for that
+LEAST_FACTOR = 1e-3  # a factor that differs from 1 by less is not looked for: norms show it
 PROJECTIONS = 8
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PART = 2**24  # elements at a time
@@ -44,7 +45,9 @@ class Proof:
 
 def prove(results: Results, reference: Results, exact: Results, slack: float) -> dict[str, Proof]:
     """Hold results to what the reference gives in float64 (``exact``): the error of each tensor and
-    of its worst row may be a multiple of the reference's own in that dtype (``reference``).
+    of its worst row may be a multiple of the reference's own in that dtype (``reference``). So may
+    the error along the exact result, where roundings of its rows (of its longest dimension, in
+    which they may be common) average out and a wrong factor does not: 1.01 shows in bfloat16.
 
     slack: how many times as much a provider may err. Raises WrongResultError.
     """
@@ -57,17 +60,21 @@ def prove(results: Results, reference: Results, exact: Results, slack: float) ->
             shape = f"{tuple(value.shape)} {value.dtype}"
             raise WrongResultError(f"{name} is {shape}, unlike the reference's")
         eps = torch.finfo(expected.dtype).eps if expected.dtype.is_floating_point else 0.0
-        errors = zip(
-            _norms(value.double() - oracle),
-            _norms(expected.double() - oracle),
-            _norms(oracle),
-            (" in a row", ""),
-            strict=True,
-        )
-        for error, usual, size, where in errors:
-            allowed = max(usual, eps * size) * SLACK * slack
+        off, usual_off = value.double() - oracle, expected.double() - oracle
+        norms = zip(_norms(off), _norms(usual_off), _norms(oracle), strict=True)
+        for (error, usual, size), where in zip(norms, (" in a row", ""), strict=True):
+            noise = max(usual, eps * size) * slack
+            allowed = noise * SLACK
             if not error <= allowed < math.inf:
                 raise WrongResultError(f"{name}: error {error:.3g} > {allowed:.3g}{where}")
+        factor, usual = _along(off, oracle), _along(usual_off, oracle) * slack
+        longest = max(oracle.shape, default=1)
+        averaged = noise * math.sqrt(longest / max(oracle.numel(), 1))
+        most = max(SLACK * usual, SLACK * averaged, max(eps, LEAST_FACTOR) * size * slack)
+        if not factor <= most:
+            raise WrongResultError(
+                f"{name}: a common factor makes an error of {factor:.3g} > {most:.3g}"
+            )
         proofs[name] = proof_of(value, expected, oracle, allowed)
     return proofs
 
@@ -119,6 +126,12 @@ def _norms(value: torch.Tensor) -> tuple[float, float]:
     """The norm of the widest row of a tensor in float64, and that of the whole tensor."""
     rows = torch.atleast_1d(value.double()).norm(dim=-1)
     return float(rows.max()), float(rows.norm())
+
+
+def _along(error: torch.Tensor, exact: torch.Tensor) -> float:
+    """The norm of the part of an error that is a multiple of the exact result."""
+    size = float(exact.norm())
+    return abs(float((error * exact).sum())) / size if size else 0.0
 
 
 def projections(*tensors: torch.Tensor) -> list[tuple[float, ...]]:
