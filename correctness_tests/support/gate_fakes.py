@@ -395,7 +395,7 @@ def times(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def proof(**changes: Any) -> Proof:
     """Of a result that is right."""
-    right = Proof((4, 1), (4, 1), True, (1.0,) * 8, (1.0,) * 8, 0.1)
+    right = Proof((4, 1), (4, 1), True, (1.0,) * 8, (1.0,) * 8, 0.1, 1.0, 1.0, 0.01)
     return replace(right, **changes)
 
 

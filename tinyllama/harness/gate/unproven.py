@@ -3,7 +3,7 @@
 Kernels of Triton are interpreted on a CPU, where their time says nothing and their results do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +11,18 @@ import torch
 
 from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase, elements, op_cases
+from tinyllama.harness.check.compare import Reference
 from tinyllama.harness.check.evaluate import Inputs, evaluate
 from tinyllama.harness.check.judge import faults, run_case
 from tinyllama.harness.gate.benchmarks import layouts_of
 from tinyllama.harness.gate.timed_call import tensors_of
-from tinyllama.harness.gate.verification import SLACK, Proof, Results, digest, proof_of
+from tinyllama.harness.gate.verification import SLACK, Proof, digest, proof_of, references
 from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError, ops_of
 
+Results = Mapping[str, torch.Tensor]
 MOST_ELEMENTS = 2**14  # of the inputs of a case that is tried: interpreting takes long
 
 
@@ -97,13 +99,11 @@ class Untimed:
         for case in self._cases():
             inputs = candidate.inputs(case)
             results = results_of(candidate, case, inputs)
-            eager, slack = candidate.op["eager"].call, candidate.provider.slack_in(case.dtype)
-            reference = evaluate(candidate.op, eager, inputs)
-            exact = evaluate(candidate.op, eager, inputs.double())
+            slack = SLACK * candidate.provider.slack_in(case.dtype)
             of_inputs = digest([*tensors_of(inputs)], sorted(inputs.params.items()))
             proofs |= {
                 f"{case}: {name}": replace(proof, inputs=of_inputs)
-                for name, proof in _proofs(results, reference, exact, SLACK * slack).items()
+                for name, proof in _proofs(results, references(candidate.op, inputs), slack).items()
             }
         return proofs
 
@@ -126,15 +126,19 @@ class Untimed:
         return [*small, *laid_out] if self.layout == "contiguous" else laid_out
 
 
-def _proofs(results: Results, reference: Results, exact: Results, slack: float) -> dict[str, Proof]:
+def _proofs(
+    results: Results, references: Mapping[str, Reference], slack: float
+) -> dict[str, Proof]:
     """Proofs of results that the measured rule of `check` found right. A gradient may be zero in
     exact arithmetic, so what is allowed is at least a rounding of the largest result."""
-    largest = max(float(oracle.norm()) for oracle in exact.values())
+    largest = max(float(reference.exact.norm()) for reference in references.values())
     proofs = {}
-    for name, oracle in exact.items():
-        errors = [float((values[name].double() - oracle).norm()) for values in (results, reference)]
-        floating = reference[name].dtype.is_floating_point
-        rounding = torch.finfo(reference[name].dtype).eps * largest if floating else 0.0
+    for name, reference in references.items():
+        errors = [
+            float(reference.apart(value).norm()) for value in (results[name], reference.eager)
+        ]
+        floating = reference.eager.is_floating_point()
+        rounding = torch.finfo(reference.eager.dtype).eps * largest if floating else 0.0
         allowed = slack * max(*errors, rounding)
-        proofs[name] = proof_of(results[name], reference[name], oracle, allowed)
+        proofs[name] = proof_of(results[name], reference, allowed, allowed)
     return proofs

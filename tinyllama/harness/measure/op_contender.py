@@ -159,9 +159,11 @@ class OpContender:
     """
 
     def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str] = ()) -> None:
-        self.op: Op = ops_of(package, tuple(files))[timed.op]
+        op = ops_of(package, tuple(files))[timed.op]
+        provider = self._provider(op, timed.provider)
+        self.op: Op = provider.offered(op)
         self.device = current(device)
-        self.case = timed.case_of(self.op, self._provider(timed.provider))
+        self.case = timed.case_of(self.op, provider)
         self.clock = Clock(queue_of(self.device))
         self.row_clock = Clock(self.clock.queue, IN_A_ROW * self.clock.spin_seconds)
         self.kernels: int | None = None  # of the last pass, once `facts` has counted them
@@ -175,8 +177,9 @@ class OpContender:
         self.bounds: dict[str, _Bound] = {}
         self.emptied = False  # the allocator has no free memory left for a call
 
-    def _provider(self, name: str) -> Provider:
-        provider = provider_of(self.op, name)
+    @staticmethod
+    def _provider(op: Op, name: str) -> Provider:
+        provider = provider_of(op, name)
         if name != "compile":
             return provider
         torch.compiler.reset()
@@ -215,7 +218,9 @@ class OpContender:
     def _judge_first(self) -> None:
         inputs, provider = self._fresh(), self.case.provider
         slack = SLACK * provider.slack_in(self.case.dtype)
-        results = evaluate(self.op, provider.call, inputs, provider.overwrites)
+        results = evaluate(
+            self.op, provider.call, inputs, provider.overwrites, dtypes=provider.output_dtypes
+        )
         comparisons = self.case.judge(results, inputs, slack=slack)
         failed = [str(comparison) for comparison in comparisons if not comparison.passed]
         if failed:
