@@ -16,7 +16,7 @@ from tinyllama.bench.gated import StepSubject, TimedStep, Verified, benchmarks
 from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.gate.metric import ALL_WORK, DEVICE
 from tinyllama.harness.gate.worker import Side
-from tinyllama.harness.measure.op_contender import WrongResultError
+from tinyllama.harness.measure.right_results import WrongResultError
 
 CPU = torch.device("cpu")
 TIMED = TimedStep("v1", "tiny-fp32")

@@ -24,7 +24,7 @@ from tinyllama.harness.gate.metric import ALL_WORK, CALL, DEVICE, HOST
 from tinyllama.harness.gate.timed_call import CALLS
 from tinyllama.harness.gate.verification import Proof, hold_to_base
 from tinyllama.harness.measure.clock import Clock
-from tinyllama.harness.measure.op_contender import WrongResultError
+from tinyllama.harness.measure.right_results import WrongResultError
 
 # -- results --------------------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from tinyllama.harness.measure.op_contender import (
     BOTH,
     FORWARD,
     IN_A_ROW,
-    WrongResultError,
     untimed,
 )
+from tinyllama.harness.measure.right_results import WrongResultError
 from tinyllama.ops import OPS
 
 
@@ -164,7 +164,7 @@ def test_the_last_of_calls_in_a_row_is_checked(wrong: int, contender: Contender)
     right = contender(call)
     calls = 0
     if wrong == IN_A_ROW:
-        with pytest.raises(WrongResultError, match="of a timed call"):
+        with pytest.raises(WrongResultError, match="a timed call"):
             right.in_a_row()
     else:
         assert right.in_a_row()

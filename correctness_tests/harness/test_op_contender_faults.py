@@ -14,7 +14,8 @@ from correctness_tests.support.contenders import (
     contender_fixture,  # noqa: F401
     weighed,
 )
-from tinyllama.harness.measure.op_contender import FORWARD, WrongResultError
+from tinyllama.harness.measure.op_contender import FORWARD
+from tinyllama.harness.measure.right_results import WrongResultError
 from tinyllama.ops import OPS
 
 
@@ -76,7 +77,7 @@ def test_a_fault_that_comes_late_is_found_when_it_comes(contender: Contender) ->
     for _ in range(3):
         faulty.turn()
     factor = 1.001
-    with pytest.raises(WrongResultError, match=r"y of a timed call: error .* in a row"):
+    with pytest.raises(WrongResultError, match=r"a timed call: y: error .* in a row"):
         faulty.turn()
 
 

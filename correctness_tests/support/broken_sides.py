@@ -69,6 +69,6 @@ def _break(now: str, name: str) -> None:
         os._exit(9)
     if how == "hangs":
         time.sleep(600)
-    from tinyllama.harness.measure.op_contender import WrongResultError
+    from tinyllama.harness.measure.right_results import WrongResultError
 
     raise WrongResultError("y: error 1 > 0.1")

@@ -32,7 +32,8 @@ from tinyllama.harness.gate.setting import Affected, Setting
 from tinyllama.harness.gate.verification import Proof
 from tinyllama.harness.gate.waivers import Waiver, Waivers
 from tinyllama.harness.machine.worker import WorkerError
-from tinyllama.harness.measure.op_contender import Timed, WrongResultError
+from tinyllama.harness.measure.op_contender import Timed
+from tinyllama.harness.measure.right_results import WrongResultError
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -23,7 +23,7 @@ from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.clock import Clock
 from tinyllama.harness.measure.launches import launches
-from tinyllama.harness.measure.op_contender import WrongResultError
+from tinyllama.harness.measure.right_results import WrongResultError
 from tinyllama.ops import OPS
 
 FACTORY = "tinyllama.bench.gated:StepSubject"

@@ -34,7 +34,7 @@ from tinyllama.harness.machine.worker import (
     caches_in,
     close_all,
 )
-from tinyllama.harness.measure.op_contender import WrongResultError
+from tinyllama.harness.measure.right_results import WrongResultError
 
 FACTORY = "tinyllama.harness.gate.worker:Side"
 WARM_UP = 0.02  # seconds of repeating before a benchmark is timed, on a device that is warm

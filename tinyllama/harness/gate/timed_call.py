@@ -34,12 +34,13 @@ from tinyllama.harness.check.evaluate import Inputs, Leaves, copied, evaluate
 from tinyllama.harness.declare.op import Provider
 from tinyllama.harness.gate.benchmarks import layouts_of
 from tinyllama.harness.gate.metric import ALL_WORK, CALL, DEVICE, HOST
-from tinyllama.harness.gate.verification import Proof, digest, prove, references
+from tinyllama.harness.gate.verification import Proof, digest, proof_of
 from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.measure.clock import Clock
 from tinyllama.harness.measure.launches import launches
-from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResultError
+from tinyllama.harness.measure.op_contender import OpContender, Timed
+from tinyllama.harness.measure.right_results import WrongResultError
 
 SPIN = 1.4  # times the time to enqueue a call; the device spins before each call that is timed
 CALLS = 7  # in a row on the host; the first counts as work, and not among the fastest
@@ -241,12 +242,8 @@ class TimedCall(OpContender):
     def _proven(
         self, results: dict[str, torch.Tensor], inputs: Inputs, what: str
     ) -> dict[str, Proof]:
-        provider = self.case.provider
-        slack, dtypes = provider.slack_in(self.case.dtype), provider.output_dtypes
-        try:
-            return prove(results, references(self.op, inputs), slack, dtypes)
-        except WrongResultError as error:
-            raise WrongResultError(f"{self.case}: {what}{error}") from error
+        right = self._hold(results, inputs, what)
+        return {name: proof_of(results[name], right[name]) for name in right}
 
     def input_digest(self) -> int:
         """A digest of the inputs (values, shapes, dtypes, parameters), and of the names of the

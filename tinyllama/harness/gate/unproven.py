@@ -16,11 +16,12 @@ from tinyllama.harness.check.evaluate import Inputs, evaluate
 from tinyllama.harness.check.judge import faults, run_case
 from tinyllama.harness.gate.benchmarks import layouts_of
 from tinyllama.harness.gate.timed_call import tensors_of
-from tinyllama.harness.gate.verification import SLACK, Proof, digest, proof_of, references
+from tinyllama.harness.gate.verification import Proof, digest, proof_of
 from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.device import cannot
-from tinyllama.harness.measure.op_contender import Timed, WrongResultError, ops_of
+from tinyllama.harness.measure.op_contender import Timed, ops_of
+from tinyllama.harness.measure.right_results import SLACK, Right, WrongResultError, references
 
 Results = Mapping[str, torch.Tensor]
 MOST_ELEMENTS = 2**14  # of the inputs of a case that is tried: interpreting takes long
@@ -103,7 +104,7 @@ class Untimed:
             of_inputs = digest([*tensors_of(inputs)], sorted(inputs.params.items()))
             proofs |= {
                 f"{case}: {name}": replace(proof, inputs=of_inputs)
-                for name, proof in _proofs(results, references(candidate.op, inputs), slack).items()
+                for name, proof in _proofs(results, references(case, inputs), slack).items()
             }
         return proofs
 
@@ -140,5 +141,5 @@ def _proofs(
         floating = reference.eager.is_floating_point()
         rounding = torch.finfo(reference.eager.dtype).eps * largest if floating else 0.0
         allowed = slack * max(*errors, rounding)
-        proofs[name] = proof_of(results[name], reference, allowed, allowed)
+        proofs[name] = proof_of(results[name], Right(reference, allowed, allowed))
     return proofs

@@ -1,8 +1,7 @@
 """A provider of an op, ready to be timed: fresh inputs, both clocks, outputs checked.
 
-The first call is judged by the full rule of `compare`. Then every timed call is checked: the
-reference is computed in float64 on the same inputs, and the error, over the tensor and in the worst
-row, may not exceed what the rule allowed in the first call. A wrong call gives no time.
+The first call is judged by the full rule of `compare`. Then every timed call is held to the
+reference in float64 on the same inputs (`right_results`). A wrong call gives no time.
 """
 
 import functools
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.check.cases import SHORT, OpCase
-from tinyllama.harness.check.compare import SLACK, apart, norm_of_finite
+from tinyllama.harness.check.compare import SLACK
 from tinyllama.harness.check.evaluate import (
     Inputs,
     Leaves,
@@ -22,13 +21,13 @@ from tinyllama.harness.check.evaluate import (
     make_inputs,
     mutated_results,
 )
-from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, discover, load_file
 from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.cache import flush_of
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
 from tinyllama.harness.measure.launches import launches
+from tinyllama.harness.measure.right_results import Right, WrongResultError, hold
 from tinyllama.harness.measure.rounds import interleaved, ratio
 from tinyllama.harness.records.entries import Ratio
 
@@ -37,11 +36,6 @@ DTYPE_OF = {short: dtype for dtype, short in SHORT.items()}  # a base may lack p
 IN_A_ROW = 20  # calls whose host time is read together
 QUEUED_KERNELS = 512  # of a row; the queue of a GPU holds about 1,024 launches
 KEPT_SHARE = 1 / 16  # of the device's memory, which other processes that are timed share
-CHANGING_ROWS = 2.0  # how much wider the widest row of other inputs may be
-
-
-class WrongResultError(AssertionError):
-    """A timed call whose outputs are not right."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +60,6 @@ class Timed:
     def case_of(self, op: Op, provider: Provider) -> OpCase:
         """The case in a process whose op and provider are these."""
         return OpCase(op, provider, op.timed[self.case], DTYPE_OF[self.dtype])
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """The error that the rule allows a result of this norm, over the tensor and in any row."""
-
-    size: float
-    of_tensor: float
-    row: float
-
-    def scaled_to(self, size: float) -> tuple[float, float]:
-        """The same for other inputs, whose result may be larger or smaller."""
-        scale = size / self.size if self.size > self.of_tensor else 1.0
-        return scale * self.of_tensor, CHANGING_ROWS * scale * self.row
 
 
 def passes_of(op: Op) -> tuple[str, ...]:
@@ -174,7 +154,6 @@ class OpContender:
         self.args: Leaves = {}
         self.outputs: tuple[torch.Tensor, ...] = ()
         self.gradients: Sequence[torch.Tensor | None] = ()
-        self.bounds: dict[str, _Bound] = {}
         self.emptied = False  # the allocator has no free memory left for a call
 
     @staticmethod
@@ -208,10 +187,7 @@ class OpContender:
             torch.cuda.empty_cache()
 
     def check_first(self) -> None:
-        """The whole rule on one call, and from it the bounds of the timed ones.
-
-        Raises WrongResultError.
-        """
+        """The whole rule on one call. Raises WrongResultError."""
         self._judge_first()
         self._forget()  # here, where nothing holds the results in float64 any more
 
@@ -225,13 +201,6 @@ class OpContender:
         failed = [str(comparison) for comparison in comparisons if not comparison.passed]
         if failed:
             raise WrongResultError(f"{self.case}: {'; '.join(failed)}")
-        exact = evaluate(self.op, self.op["eager"].call, inputs.double())
-        self.bounds = {
-            judged.name: _Bound(
-                norm_of_finite(exact[judged.name]), judged.checks[0].bound, judged.widest_row
-            )
-            for judged in comparisons
-        }
 
     def warm_up(self, seconds: float) -> None:
         """Repeat the call for so many seconds, until clocks and compiler caches settle."""
@@ -419,17 +388,18 @@ class OpContender:
 
         The inputs are drawn anew, as the call may have written into its own.
         """
-        got = self._collected()
-        exact = self._oracle()
-        for name, value in got.items():
-            error = torch.atleast_1d(apart(value, exact[name]))
-            bound, row = self.bounds[name].scaled_to(norm_of_finite(exact[name]))
-            worst = error.norm(dim=-1).max().item()
-            if not (error.norm().item() <= bound and worst <= row):
-                raise WrongResultError(
-                    f"{self.case}: {name} of a timed call: error {error.norm().item():.3g} "
-                    f"(allowed {bound:.3g}), in a row {worst:.3g} (allowed {row:.3g})"
-                )
+        inputs = self._drawn()
+        if not (self.op.mutated or self.backward):
+            inputs = replace(inputs, wanted=())
+        self._hold(self._collected(), inputs, "a timed call: ")
+
+    def _hold(
+        self, results: dict[str, torch.Tensor], inputs: Inputs, what: str
+    ) -> dict[str, Right]:
+        try:
+            return hold(self.case, results, inputs)
+        except WrongResultError as error:
+            raise WrongResultError(f"{self.case}: {what}{error}") from error
 
     def _collected(self) -> dict[str, torch.Tensor]:
         """Results by name. A tensor of a subclass is none: it could be computed when it is read."""
@@ -446,15 +416,6 @@ class OpContender:
                     f"{self.case}: {name} is a {type(value).__name__}, not a torch.Tensor"
                 )
         return {name: value.detach() for name, value in results.items()}
-
-    def _oracle(self) -> dict[str, torch.Tensor]:
-        reference = self.op["eager"].call
-        exact = self._drawn().double()
-        if self.op.mutated or self.backward:
-            return evaluate(self.op, reference, exact)
-        with torch.no_grad():
-            outputs = reference(*exact.args.values(), **exact.params)
-        return dict(zip(self.op.outputs, several(outputs), strict=True))
 
     def _peak(self) -> int | None:
         """The peak of allocated bytes during a call, beyond those before it; None on a CPU."""
