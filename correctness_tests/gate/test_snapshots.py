@@ -6,7 +6,8 @@ import pytest
 
 from correctness_tests.support.own_repository import committed, git
 from tinyllama.harness.gate import snapshots
-from tinyllama.harness.gate.snapshots import Repository, SnapshotError
+from tinyllama.harness.gate.snapshots import Repository
+from tinyllama.harness.machine.errors import UsageError
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_reports_of_the_gate_are_no_part_of_a_tree(checkout: Path, tmp_path: Pat
     (checkout / "gate.json").write_text("{}")
     assert repository.of_working_tree() == before
     git("add", "gate.json")
-    with pytest.raises(SnapshotError, match="git tracks that file"):
+    with pytest.raises(UsageError, match="git tracks that file"):
         repository.of_working_tree()
 
 
@@ -81,21 +82,21 @@ def test_submodules_are_unpacked_and_must_be_committed(
     snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "candidate")
     assert (snapshot.root / "inner/header.h").read_text() == "1"
     (checkout / "inner/header.h").write_text("2")
-    with pytest.raises(SnapshotError, match="submodule inner has changes"):
+    with pytest.raises(UsageError, match="submodule inner has changes"):
         repository.of_working_tree()
 
 
 def test_a_revision_that_is_not_there_says_how_to_fetch_it(
     repository: Repository, checkout: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(SnapshotError, match=r"no commit 'v2'.*git fetch"):
+    with pytest.raises(UsageError, match=r"no commit 'v2'.*git fetch"):
         repository.resolve("v2")
     git("clone", "--quiet", "--depth=1", f"file://{checkout}", str(tmp_path / "shallow"))
     shallow = Repository(tmp_path / "shallow", tmp_path / "of shallow")
-    with pytest.raises(SnapshotError, match="fetch-depth: 0"):
+    with pytest.raises(UsageError, match="fetch-depth: 0"):
         shallow.resolve("v1")
     with (
-        pytest.raises(SnapshotError, match="cannot be read as a checkout"),
+        pytest.raises(UsageError, match="cannot be read as a checkout"),
         snapshots.opened(tmp_path),
     ):
         pass
