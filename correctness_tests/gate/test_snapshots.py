@@ -38,10 +38,11 @@ def test_a_snapshot_has_the_tracked_files_as_they_are_and_untracked_ones(
     (checkout / "ignored").write_text("")
     git("rm", "--quiet", "--cached", ".gitignore")
     before = git("status", "--porcelain")
-    snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "candidate")
-    files = {path.name for path in snapshot.root.iterdir()}
+    root = tmp_path / "candidate"
+    repository.unpack(repository.of_working_tree(), root)
+    files = {path.name for path in root.iterdir()}
     assert files == {"op.py", "new.json", ".gitignore"}
-    assert (snapshot.root / "op.py").read_text() == "x = 3\n"
+    assert (root / "op.py").read_text() == "x = 3\n"
     assert git("status", "--porcelain") == before
     assert "dangling" not in git("fsck"), "no object was written into the checkout"
 
@@ -79,8 +80,9 @@ def test_submodules_are_unpacked_and_must_be_committed(
     git("-C", str(tmp_path / "inner"), "add", "--all")
     git("-C", str(tmp_path / "inner"), "commit", "--quiet", "--message=inner")
     git(*allow, "submodule", "--quiet", "add", str(tmp_path / "inner"), "inner")
-    snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "candidate")
-    assert (snapshot.root / "inner/header.h").read_text() == "1"
+    root = tmp_path / "candidate"
+    repository.unpack(repository.of_working_tree(), root)
+    assert (root / "inner/header.h").read_text() == "1"
     (checkout / "inner/header.h").write_text("2")
     with pytest.raises(UsageError, match="submodule inner has changes"):
         repository.of_working_tree()

@@ -104,7 +104,8 @@ def _chosen(options: Options, repository: Repository, folder: Path) -> Judge:
             f"--against {revision}: its harness is too old to judge this tree; start the gate of a "
             f"harness that you trust, with --tree {repository.root}"
         )
-    return Judge(revision, repository.unpack(tree, folder / "judge").root)
+    repository.unpack(tree, folder / "judge")
+    return Judge(revision, folder / "judge")
 
 
 def _ended(judge: Judge, task: Mapping[str, Any], root: Path, folder: Path) -> int:

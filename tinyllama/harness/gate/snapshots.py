@@ -23,14 +23,6 @@ _SETTINGS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """An unpacked tree. tree: git's hash of its files."""
-
-    tree: str
-    root: Path
-
-
-@dataclass(frozen=True)
 class Difference:
     """A file in which two trees differ. mode: whether it is another kind of file, or executable on
     one side alone. deleted: whether the second tree lacks it."""
@@ -129,7 +121,7 @@ class Repository:
             self.git("update-index", "--index-info", feed="\n".join(lines), index=index)
             return self.git("write-tree", index=index).strip()
 
-    def unpack(self, tree: str, folder: Path) -> Snapshot:
+    def unpack(self, tree: str, folder: Path) -> None:
         """Write a tree into a fresh folder, with the submodules that the checkout has."""
         folder.mkdir(parents=True)
         with self._index() as index:
@@ -139,7 +131,6 @@ class Repository:
             if (folder / name).is_dir():
                 (folder / name).rmdir()
             submodule.unpack(submodule.of_commit(commit), folder / name)
-        return Snapshot(tree, folder)
 
     def _submodules(self, tree: str) -> Iterator[tuple[str, str, "Repository"]]:
         for entry in filter(None, self.git("ls-tree", "-r", "-z", tree).split("\0")):

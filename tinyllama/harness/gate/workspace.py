@@ -73,13 +73,13 @@ def prepared(
         rules = config.load(HARNESS) if ours else Config()
         timing = [rules.benchmarks.partition(":")[0], *rules.timing] if rules.benchmarks else []
         replaced = instrument(HARNESS, timing) if ours else []
-        snapshots = {
-            side: repository.unpack(
-                repository.replaced(tree, HARNESS, replaced) if ours else tree, folder / side
-            )
+        trees = {
+            side: repository.replaced(tree, HARNESS, replaced) if ours else tree
             for side, tree in ((BASE, base_tree), (CANDIDATE, candidate))
         }
-    roots = {side: snapshot.root for side, snapshot in snapshots.items()}
+        roots = {side: folder / side for side in trees}
+        for side, root in roots.items():
+            repository.unpack(trees[side], root)
     of_base, here = config.load(roots[BASE], of_base=True), config.load(roots[CANDIDATE])
     toolchains = base.python != sys.executable
     if not toolchains:
@@ -96,7 +96,7 @@ def prepared(
     change = affected.Change(
         roots[BASE],
         roots[CANDIDATE],
-        repository.changed(*(snapshot.tree for snapshot in snapshots.values())),
+        repository.changed(trees[BASE], trees[CANDIDATE]),
         affected.UNRELATED if of_base.unrelated is None else of_base.unrelated,
     )
     version = str(config.project(roots[CANDIDATE]).get("project", {}).get("version", ""))
