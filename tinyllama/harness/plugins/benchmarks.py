@@ -95,7 +95,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     recording = session.config.stash[RECORDING]
     if recording.active:
         try:
-            recording.card.hold(worker_device(session.config))
+            recording.hold_gpu(worker_device(session.config))
         except BusyError as error:
             raise pytest.UsageError(str(error)) from error
 
@@ -147,7 +147,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     """Conclude before any other plugin: its error must not suppress the verdicts."""
     recording = session.config.stash[RECORDING]
     recording.conclude(session)
-    recording.card.release()
     return (yield)
 
 

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +19,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from tinyllama.harness.gate.device_guard import WAIT, device_lock
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.machine.progress import Progress, of_stream
-from tinyllama.harness.plugins.card import WAIT, Card
 from tinyllama.harness.plugins.suite import LEFT_OUT, covers, worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.entries import Entry, checked
@@ -134,7 +134,7 @@ class Recording:
         self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
         self.lines: list[str] = []
         self.progress, self.waits = beside_tests(), ""
-        self.card = Card(self._wait)
+        self.held, self._locks = set[torch.device](), ExitStack()
 
     @property
     def active(self) -> bool:
@@ -157,7 +157,7 @@ class Recording:
         device = worker_device(self.config)
         with self.progress:
             for gpu in (device, *more):
-                self.card.hold(gpu)
+                self.hold_gpu(gpu)
             self.progress(f"{name}: compiling and measuring")
             record = results.new_record(device, name, self.config.rootpath)
             state.measured = GroupRecord(record)
@@ -167,6 +167,13 @@ class Recording:
             state.left = True
             if self.group_of.get(self.current or "") != name:  # else its teardown may still fail
                 self.finish(state)
+
+    def hold_gpu(self, device: torch.device) -> None:
+        """Hold a GPU until the session ends: no other that times, and no gate, has it meanwhile. A
+        CPU is not held: other work always shares it. Raises BusyError."""
+        if device.type != "cpu" and device not in self.held:
+            self._locks.enter_context(device_lock(device, WAIT, self._wait))
+            self.held.add(device)
 
     def _wait(self, reason: str) -> None:
         if reason != self.waits:
@@ -318,6 +325,7 @@ class Recording:
 
     def conclude(self, session: pytest.Session) -> None:
         """At the end of the session: what never came, the reports, the exit status."""
+        self._locks.close()
         status = session.exitstatus
         unable = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if not self.active or status in unable:
