@@ -52,23 +52,6 @@ class NoBarApplies(NotMeasured):
     __module__ = "builtins"
 
 
-class GroupRecord:
-    """The record of a group while its tests add to it."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-
-    def add(self, *entries: Entry) -> None:
-        """Add measurements (`tinyllama.harness.records.entries`).
-
-        Raises ValueError for a name that is taken, and for a figure that is none.
-        """
-        for entry in entries:
-            if entry.name in self.record.by_name:
-                raise ValueError(f"{entry.name!r} is measured twice: use another name")
-            self.record.entries.append(checked(entry))
-
-
 @dataclass
 class Group:
     """A group in this session: its test items, how they went, and its record once it began."""
@@ -80,10 +63,21 @@ class Group:
     failed: set[str] = field(default_factory=set)
     skipped: dict[str, str] = field(default_factory=dict)  # item -> reason
     missed: list[str] = field(default_factory=list)  # what tests marked ``target`` say
-    measured: GroupRecord | None = None
+    record: Record | None = None
     disturbed: str | None = None
     left: bool = False
     finished: bool = False
+
+    def add(self, *entries: Entry) -> None:
+        """Add measurements (`tinyllama.harness.records.entries`) to the record.
+
+        Raises ValueError for a name that is taken, and for a figure that is none.
+        """
+        assert self.record is not None, f"group {self.name!r} has not begun"
+        for entry in entries:
+            if entry.name in self.record.by_name:
+                raise ValueError(f"{entry.name!r} is measured twice: use another name")
+            self.record.entries.append(checked(entry))
 
     def note(self, report: pytest.TestReport) -> None:
         """Note how a phase of a test went."""
@@ -142,14 +136,14 @@ class Recording:
         return self.compare or self.config.option.record
 
     @contextmanager
-    def group(self, name: str, more: Sequence[torch.device] = ()) -> Iterator[GroupRecord]:
+    def group(self, name: str, more: Sequence[torch.device] = ()) -> Iterator[Group]:
         """Measure a group. It is judged and saved after its last test.
 
         more: GPUs that it needs beside the session's.
         Raises ValueError for a group that nobody expects, or that was measured before.
         """
         state = self.groups.setdefault(name, Group(name))
-        if state.measured is not None:
+        if state.record is not None:
             raise ValueError(f"group {name!r} is measured twice: measure it in one fixture only")
         if self.active and name not in self.expected:
             expected = ", ".join(self.expected) or "none"
@@ -159,10 +153,9 @@ class Recording:
             for gpu in (device, *more):
                 self.hold_gpu(gpu)
             self.progress(f"{name}: compiling and measuring")
-            record = results.new_record(device, name, self.config.rootpath)
-            state.measured = GroupRecord(record)
+            state.record = results.new_record(device, name, self.config.rootpath)
             state.disturbed = machine.disturbance(device)
-            yield state.measured
+            yield state
             state.disturbed = state.disturbed or machine.disturbance(device)
             state.left = True
             if self.group_of.get(self.current or "") != name:  # else its teardown may still fail
@@ -267,7 +260,7 @@ class Recording:
     def finished(self) -> list[Record]:
         """The records of the groups that were measured to their end."""
         groups = self.groups.values()
-        return [group.measured.record for group in groups if group.finished and group.measured]
+        return [group.record for group in groups if group.finished and group.record]
 
     def finish_left(self) -> None:
         for state in self.groups.values():
@@ -275,10 +268,10 @@ class Recording:
 
     def finish(self, state: Group) -> None:
         """Judge and save a group that was left."""
-        if state.measured is None or not state.left or state.finished:
+        record = state.record
+        if record is None or not state.left or state.finished:
             return
         state.finished = True
-        record = state.measured.record
         record.missed = state.missed
         self.lines += [f"MISSED {state.name}: {line}" for line in record.missed]
         if not self.active:
