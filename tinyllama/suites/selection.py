@@ -37,11 +37,10 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class Selection:
-    """files: of ops, absolute. modules: of entry points. providers: by op, those that are meant:
-    all of an op that these declare, of another op those that they register."""
+    """files: of ops, absolute. providers: by op, those that are meant: all of an op that these or
+    entry points declare, of another op those that they register."""
 
     files: tuple[str, ...]
-    modules: tuple[str, ...]
     providers: dict[str, list[Provider]]
 
     @property
@@ -85,7 +84,7 @@ def selected(config: pytest.Config) -> Selection:
             text = f"--op {name!r:.80} is none of the ops: {', '.join(providers)}"
             raise pytest.UsageError(text)
     names = [name for name in providers if not option.op or name in option.op]
-    return Selection(files, modules, {name: providers[name] for name in names})
+    return Selection(files, {name: providers[name] for name in names})
 
 
 def load(file: str, registry: Registry) -> ModuleType:
