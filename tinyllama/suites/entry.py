@@ -51,9 +51,7 @@ def hand_over(arguments: list[str]) -> None:
     from tinyllama.harness.machine.errors import UsageError
 
     try:
-        gate_options = options.of_pytest(arguments)
-        if gate_options is not None:
-            sys.exit(command.run(gate_options))
+        sys.exit(command.run(options.of_pytest(arguments)))
     except UsageError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         sys.exit(int(pytest.ExitCode.USAGE_ERROR))

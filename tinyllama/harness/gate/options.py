@@ -123,15 +123,11 @@ def add_shared(option: Callable[..., Any]) -> None:
     option("--results-dir", metavar="DIR", help="folder of A/A blocks (default results)")
 
 
-def of_pytest(arguments: Sequence[str]) -> Options | None:
-    """What a command line of pytest asks of the gate; None where it asks for no gate.
+def of_pytest(arguments: Sequence[str]) -> Options:
+    """What a command line of pytest asks of the gate.
 
     Raises UsageError for any other option: it would leave something out, or measure something else.
     """
-    if not any(
-        argument.partition("=")[0] in ("--against", "--against-env") for argument in arguments
-    ):
-        return None
     parser = argparse.ArgumentParser(prog="pytest", add_help=False, allow_abbrev=False)
     parser.error = _refuse  # type: ignore[assignment,method-assign]
     add(parser.add_argument)
