@@ -167,13 +167,10 @@ def _is_before(version: str, release: str) -> bool:
     numbers = _NUMBERS.match(version)
     if numbers is None:
         raise ValueError(f"the version is {version!r}: use one that begins as '0.3.0' does")
-    now, then = (_without_zeros(text) for text in (numbers[0], release))
+    now, then = (_numbers(text) for text in (numbers[0], release))
     return now < then or (now == then and bool(_BEFORE_RELEASE.match(version, numbers.end())))
 
 
-def _without_zeros(version: str) -> list[int]:
-    """Its numbers without the zeros at the end: 1.0 is 1."""
-    parts = [int(part) for part in version.split(".")]
-    while parts and parts[-1] == 0:
-        parts.pop()
-    return parts
+def _numbers(version: str) -> list[int]:
+    """The numbers of a version; 1.0 is 1."""
+    return [int(part) for part in re.sub(r"(\.0+)+$", "", version).split(".")]
