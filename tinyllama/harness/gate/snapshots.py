@@ -92,10 +92,12 @@ class Repository:
         """The files that differ between two trees, sorted by name."""
         listed = self.git("diff-tree", "-r", "-z", "--raw", "--no-renames", base, candidate)
         fields = listed.split("\0")[:-1]
-        return [
-            Difference(name, before != after and "000000" not in (before, after), after == "000000")
-            for (before, after), name in zip(map(_modes, fields[::2]), fields[1::2], strict=True)
-        ]
+        differences = []
+        for described, name in zip(fields[::2], fields[1::2], strict=True):
+            before, after = described.removeprefix(":").split()[:2]
+            mode = before != after and "000000" not in (before, after)
+            differences.append(Difference(name, mode, deleted=after == "000000"))
+        return differences
 
     def text(self, tree: str, name: str) -> str | None:
         """The text of a file of a tree; None where there is none."""
@@ -218,11 +220,6 @@ def module_file(root: Path, module: str) -> Path | None:
 def roots(root: Path) -> list[Path]:
     """The folders of a tree in which modules are found."""
     return [root, *(path for path in [root / "src"] if path.is_dir())]
-
-
-def _modes(described: str) -> tuple[str, str]:
-    before, after = described.removeprefix(":").split()[:2]
-    return before, after
 
 
 def _python_files(path: Path) -> list[Path]:
