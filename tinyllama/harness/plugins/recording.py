@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -198,7 +199,8 @@ class Recording:
             unnamed = self.groups.keys() - {*self.expected, *alone}
             left_out |= dict.fromkeys(unnamed, "not in --groups")
         if self.ops and self.active:
-            about = {_group_name(item) for item in items if _op_name(item) in self.ops}
+            op_of = {item: getattr(_parameter(item, "op"), "name", None) for item in items}
+            about = {_group_name(item) for item in items if op_of[item] in self.ops}
             unrelated = {*self.expected, *self.groups} - about
             left_out |= dict.fromkeys(unrelated, f"--op: not about {', '.join(self.ops)}")
         self.expected = [name for name in self.expected if name not in left_out]
@@ -373,14 +375,12 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def _group_name(item: pytest.Item) -> str | None:
-    callspec = getattr(item, "callspec", None)
-    return str(callspec.params["group"]) if callspec and "group" in callspec.params else None
+    group = _parameter(item, "group")
+    return None if group is None else str(group)
 
 
-def _op_name(item: pytest.Item) -> str | None:
-    """The op that a test of timings is about."""
-    callspec = getattr(item, "callspec", None)
-    return getattr(callspec.params.get("op"), "name", None) if callspec else None
+def _parameter(item: pytest.Item, name: str) -> Any:
+    return getattr(getattr(item, "callspec", None), "params", {}).get(name)
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], why: dict[str, str]) -> None:
