@@ -107,10 +107,6 @@ class Rule:
         spent = [2 * normal.sf(normal.isf(alpha / 2) / np.sqrt(t)) for t in _TIMES]
         return float(spent[look] - (spent[look - 1] if look else 0.0))
 
-    def same_level(self) -> float:
-        """The one-sided error of SAME that each look may spend."""
-        return self.miss / len(LOOKS)
-
 
 _TIMES = [blocks / LOOKS[-1] for blocks in LOOKS]
 
@@ -131,7 +127,7 @@ def bounds(statistics: Floats, look: int, rule: Rule, history: Spread) -> Bounds
     mean = statistics.mean(axis=-1)
     error, freedom = _standard_error(statistics, history)
     slower = scipy.stats.t.isf(rule.slower_level(look), freedom) * error
-    green = scipy.stats.t.isf(rule.same_level(), freedom) * error
+    green = scipy.stats.t.isf(rule.miss / len(LOOKS), freedom) * error
     return Bounds(mean, mean - slower, mean - green, mean + green)
 
 
