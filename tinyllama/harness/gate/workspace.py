@@ -84,7 +84,12 @@ def prepared(
     toolchains = base.python != sys.executable
     if not toolchains:
         names = [difference.name for difference in differences]
-        _check_dependencies(roots[BASE], roots[CANDIDATE], names)
+        if changed := config.dependencies_changed(roots[BASE], roots[CANDIDATE], names):
+            raise UsageError(
+                f"dependencies differ in {', '.join(changed)}, and both sides would run the "
+                "versions that are installed here: add --against-env PYTHON, an interpreter with "
+                "the base's"
+            )
 
     def tree(side: str, python: str, label: str, stated: Config) -> Tree:
         if stated.package and not ours:
@@ -189,14 +194,6 @@ def _affected(
         for benchmark in benchmarks
         if (why := "--all" if everything else change.why(benchmark))
     }
-
-
-def _check_dependencies(base: Path, candidate: Path, names: list[str]) -> None:
-    if changed := config.dependencies_changed(base, candidate, names):
-        raise UsageError(
-            f"dependencies differ in {', '.join(changed)}, and both sides would run the versions "
-            "that are installed here: add --against-env PYTHON, an interpreter with the base's"
-        )
 
 
 def _code(repository: Repository, tree: str, name: str) -> str | None:
