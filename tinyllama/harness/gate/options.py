@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, real
 
@@ -44,11 +46,7 @@ class Options:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "Options":
         """The options that `add` has added."""
-        values: dict[str, Any] = {}
-        for name in cls.__dataclass_fields__:
-            value = getattr(arguments, name)
-            values[name] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
+        return msgspec.convert(vars(arguments), cls)
 
     @property
     def comparisons(self) -> Iterator[tuple[str | None, str]]:
