@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tinyllama.bench.scaling import SCALINGS, Scaling, cannot, measure
-from tinyllama.harness.plugins.card import gpus
 from tinyllama.harness.records.entries import ScalingEntry
 
 LOSSES = 0.01  # by which the losses of two contenders may differ in bf16
@@ -21,8 +20,9 @@ def group(
     scaling: Scaling = request.param
     if reason := cannot(scaling, device):
         pytest.skip(reason)
-    with recording.group(str(scaling), gpus()) as record:
-        entries = measure(scaling, len(gpus()))
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    with recording.group(str(scaling), gpus) as record:
+        entries = measure(scaling, len(gpus))
         record.add(*entries)
         yield entries
 

@@ -93,10 +93,6 @@ def _tables(tables: Iterable[tuple[Sequence[Record], Sequence[Sequence[str]]]]) 
 def ladder() -> str:
     """The newest ladders, from short steps to long ones."""
     records = _last(StepEntry)
-    return _tables([(records, _ladder(records))])
-
-
-def _ladder(records: Sequence[Record]) -> list[list[str]]:
     groups = [[step for step in r.of(StepEntry) if step.cannot is None] for r in records]
     groups.sort(key=lambda group: min(step.time for step in group if step.role == "tier"))
     steps = [step for group in groups for step in group]
@@ -107,7 +103,7 @@ def _ladder(records: Sequence[Record]) -> list[list[str]]:
         *measured[:7],
         measured[-1],
     ]
-    return table_of(columns, steps)
+    return _tables([(records, table_of(columns, steps))])
 
 
 def claims() -> str:
@@ -126,14 +122,9 @@ def claims() -> str:
 
 
 def ops() -> str:
-    """The newest timings of ops, provider by provider."""
+    """The newest timings of ops: a row for each op, case and dtype, a column for each provider:
+    forward + backward on the device, microseconds and the share of the roofline of the same run."""
     records = _last(OpEntry)
-    return _tables([(records, _ops(records))])
-
-
-def _ops(records: Sequence[Record]) -> list[list[str]]:
-    """A row for each op, case and dtype, a column for each provider: forward + backward on the
-    device, microseconds and the share of the roofline of the same run."""
     entries = [entry for record in records for entry in last_passes(record) if entry.ran]
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     for entry in entries:
@@ -143,7 +134,8 @@ def _ops(records: Sequence[Record]) -> list[list[str]]:
     names = dict.fromkeys(entry.provider for entry in entries)
     providers = sorted(names, key=lambda name: name != baseline)
     rows = [["op", "case", "dtype", *providers]]
-    return rows + [[*call, *(row.get(p, "") for p in providers)] for call, row in cells.items()]
+    rows += [[*call, *(row.get(p, "") for p in providers)] for call, row in cells.items()]
+    return _tables([(records, rows)])
 
 
 LONGEST: list[Column[LongestEntry]] = [

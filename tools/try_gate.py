@@ -22,7 +22,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from tinyllama.cli.argument_types import check_known
 from tinyllama.harness.machine.device import cannot, default_device
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.parsed import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,31 +98,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
     args = parser.parse_args(argv)
     names = args.only.split(",")
-    if unknown := [name for name in names if name not in BRANCHES]:
-        return _say(f"--only {unknown[0]!r} is not a branch: use some of {', '.join(BRANCHES)}")
-    device = default_device()
-    if reason := cannot("gpu", device):
-        return _say(reason)
+    check_known("--only", names, BRANCHES)
+    if reason := cannot("gpu", default_device()):
+        raise UsageError(reason)
     results = args.results_dir.resolve()
-    try:
-        with tempfile.TemporaryDirectory(prefix="tried-") as folder:
-            copy = Path(folder) / "tree"
-            copied(ROOT, copy)
-            runs = []
-            for name in names:
-                branched(copy, name)
-                runs.append(gated(copy, name, results))
-                print(line(runs[-1]), flush=True)
-    except subprocess.CalledProcessError as error:
-        return _say(f"{' '.join(error.cmd)}: status {error.returncode}: this needs a git checkout")
-    except (ValueError, OSError) as error:
-        return _say(str(error))
-    return 1 if any(BRANCHES[run["branch"]].wrong(run) for run in runs) else 0
-
-
-def _say(text: str) -> int:
-    print(f"try_gate: {text}", file=sys.stderr)
-    return 2
+    with tempfile.TemporaryDirectory(prefix="tried-") as folder:
+        copy = Path(folder) / "tree"
+        copied(ROOT, copy)
+        runs = []
+        for name in names:
+            branched(copy, name)
+            runs.append(gated(copy, name, results))
+            print(line(runs[-1]), flush=True)
+    return int(any(BRANCHES[run["branch"]].wrong(run) for run in runs))
 
 
 def line(run: Mapping[str, Any]) -> str:
@@ -208,4 +198,10 @@ def slower(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as error:
+        print(f"try_gate: {error} This needs a git checkout.", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"try_gate: {error}", file=sys.stderr)
+    sys.exit(2)

@@ -6,7 +6,8 @@ import pytest
 
 from correctness_tests.support.own_repository import committed, git
 from tinyllama.harness.gate import snapshots
-from tinyllama.harness.gate.snapshots import Repository, SnapshotError
+from tinyllama.harness.gate.snapshots import Repository
+from tinyllama.harness.machine.errors import UsageError
 
 
 @pytest.fixture
@@ -37,10 +38,11 @@ def test_a_snapshot_has_the_tracked_files_as_they_are_and_untracked_ones(
     (checkout / "ignored").write_text("")
     git("rm", "--quiet", "--cached", ".gitignore")
     before = git("status", "--porcelain")
-    snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "candidate")
-    files = {path.name for path in snapshot.root.iterdir()}
+    root = tmp_path / "candidate"
+    repository.unpack(repository.of_working_tree(), root)
+    files = {path.name for path in root.iterdir()}
     assert files == {"op.py", "new.json", ".gitignore"}
-    assert (snapshot.root / "op.py").read_text() == "x = 3\n"
+    assert (root / "op.py").read_text() == "x = 3\n"
     assert git("status", "--porcelain") == before
     assert "dangling" not in git("fsck"), "no object was written into the checkout"
 
@@ -65,7 +67,7 @@ def test_reports_of_the_gate_are_no_part_of_a_tree(checkout: Path, tmp_path: Pat
     (checkout / "gate.json").write_text("{}")
     assert repository.of_working_tree() == before
     git("add", "gate.json")
-    with pytest.raises(SnapshotError, match="git tracks that file"):
+    with pytest.raises(UsageError, match="git tracks that file"):
         repository.of_working_tree()
 
 
@@ -78,24 +80,25 @@ def test_submodules_are_unpacked_and_must_be_committed(
     git("-C", str(tmp_path / "inner"), "add", "--all")
     git("-C", str(tmp_path / "inner"), "commit", "--quiet", "--message=inner")
     git(*allow, "submodule", "--quiet", "add", str(tmp_path / "inner"), "inner")
-    snapshot = repository.unpack(repository.of_working_tree(), tmp_path / "candidate")
-    assert (snapshot.root / "inner/header.h").read_text() == "1"
+    root = tmp_path / "candidate"
+    repository.unpack(repository.of_working_tree(), root)
+    assert (root / "inner/header.h").read_text() == "1"
     (checkout / "inner/header.h").write_text("2")
-    with pytest.raises(SnapshotError, match="submodule inner has changes"):
+    with pytest.raises(UsageError, match="submodule inner has changes"):
         repository.of_working_tree()
 
 
 def test_a_revision_that_is_not_there_says_how_to_fetch_it(
     repository: Repository, checkout: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(SnapshotError, match=r"no commit 'v2'.*git fetch"):
+    with pytest.raises(UsageError, match=r"no commit 'v2'.*git fetch"):
         repository.resolve("v2")
     git("clone", "--quiet", "--depth=1", f"file://{checkout}", str(tmp_path / "shallow"))
     shallow = Repository(tmp_path / "shallow", tmp_path / "of shallow")
-    with pytest.raises(SnapshotError, match="fetch-depth: 0"):
+    with pytest.raises(UsageError, match="fetch-depth: 0"):
         shallow.resolve("v1")
     with (
-        pytest.raises(SnapshotError, match="cannot be read as a checkout"),
+        pytest.raises(UsageError, match="cannot be read as a checkout"),
         snapshots.opened(tmp_path),
     ):
         pass

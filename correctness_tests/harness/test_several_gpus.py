@@ -5,12 +5,13 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tinyllama.harness.gate.device_guard import BusyError, device_lock
-from tinyllama.harness.plugins.card import Card
+from tinyllama.harness.plugins import recording
 
 ONE, OTHER = (torch.device("cuda", index) for index in range(2))
 
@@ -26,7 +27,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.devi
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda d: SimpleNamespace(uuid=f"gpu-{d.index}")
     )
-    monkeypatch.setattr(Card.hold, "__defaults__", (0.1,))
+    monkeypatch.setattr(recording, "WAIT", 0.1)
     return current
 
 
@@ -53,14 +54,16 @@ def test_two_workers_compute_on_two_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_a_session_and_a_gate_exclude_each_other_on_one_gpu_only() -> None:
-    mine = Card()
-    mine.hold(ONE)
-    mine.hold(ONE)  # the next group of the same session
+def test_a_session_and_a_gate_exclude_each_other_on_one_gpu_only(tmp_path: Path) -> None:
+    config: Any = SimpleNamespace(option=SimpleNamespace(record=False))
+    session: Any = SimpleNamespace(exitstatus=0)
+    mine = recording.Recording(config, tmp_path, compare=False)
+    mine.hold_gpu(ONE)
+    mine.hold_gpu(ONE)  # the next group of the same session
     with pytest.raises(BusyError), device_lock(ONE, 0):
         pytest.fail("held twice")
     with device_lock(OTHER, 0):
-        mine.hold(torch.device("cpu"))
-    mine.release()
+        mine.hold_gpu(torch.device("cpu"))
+    mine.conclude(session)
     with device_lock(ONE, 0):
         pass

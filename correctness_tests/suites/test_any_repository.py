@@ -18,7 +18,7 @@ from tinyllama.harness.check.cases import op_cases
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.machine.parsed import tomllib
 from tinyllama.harness.measure import op_contender
-from tinyllama.harness.plugins.card import Card
+from tinyllama.harness.plugins.recording import Recording
 from tinyllama.suites import entry, selection, timings
 
 pytest_plugins = ["pytester"]
@@ -186,7 +186,7 @@ def test_what_names_no_op_is_refused(
     message: str,
 ) -> None:
     """Without waiting for a device that another session holds."""
-    monkeypatch.setattr(Card, "hold", lambda *_: pytest.fail("it waits"))
+    monkeypatch.setattr(Recording, "hold_gpu", lambda *_: pytest.fail("it waits"))
     Path("wrong.py").write_text("import torch\nnobody\n")
     result = repository.runpytest_inprocess(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -51,9 +51,7 @@ def hand_over(arguments: list[str]) -> None:
     from tinyllama.harness.machine.errors import UsageError
 
     try:
-        gate_options = options.of_pytest(arguments)
-        if gate_options is not None:
-            sys.exit(command.run(gate_options))
+        sys.exit(command.run(options.of_pytest(arguments)))
     except UsageError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         sys.exit(int(pytest.ExitCode.USAGE_ERROR))
@@ -76,7 +74,9 @@ def _names_ops(config: pytest.Config) -> bool:
         if getattr(options, "ops", None) or getattr(options, "op", None):
             return True
     declared = project(config.rootpath)
-    return bool(declared_files(declared) or declared_modules(declared))
+    table = declared.get("tool", {}).get("tinyllama", {})
+    files = table.get("ops") if isinstance(table, dict) else None
+    return bool(files or declared.get("project", {}).get("entry-points", {}).get("tinyllama.ops"))
 
 
 def project(folder: Path) -> dict[str, Any]:
@@ -93,18 +93,6 @@ def project(folder: Path) -> dict[str, Any]:
         return toml_of(text)
     except ValueError:
         return {}
-
-
-def declared_files(declared: dict[str, Any]) -> Any:
-    """``[tool.tinyllama] ops``; `tinyllama.harness.gate.config` says what it must be."""
-    table = declared.get("tool", {}).get("tinyllama", {})
-    return table.get("ops") if isinstance(table, dict) else None
-
-
-def declared_modules(declared: dict[str, Any]) -> list[str]:
-    """The modules of the entry points ``tinyllama.ops``."""
-    points = declared.get("project", {}).get("entry-points", {}).get("tinyllama.ops", {})
-    return sorted({str(value).partition(":")[0].strip() for value in points.values()})
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -20,10 +20,11 @@ import tinyllama.ops
 from tinyllama.bench import measure_ops
 from tinyllama.harness import DeclarationError, Registry, load_file
 from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.gate.config import entry_points
 from tinyllama.harness.measure.op_contender import declared_by, loaded
 from tinyllama.harness.plugins.benchmarks import RECORDING, team_of
 from tinyllama.harness.plugins.suite import OWN, worker_device
-from tinyllama.suites.entry import declared_modules, expanded, project
+from tinyllama.suites.entry import expanded
 
 PACKAGE = tinyllama.ops.__name__
 SELECTION = pytest.StashKey["Selection"]()
@@ -37,11 +38,10 @@ MARKERS = (
 
 @dataclass(frozen=True)
 class Selection:
-    """files: of ops, absolute. modules: of entry points. providers: by op, those that are meant:
-    all of an op that these declare, of another op those that they register."""
+    """files: of ops, absolute. providers: by op, those that are meant: all of an op that these or
+    entry points declare, of another op those that they register."""
 
     files: tuple[str, ...]
-    modules: tuple[str, ...]
     providers: dict[str, list[Provider]]
 
     @property
@@ -62,7 +62,7 @@ def selected(config: pytest.Config) -> Selection:
     if str(config.rootpath) not in sys.path:
         sys.path.insert(0, str(config.rootpath))  # a file of ops may import its neighbours
     files = tuple(option.ops or expanded(where, team.ops, config.rootpath))
-    modules = () if option.ops else tuple(declared_modules(project(config.rootpath)))
+    modules = () if option.ops else entry_points(config.rootpath)
     registry, file_of = loaded(PACKAGE, files, load)
     for module in (*file_of, *modules):
         if declared_by(registry, [module]):
@@ -85,7 +85,7 @@ def selected(config: pytest.Config) -> Selection:
             text = f"--op {name!r:.80} is none of the ops: {', '.join(providers)}"
             raise pytest.UsageError(text)
     names = [name for name in providers if not option.op or name in option.op]
-    return Selection(files, modules, {name: providers[name] for name in names})
+    return Selection(files, {name: providers[name] for name in names})
 
 
 def load(file: str, registry: Registry) -> ModuleType:

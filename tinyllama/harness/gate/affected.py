@@ -13,7 +13,7 @@ import. So a few benchmarks that no file reaches, chosen at random, are timed al
 import ast
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -52,9 +52,9 @@ class Change:
         self.differing = [
             difference.name for difference in counted if self._differs(difference, kernels=True)
         ]
-        self._host = {
+        self._host = [
             difference.name for difference in counted if self._differs(difference, kernels=False)
-        }
+        ]
         self.imported = cache(self._imported)
         self.everything = cache(self._everything)
 
@@ -63,7 +63,7 @@ class Change:
 
         host: differences in the bodies of kernels do not count.
         """
-        names = (name for name in self.differing if not host or name in self._host)
+        names = self._host if host else self.differing
         return next((name for name in names if self._reaches(name, benchmark)), "")
 
     def op_differs(self, benchmark: Benchmark) -> bool:
@@ -87,29 +87,26 @@ class Change:
 
     def related(self, *, host: bool = False) -> list[str]:
         """The files that differ and that no pattern calls unrelated; host: as of `why`."""
-        names = [name for name in self.differing if not host or name in self._host]
+        names = self._host if host else self.differing
         return [name for name in names if not self._unrelated(name)]
 
     def _unrelated(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.unrelated)
 
     def _reaches(self, name: str, benchmark: Benchmark) -> bool:
-        if name in self.everything():
-            return True
-        files = self.files(benchmark)
-        return name in files or (
-            not name.endswith(".py") and self._package(name) in _folders(files)
-        )
+        return name in self.everything() or self._is_read_by(name, self.files(benchmark))
 
     def _everything(self) -> frozenset[str]:
         """The differing files that no benchmark imports and no pattern calls unrelated."""
         imported = set[str]().union(*map(self.files, self.benchmarks))
-        folders = _folders(imported)
-        return frozenset(
-            name
-            for name in self.related()
-            if name not in imported and (name.endswith(".py") or self._package(name) not in folders)
-        )
+        return frozenset(name for name in self.related() if not self._is_read_by(name, imported))
+
+    def _is_read_by(self, name: str, imported: set[str]) -> bool:
+        """Whether a file is among those that are imported, or data beside one of them."""
+        if name.endswith(".py"):
+            return name in imported
+        folders = {str(Path(file).parent) for file in imported}
+        return name in imported or self._package(name) in folders
 
     def _package(self, name: str) -> str:
         """The folder whose code reads a file of data: its own, or the package around it."""
@@ -174,10 +171,6 @@ def _names(node: ast.AST, package: str) -> Iterator[str]:
                 yield name
         case ast.Constant(str(text)) if match := _FACTORY.fullmatch(text):
             yield match[1]
-
-
-def _folders(files: Iterable[str]) -> set[str]:
-    return {str(Path(file).parent) for file in files}
 
 
 def parsed(text: bytes) -> ast.Module:

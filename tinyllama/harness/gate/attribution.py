@@ -20,16 +20,13 @@ def moved(base: Sequence[Profile], candidate: Sequence[Profile], *, timed: bool)
     device time is SLOWER; where it is not, only changed launch counts are named.
     """
     before, after = _kernels(base), _kernels(candidate)
-    changes = {
-        name: change
-        for name in {**before, **after}
-        if _differ(before.get(name, NONE), after.get(name, NONE), timed)
+    changes = {}
+    for name in {**before, **after}:
+        then, now = before.get(name, NONE), after.get(name, NONE)
+        change = now.median - then.median
         # What became faster explains no slowdown.
-        and (
-            (change := after.get(name, NONE).median - before.get(name, NONE).median) > 0
-            or not timed
-        )
-    }
+        if _differ(then, now, timed) and (change > 0 or not timed):
+            changes[name] = change
     total = sum(abs(change) for change in changes.values())
     lines = []
     for name in sorted(changes, key=lambda name: -abs(changes[name]))[:MOST]:

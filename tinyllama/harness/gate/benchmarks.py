@@ -165,6 +165,7 @@ def _declared_by(
     defaults: Mapping[str, float],
 ) -> Iterator[Benchmark]:
     slowdowns = _slowdowns(op, provider, device, defaults)
+    of_further = {DEVICE: max(FURTHER, slowdowns[DEVICE])}
     widest = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
     dtype = timed_dtype(op, widest)
     cases = [Timed(op.name, provider.name, place, dtype) for place in range(len(op.timed))]
@@ -177,13 +178,13 @@ def _declared_by(
     reference = provider is op["eager"] and len(op.providers) > 1
     for timed, metrics, further in _times(covered, device, reference=reference):
         if further:
-            yield replace(benchmark(timed, {DEVICE: _further_slowdown(slowdowns)}), further=True)
+            yield replace(benchmark(timed, of_further), further=True)
             continue
         yield benchmark(timed, {metric: slowdowns[metric] for metric in metrics})
         if DEVICE in metrics and provider.derived is not None:
             # Which layouts compositions of torch's functions copy is torch's decision.
             for place, (layout, bar) in enumerate(layouts_of(op, provider).items()):
-                stated = {DEVICE: _further_slowdown(slowdowns) if place else slowdowns[DEVICE]}
+                stated = of_further if place else {DEVICE: slowdowns[DEVICE]}
                 laid_out = benchmark(replace(timed, layout=layout), stated)
                 yield replace(laid_out, further=place > 0, layout_bar=bar)
     if not covered:
@@ -195,10 +196,6 @@ def _declared_by(
 def layouts_of(op: Op, provider: Provider) -> Mapping[str, float]:
     """The layouts of an op that a provider takes, with the bar on its time on each."""
     return {} if provider.contiguous else op.layouts
-
-
-def _further_slowdown(slowdowns: Mapping[str, float]) -> float:
-    return max(FURTHER, slowdowns[DEVICE])
 
 
 def derived_case(op: Op, least: int) -> Case:

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import tinyllama
 from tinyllama.harness.gate import report, snapshots
 from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.protected_files import GATE
-from tinyllama.harness.gate.snapshots import Repository, SnapshotError
+from tinyllama.harness.gate.snapshots import Repository
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import real
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
@@ -67,19 +67,11 @@ def verified(options: Options, path: Path) -> str:
     """What a report that was written before says, if it is green and of this checkout. Raises
     UsageError."""
     with _opened(options) as repository:
-        try:
-            return report.verify(path, repository, _absolute(options, repository.root))
-        except SnapshotError as error:
-            raise UsageError(str(error)) from error
+        return report.verify(path, repository, _absolute(options, repository.root))
 
 
-@contextmanager
-def _opened(options: Options) -> Iterator[Repository]:
-    try:
-        with snapshots.opened(Path(options.tree or "."), options.reports) as repository:
-            yield repository
-    except SnapshotError as error:
-        raise UsageError(str(error)) from error
+def _opened(options: Options) -> AbstractContextManager[Repository]:
+    return snapshots.opened(Path(options.tree or "."), options.reports)
 
 
 def _check_trees(options: Options, repository: Repository) -> None:
@@ -112,7 +104,8 @@ def _chosen(options: Options, repository: Repository, folder: Path) -> Judge:
             f"--against {revision}: its harness is too old to judge this tree; start the gate of a "
             f"harness that you trust, with --tree {repository.root}"
         )
-    return Judge(revision, repository.unpack(tree, folder / "judge").root)
+    repository.unpack(tree, folder / "judge")
+    return Judge(revision, folder / "judge")
 
 
 def _ended(judge: Judge, task: Mapping[str, Any], root: Path, folder: Path) -> int:

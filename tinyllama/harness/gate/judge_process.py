@@ -18,8 +18,7 @@ from tinyllama.harness.gate.device_guard import DeviceGuard
 from tinyllama.harness.gate.options import Options
 from tinyllama.harness.gate.report import Base, Report
 from tinyllama.harness.gate.setting import Stages
-from tinyllama.harness.gate.snapshots import Repository, SnapshotError, scratch
-from tinyllama.harness.gate.workspace import NotJudgedError
+from tinyllama.harness.gate.snapshots import Repository, scratch
 from tinyllama.harness.machine.device import default_device, device_name, usable_device
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.progress import Progress, of_stream
@@ -66,7 +65,7 @@ class Gate:
                     self._against(revision, python, seconds)
         except KeyboardInterrupt:
             self.report.ended = self.interruption.ended or "Ctrl-C"
-        except (SnapshotError, UsageError) as error:
+        except UsageError as error:
             self._say("gate", "gate", Outcome.NOT_JUDGED, str(error))
         self.interruption.ignore()
         if self.repository.of_working_tree() != self.report.candidate:
@@ -100,7 +99,7 @@ class Gate:
                     self._say(label, "device", Outcome.BUSY, disturbed)
                 if guard.holds and guard.unreadable:
                     self.report.notes.append(f"nothing watched the device: {guard.unreadable}")
-        except (NotJudgedError, SnapshotError, OSError) as error:
+        except (UsageError, OSError) as error:
             self._say(label, "comparison", Outcome.NOT_JUDGED, str(error))
         except ValueError as error:
             text = workspace.without_folders(str(error), folder, label)

@@ -8,16 +8,16 @@ memory, clusters) are equal.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tinyllama.harness.kernels.launch import Launched
 
-STAGES = ("amdgcn", "ptx")  # the last text of each backend before its binary
-# Where debug information stands in them: whole lines, and sections to the end of the text.
+# Where debug information stands in assembly: whole lines, and sections to the end of the text.
 _DEBUG_LINE = re.compile(r"^\s*(\.loc\b|\.file\b|\.cfi_\w+|\$L__tmp\d+:|\.Ltmp\d+:).*$")
 _DEBUG_SECTION = re.compile(r"^\s*\.section\s+\"?\.(debug_|AMDGPU\.csdata)\w*")
 _SECTION = re.compile(r"^\s*\.(section|text|amdgpu_metadata|amdgcn_target)\b")
+# Of the last text of each backend before its binary.
 _COMMENTS = {"amdgcn": re.compile(r"\s*(//|;).*$"), "ptx": re.compile(r"\s*//.*$")}
 # Launch options; names and source positions are not among them.
 _OPTIONS = (
@@ -30,10 +30,14 @@ _OPTIONS = (
 )
 
 
-def code(text: str, stage: str) -> str:
-    """PTX or AMD assembly without debug lines and comments."""
+def _code(asm: Mapping[str, Any]) -> str:
+    """The PTX or AMD assembly of a compiled kernel, without debug lines and comments. Raises
+    LookupError for a backend that has neither."""
+    stage = next((stage for stage in _COMMENTS if stage in asm), None)
+    if stage is None:
+        raise LookupError(f"no instructions in the stages {', '.join(map(str, asm))}")
     lines, inside = [], False
-    for line in text.splitlines():
+    for line in str(asm[stage]).splitlines():
         if _DEBUG_SECTION.match(line):
             inside = True
         elif _SECTION.match(line):
@@ -46,21 +50,12 @@ def code(text: str, stage: str) -> str:
     return "\n".join(lines)
 
 
-def code_of(asm: Any) -> str:
-    """The instructions of a compiled kernel. Raises LookupError for a backend that has no text."""
-    for stage in STAGES:
-        if stage in asm:
-            return code(str(asm[stage]), stage)
-    raise LookupError(f"no instructions in the stages {', '.join(map(str, asm))}")
-
-
 def fingerprint(launches: Iterable[Launched]) -> list[str]:
     """A digest of each launch, in order."""
-    return [_digest(launch) for launch in launches]
-
-
-def _digest(launch: Launched) -> str:
-    metadata = launch.kernel.metadata
-    options = {name: getattr(metadata, name, None) for name in _OPTIONS}
-    content = [code_of(launch.kernel.asm), list(launch.grid), options]
-    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
+    digests = []
+    for launch in launches:
+        options = {name: getattr(launch.kernel.metadata, name, None) for name in _OPTIONS}
+        content = [_code(launch.kernel.asm), list(launch.grid), options]
+        text = json.dumps(content, default=str)
+        digests.append(hashlib.sha256(text.encode()).hexdigest())
+    return digests

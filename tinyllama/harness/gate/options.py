@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, real
 
@@ -44,11 +46,7 @@ class Options:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "Options":
         """The options that `add` has added."""
-        values: dict[str, Any] = {}
-        for name in cls.__dataclass_fields__:
-            value = getattr(arguments, name)
-            values[name] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
+        return msgspec.convert(vars(arguments), cls)
 
     @property
     def comparisons(self) -> Iterator[tuple[str | None, str]]:
@@ -123,15 +121,11 @@ def add_shared(option: Callable[..., Any]) -> None:
     option("--results-dir", metavar="DIR", help="folder of A/A blocks (default results)")
 
 
-def of_pytest(arguments: Sequence[str]) -> Options | None:
-    """What a command line of pytest asks of the gate; None where it asks for no gate.
+def of_pytest(arguments: Sequence[str]) -> Options:
+    """What a command line of pytest asks of the gate.
 
     Raises UsageError for any other option: it would leave something out, or measure something else.
     """
-    if not any(
-        argument.partition("=")[0] in ("--against", "--against-env") for argument in arguments
-    ):
-        return None
     parser = argparse.ArgumentParser(prog="pytest", add_help=False, allow_abbrev=False)
     parser.error = _refuse  # type: ignore[assignment,method-assign]
     add(parser.add_argument)

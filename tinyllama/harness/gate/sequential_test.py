@@ -107,10 +107,6 @@ class Rule:
         spent = [2 * normal.sf(normal.isf(alpha / 2) / np.sqrt(t)) for t in _TIMES]
         return float(spent[look] - (spent[look - 1] if look else 0.0))
 
-    def same_level(self) -> float:
-        """The one-sided error of SAME that each look may spend."""
-        return self.miss / len(LOOKS)
-
 
 _TIMES = [blocks / LOOKS[-1] for blocks in LOOKS]
 
@@ -131,7 +127,7 @@ def bounds(statistics: Floats, look: int, rule: Rule, history: Spread) -> Bounds
     mean = statistics.mean(axis=-1)
     error, freedom = _standard_error(statistics, history)
     slower = scipy.stats.t.isf(rule.slower_level(look), freedom) * error
-    green = scipy.stats.t.isf(rule.same_level(), freedom) * error
+    green = scipy.stats.t.isf(rule.miss / len(LOOKS), freedom) * error
     return Bounds(mean, mean - slower, mean - green, mean + green)
 
 
@@ -151,25 +147,17 @@ def _standard_error(statistics: Floats, history: Spread) -> tuple[Floats, Floats
     return np.sqrt(np.maximum(variance, floor) / blocks), freedom
 
 
-def decide(statistics: Any, rule: Rule, history: Spread = Spread()) -> Call:
+def decide(statistics: Any, rule: Rule, history: Spread) -> Call:
     """The decision on one figure; the number of its blocks must be one of `LOOKS`."""
     values = np.asarray(statistics, dtype=float)
-    if values.shape not in {(blocks,) for blocks in LOOKS}:
-        raise ValueError(f"blocks of shape {values.shape}: look after one of {LOOKS}")
     look = LOOKS.index(len(values))
-    return Call(int(_calls(values[None], look, rule, history)[0]))
-
-
-def _calls(statistics: Floats, look: int, rule: Rule, history: Spread) -> Any:
-    interval = bounds(statistics, look, rule, history)
-    margin, tolerance = np.log1p(rule.margin), np.log1p(rule.tolerance)
-    calls = np.full(interval.mean.shape, Call.MORE.value)
-    calls[interval.green_high < tolerance] = Call.SAME.value
-    calls[interval.green_high < -margin] = Call.FASTER.value
-    calls[interval.slower_low > margin] = Call.SLOWER.value
-    if look == 0:
-        calls[far_above(statistics, rule) < 0] = Call.SLOWER.value
-    return calls
+    interval = bounds(values, look, rule, history)
+    margin = np.log1p(rule.margin)
+    if interval.slower_low > margin or (look == 0 and far_above(values, rule) < 0):
+        return Call.SLOWER
+    if interval.green_high < -margin:
+        return Call.FASTER
+    return Call.SAME if interval.green_high < np.log1p(rule.tolerance) else Call.MORE
 
 
 def far_above(statistics: Any, rule: Rule) -> Any:
@@ -191,7 +179,5 @@ def confirmed(statistics: Any, rule: Rule, history: Spread) -> Any:
 def confirmation_low(statistics: Any, history: Spread) -> Any:
     """The lower bound of log(candidate / base) over the blocks that confirm a SLOWER."""
     values = np.asarray(statistics, dtype=float)
-    if values.shape[-1] != CONFIRM_BLOCKS:
-        raise ValueError(f"{values.shape[-1]} blocks confirm nothing: give {CONFIRM_BLOCKS}")
     error, freedom = _standard_error(values, history)
     return values.mean(axis=-1) - scipy.stats.t.isf(CONFIRM_ALPHA, freedom) * error

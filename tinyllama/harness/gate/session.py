@@ -15,7 +15,7 @@ Whatever keeps a benchmark from being compared is its verdict: nothing is left o
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -79,10 +79,12 @@ class Session(Processes):
             self._decide()
             with self.timed("attribute"):
                 self._attribute()
-        except Stopped as stop:
-            self.further_verdicts.append(stop.verdict)
+        except (Stopped, BusyError) as stop:
+            busy = Verdict("device", Outcome.BUSY, str(stop))
+            verdict = stop.verdict if isinstance(stop, Stopped) else busy
+            self.further_verdicts.append(verdict)
             for state in self._open():
-                state.settle(stop.verdict.outcome, f"not measured: {stop.verdict.text}")
+                state.settle(verdict.outcome, f"not measured: {verdict.text}")
         if any(verdict.outcome is Outcome.MISSING for verdict in self.verdicts()):
             for state in self.new.values():
                 if state.has(Outcome.NEW) or state.has(Outcome.NOT_DECIDED):
@@ -92,7 +94,8 @@ class Session(Processes):
     def blocks(self, count: int) -> Iterator[dict[str, dict[str, float]]]:
         """Block after block, up to a count: the statistics of the benchmarks that can be timed.
 
-        Raises Stopped where none can be. Those that failed have their verdicts in `compared`.
+        Raises Stopped where none can be, and BusyError. Those that failed have their verdicts in
+        `compared`.
         """
         with self.timed("prepare"), self.pairs() as (pair,):
             self._list(pair)
@@ -200,20 +203,6 @@ class Session(Processes):
             "others": [str(verdict) for verdict in self.further_verdicts],
         }
 
-    # -- the device -------------------------------------------------------------------------
-
-    def _ask_device(self, ask: Callable[[], None]) -> None:
-        """Ask for the device, or for its idleness. Raises Stopped."""
-        try:
-            ask()
-        except BusyError as error:
-            raise Stopped(Verdict("device", Outcome.BUSY, str(error))) from error
-
-    def _use_device(self) -> None:
-        """A GPU is held while anything is compiled on it; a CPU only while something is timed."""
-        if self.setting.device.type != "cpu":
-            self._ask_device(self.setting.guard.hold)
-
     # -- listed -----------------------------------------------------------------------------
 
     def _list(self, pair: Pair) -> None:
@@ -268,7 +257,9 @@ class Session(Processes):
         waiting = [state for state in states if state.verdict is None and not state.proofs]
         if not waiting:
             return
-        self._use_device()
+        # A GPU is held while anything is compiled on it, a CPU only while something is timed.
+        if self.setting.device.type != "cpu":
+            self.setting.guard.hold()
         again: list[BenchmarkState] = []
         with ExitStack() as stack:
             pairs = [pair]
@@ -429,7 +420,7 @@ class Session(Processes):
         """The blocks of what is undecided, up to a look, and the decisions by them."""
         if not (states := self._prepared(which)):
             return
-        self._ask_device(self.setting.guard.wait_until_idle)
+        self.setting.guard.wait_until_idle()
         self.setting.say(f"{len(states)} undecided: blocks up to {look} of {LOOKS[-1]}")
         while behind := [state for state in self._prepared(which) if state.blocks < look]:
             fewest = min(state.blocks for state in behind)
@@ -464,7 +455,7 @@ class Session(Processes):
         pairs = [(s, other) for s, other in bars if not other.benchmark.untimed]
         behind = [s for both in pairs for s in both if s.benchmark.new and s.has(Outcome.NEW)]
         if behind:
-            self._ask_device(self.setting.guard.wait_until_idle)
+            self.setting.guard.wait_until_idle()
             self.setting.say(f"{len(behind)} new: {LOOKS[0]} blocks for their bars on layouts")
         while behind:
             self._wave(behind, wave_size(LOOKS[0] - len(behind[0].seconds), self.setting.at_once))

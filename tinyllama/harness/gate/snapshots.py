@@ -14,22 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinyllama.harness.machine.errors import UsageError
+
 _SUBMODULE = "160000"  # git's mode of one
 # A hook's variables may name another repository; the others change what a path or a commit means.
 _KEPT_VARIABLES = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
 _SETTINGS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-
-
-class SnapshotError(ValueError):
-    """A revision or a checkout that cannot be used; the message names it and the fix."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """An unpacked tree. tree: git's hash of its files."""
-
-    tree: str
-    root: Path
 
 
 @dataclass(frozen=True)
@@ -60,14 +50,14 @@ class Repository:
         self.reports = [place for place in places if not place.startswith(os.pardir)]
 
     def resolve(self, revision: str) -> str:
-        """The commit that a branch, a tag or a commit names. Raises SnapshotError."""
+        """The commit that a branch, a tag or a commit names. Raises UsageError."""
         try:
             named = f"{revision}^{{commit}}"
             return self.git("rev-parse", "--verify", "--end-of-options", named).strip()
-        except (SnapshotError, ValueError) as error:
+        except ValueError as error:
             shallow = self.git("rev-parse", "--is-shallow-repository").strip() == "true"
             fix = "git fetch --unshallow (in CI: fetch-depth: 0)" if shallow else "git fetch"
-            raise SnapshotError(
+            raise UsageError(
                 f"no commit {revision!r} in {self.root}: {fix}, or correct the name"
             ) from error
 
@@ -76,7 +66,7 @@ class Repository:
 
     def of_working_tree(self) -> str:
         """What ``git add --all`` would commit: tracked files as they are now, and others that git
-        does not ignore. Raises SnapshotError for a submodule with changes of its own."""
+        does not ignore. Raises UsageError for a submodule with changes of its own."""
         with self._index() as index:
             if (checkout := self._path("index")).exists():  # with its stat data, to be quick
                 shutil.copy2(checkout, index)
@@ -87,7 +77,7 @@ class Repository:
             tree = self.git("write-tree", index=index).strip()
         for name, commit, submodule in self._submodules(tree):
             if submodule.of_working_tree() != submodule.of_commit(commit):
-                raise SnapshotError(
+                raise UsageError(
                     f"the submodule {name} has changes that are not committed: commit them in it"
                 )
         return tree
@@ -95,17 +85,19 @@ class Repository:
     def _untracked_reports(self) -> list[str]:
         for name in self.reports:
             if self.git("ls-files", "--", name):
-                raise SnapshotError(f"{name}: git tracks that file: name another place")
+                raise UsageError(f"{name}: git tracks that file: name another place")
         return [f":(top,literal){name}" for name in self.reports]
 
     def changed(self, base: str, candidate: str) -> list[Difference]:
         """The files that differ between two trees, sorted by name."""
         listed = self.git("diff-tree", "-r", "-z", "--raw", "--no-renames", base, candidate)
         fields = listed.split("\0")[:-1]
-        return [
-            Difference(name, before != after and "000000" not in (before, after), after == "000000")
-            for (before, after), name in zip(map(_modes, fields[::2]), fields[1::2], strict=True)
-        ]
+        differences = []
+        for described, name in zip(fields[::2], fields[1::2], strict=True):
+            before, after = described.removeprefix(":").split()[:2]
+            mode = before != after and "000000" not in (before, after)
+            differences.append(Difference(name, mode, deleted=after == "000000"))
+        return differences
 
     def text(self, tree: str, name: str) -> str | None:
         """The text of a file of a tree; None where there is none."""
@@ -131,7 +123,7 @@ class Repository:
             self.git("update-index", "--index-info", feed="\n".join(lines), index=index)
             return self.git("write-tree", index=index).strip()
 
-    def unpack(self, tree: str, folder: Path) -> Snapshot:
+    def unpack(self, tree: str, folder: Path) -> None:
         """Write a tree into a fresh folder, with the submodules that the checkout has."""
         folder.mkdir(parents=True)
         with self._index() as index:
@@ -141,7 +133,6 @@ class Repository:
             if (folder / name).is_dir():
                 (folder / name).rmdir()
             submodule.unpack(submodule.of_commit(commit), folder / name)
-        return Snapshot(tree, folder)
 
     def _submodules(self, tree: str) -> Iterator[tuple[str, str, "Repository"]]:
         for entry in filter(None, self.git("ls-tree", "-r", "-z", tree).split("\0")):
@@ -168,7 +159,7 @@ class Repository:
         feed: str = "",
     ) -> str:
         """What git prints. index: in the place of the checkout's. at: the folder of the files.
-        feed: what git reads. Raises SnapshotError."""
+        feed: what git reads. Raises UsageError."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -190,10 +181,10 @@ class Repository:
                 check=False,
             )
         except FileNotFoundError as error:
-            raise SnapshotError("git is not installed: a base is read with it") from error
+            raise UsageError("git is not installed: a base is read with it") from error
         if done.returncode:
             said = " ".join(os.fsdecode(done.stderr).split()) or f"status {done.returncode}"
-            raise SnapshotError(f"{where} cannot be read as a checkout of git: {said}")
+            raise UsageError(f"{where} cannot be read as a checkout of git: {said}")
         return os.fsdecode(done.stdout)
 
 
@@ -206,9 +197,9 @@ def scratch() -> Iterator[Path]:
 
 @contextmanager
 def opened(folder: Path, reports: Sequence[Path] = ()) -> Iterator[Repository]:
-    """The checkout that a folder is in, for a `with` statement. Raises SnapshotError."""
+    """The checkout that a folder is in, for a `with` statement. Raises UsageError."""
     if not folder.is_dir():
-        raise SnapshotError(f"{folder}: no such folder; name that of a checkout")
+        raise UsageError(f"{folder}: no such folder; name that of a checkout")
     with scratch() as files:
         yield Repository(folder, files, reports)
 
@@ -229,11 +220,6 @@ def module_file(root: Path, module: str) -> Path | None:
 def roots(root: Path) -> list[Path]:
     """The folders of a tree in which modules are found."""
     return [root, *(path for path in [root / "src"] if path.is_dir())]
-
-
-def _modes(described: str) -> tuple[str, str]:
-    before, after = described.removeprefix(":").split()[:2]
-    return before, after
 
 
 def _python_files(path: Path) -> list[Path]:

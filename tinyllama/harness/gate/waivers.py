@@ -23,7 +23,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -31,21 +31,12 @@ from tinyllama.harness.machine.files import read_regular
 from tinyllama.harness.machine.parsed import toml_of
 
 FILE = "accepted_slowdowns.toml"
-Metric = Literal[
-    "device_seconds",
-    "host_seconds",
-    "compile_seconds",
-    "peak_bytes",
-    "kept_bytes",
-    "kernels",
-    "copies",
-    "host_syncs",
-    "layouts",
-]
+Counted = Literal["peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs"]
+Metric = Literal["device_seconds", "host_seconds", "compile_seconds", "layouts", Counted]
 IMPORT = "import"  # the name of the verdict on importing the ops, which has seconds alone
 COMPILE = "compile_seconds"  # how many seconds more: as a share, those of a short base vary more
 LONGEST = 3600  # of these seconds
-COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
+COUNTED = get_args(Counted)
 _NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*")
 _BEFORE_RELEASE = re.compile(r"[._-]?(a|b|c|rc|alpha|beta|pre|preview|dev)\d*\b")
 
@@ -167,13 +158,10 @@ def _is_before(version: str, release: str) -> bool:
     numbers = _NUMBERS.match(version)
     if numbers is None:
         raise ValueError(f"the version is {version!r}: use one that begins as '0.3.0' does")
-    now, then = (_without_zeros(text) for text in (numbers[0], release))
+    now, then = (_numbers(text) for text in (numbers[0], release))
     return now < then or (now == then and bool(_BEFORE_RELEASE.match(version, numbers.end())))
 
 
-def _without_zeros(version: str) -> list[int]:
-    """Its numbers without the zeros at the end: 1.0 is 1."""
-    parts = [int(part) for part in version.split(".")]
-    while parts and parts[-1] == 0:
-        parts.pop()
-    return parts
+def _numbers(version: str) -> list[int]:
+    """The numbers of a version; 1.0 is 1."""
+    return [int(part) for part in re.sub(r"(\.0+)+$", "", version).split(".")]

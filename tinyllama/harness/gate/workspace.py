@@ -29,14 +29,11 @@ from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Affected, Setting, Stages
 from tinyllama.harness.gate.snapshots import Repository, module_file
 from tinyllama.harness.machine.device import device_name
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.progress import Progress
 
 HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
 OPS = f"{tinyllama.__name__}.ops"  # the package whose ops every repository may use
-
-
-class NotJudgedError(ValueError):
-    """Two trees that cannot be compared; the message says why, and the fix."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ def prepared(
 
     folder: an empty one, for both trees. seconds: by stage, of earlier comparisons.
 
-    Raises SnapshotError, and NotJudgedError, and ValueError for a configuration that is wrong.
+    Raises UsageError for trees that cannot be compared, and else ValueError for a configuration.
     """
     device = guard.device
     with seconds.of("trees"):
@@ -76,18 +73,23 @@ def prepared(
         rules = config.load(HARNESS) if ours else Config()
         timing = [rules.benchmarks.partition(":")[0], *rules.timing] if rules.benchmarks else []
         replaced = instrument(HARNESS, timing) if ours else []
-        snapshots = {
-            side: repository.unpack(
-                repository.replaced(tree, HARNESS, replaced) if ours else tree, folder / side
-            )
+        trees = {
+            side: repository.replaced(tree, HARNESS, replaced) if ours else tree
             for side, tree in ((BASE, base_tree), (CANDIDATE, candidate))
         }
-    roots = {side: snapshot.root for side, snapshot in snapshots.items()}
+        roots = {side: folder / side for side in trees}
+        for side, root in roots.items():
+            repository.unpack(trees[side], root)
     of_base, here = config.load(roots[BASE], of_base=True), config.load(roots[CANDIDATE])
     toolchains = base.python != sys.executable
     if not toolchains:
         names = [difference.name for difference in differences]
-        _check_dependencies(roots[BASE], roots[CANDIDATE], names)
+        if changed := config.dependencies_changed(roots[BASE], roots[CANDIDATE], names):
+            raise UsageError(
+                f"dependencies differ in {', '.join(changed)}, and both sides would run the "
+                "versions that are installed here: add --against-env PYTHON, an interpreter with "
+                "the base's"
+            )
 
     def tree(side: str, python: str, label: str, stated: Config) -> Tree:
         if stated.package and not ours:
@@ -99,7 +101,7 @@ def prepared(
     change = affected.Change(
         roots[BASE],
         roots[CANDIDATE],
-        repository.changed(*(snapshot.tree for snapshot in snapshots.values())),
+        repository.changed(trees[BASE], trees[CANDIDATE]),
         affected.UNRELATED if of_base.unrelated is None else of_base.unrelated,
     )
     version = str(config.project(roots[CANDIDATE]).get("project", {}).get("version", ""))
@@ -159,12 +161,12 @@ def benchmarks_of(tree: Tree, device: torch.device) -> list[Benchmark]:
 def registered_in(tree: Path, rules: Config, ops: Sequence[str] = ()) -> Registered:
     """What a tree gates, by its pyproject.toml. ops: files or patterns that replace those.
 
-    Raises NotJudgedError for ``ops`` of a package, and ValueError for a pattern that cannot be
+    Raises UsageError for ``ops`` of a package, and ValueError for a pattern that cannot be
     used.
     """
     if rules.package:
         if ops:
-            raise NotJudgedError(f"--ops: the ops of {rules.package} are gated here: remove it")
+            raise UsageError(f"--ops: the ops of {rules.package} are gated here: remove it")
         if rules.benchmarks:  # its classes are in workers' answers
             importlib.import_module(rules.benchmarks.partition(":")[0])
         return Registered(rules.package, factory=rules.benchmarks)
@@ -192,14 +194,6 @@ def _affected(
         for benchmark in benchmarks
         if (why := "--all" if everything else change.why(benchmark))
     }
-
-
-def _check_dependencies(base: Path, candidate: Path, names: list[str]) -> None:
-    if changed := config.dependencies_changed(base, candidate, names):
-        raise NotJudgedError(
-            f"dependencies differ in {', '.join(changed)}, and both sides would run the versions "
-            "that are installed here: add --against-env PYTHON, an interpreter with the base's"
-        )
 
 
 def _code(repository: Repository, tree: str, name: str) -> str | None:

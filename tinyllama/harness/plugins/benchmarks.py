@@ -73,8 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
         warned.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Can't compare. No benchmark files")
         config.add_cleanup(warned.close)
-    compare = bool(saved_run)
-    recording = Recording(config, _root(config), compare=compare)
+    root = Path(config.option.results_dir or config.rootpath / "results")
+    recording = Recording(config, root, compare=bool(saved_run))
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
     if recording.active:
@@ -83,10 +83,10 @@ def pytest_configure(config: pytest.Config) -> None:
                 "-n: timings are taken one after the other, in processes of their own: remove it"
             )
         try:
-            check_results_dir(recording.root)
+            check_results_dir(root)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from error
-        recording.stored = _stored(recording.root)
+        recording.stored = _stored(root)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -95,7 +95,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     recording = session.config.stash[RECORDING]
     if recording.active:
         try:
-            recording.card.hold(worker_device(session.config))
+            recording.hold_gpu(worker_device(session.config))
         except BusyError as error:
             raise pytest.UsageError(str(error)) from error
 
@@ -107,10 +107,6 @@ def team_of(config: pytest.Config) -> settings.Config:
         return settings.load(config.rootpath)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
-
-
-def _root(config: pytest.Config) -> Path:
-    return Path(config.option.results_dir or config.rootpath / "results")
 
 
 def _stored(root: Path) -> list[results.Record]:
@@ -147,7 +143,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     """Conclude before any other plugin: its error must not suppress the verdicts."""
     recording = session.config.stash[RECORDING]
     recording.conclude(session)
-    recording.card.release()
     return (yield)
 
 

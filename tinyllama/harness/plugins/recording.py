@@ -11,17 +11,18 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
 
+from tinyllama.harness.gate.device_guard import WAIT, device_lock
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.machine.progress import Progress, of_stream
-from tinyllama.harness.plugins.card import WAIT, Card
 from tinyllama.harness.plugins.suite import LEFT_OUT, covers, worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.entries import Entry, checked
@@ -52,23 +53,6 @@ class NoBarApplies(NotMeasured):
     __module__ = "builtins"
 
 
-class GroupRecord:
-    """The record of a group while its tests add to it."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-
-    def add(self, *entries: Entry) -> None:
-        """Add measurements (`tinyllama.harness.records.entries`).
-
-        Raises ValueError for a name that is taken, and for a figure that is none.
-        """
-        for entry in entries:
-            if entry.name in self.record.by_name:
-                raise ValueError(f"{entry.name!r} is measured twice: use another name")
-            self.record.entries.append(checked(entry))
-
-
 @dataclass
 class Group:
     """A group in this session: its test items, how they went, and its record once it began."""
@@ -80,10 +64,21 @@ class Group:
     failed: set[str] = field(default_factory=set)
     skipped: dict[str, str] = field(default_factory=dict)  # item -> reason
     missed: list[str] = field(default_factory=list)  # what tests marked ``target`` say
-    measured: GroupRecord | None = None
+    record: Record | None = None
     disturbed: str | None = None
     left: bool = False
     finished: bool = False
+
+    def add(self, *entries: Entry) -> None:
+        """Add measurements (`tinyllama.harness.records.entries`) to the record.
+
+        Raises ValueError for a name that is taken, and for a figure that is none.
+        """
+        assert self.record is not None, f"group {self.name!r} has not begun"
+        for entry in entries:
+            if entry.name in self.record.by_name:
+                raise ValueError(f"{entry.name!r} is measured twice: use another name")
+            self.record.entries.append(checked(entry))
 
     def note(self, report: pytest.TestReport) -> None:
         """Note how a phase of a test went."""
@@ -134,7 +129,7 @@ class Recording:
         self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
         self.lines: list[str] = []
         self.progress, self.waits = beside_tests(), ""
-        self.card = Card(self._wait)
+        self.held, self._locks = set[torch.device](), ExitStack()
 
     @property
     def active(self) -> bool:
@@ -142,14 +137,14 @@ class Recording:
         return self.compare or self.config.option.record
 
     @contextmanager
-    def group(self, name: str, more: Sequence[torch.device] = ()) -> Iterator[GroupRecord]:
+    def group(self, name: str, more: Sequence[torch.device] = ()) -> Iterator[Group]:
         """Measure a group. It is judged and saved after its last test.
 
         more: GPUs that it needs beside the session's.
         Raises ValueError for a group that nobody expects, or that was measured before.
         """
         state = self.groups.setdefault(name, Group(name))
-        if state.measured is not None:
+        if state.record is not None:
             raise ValueError(f"group {name!r} is measured twice: measure it in one fixture only")
         if self.active and name not in self.expected:
             expected = ", ".join(self.expected) or "none"
@@ -157,16 +152,22 @@ class Recording:
         device = worker_device(self.config)
         with self.progress:
             for gpu in (device, *more):
-                self.card.hold(gpu)
+                self.hold_gpu(gpu)
             self.progress(f"{name}: compiling and measuring")
-            record = results.new_record(device, name, self.config.rootpath)
-            state.measured = GroupRecord(record)
+            state.record = results.new_record(device, name, self.config.rootpath)
             state.disturbed = machine.disturbance(device)
-            yield state.measured
+            yield state
             state.disturbed = state.disturbed or machine.disturbance(device)
             state.left = True
             if self.group_of.get(self.current or "") != name:  # else its teardown may still fail
                 self.finish(state)
+
+    def hold_gpu(self, device: torch.device) -> None:
+        """Hold a GPU until the session ends: no other that times, and no gate, has it meanwhile. A
+        CPU is not held: other work always shares it. Raises BusyError."""
+        if device.type != "cpu" and device not in self.held:
+            self._locks.enter_context(device_lock(device, WAIT, self._wait))
+            self.held.add(device)
 
     def _wait(self, reason: str) -> None:
         if reason != self.waits:
@@ -198,7 +199,8 @@ class Recording:
             unnamed = self.groups.keys() - {*self.expected, *alone}
             left_out |= dict.fromkeys(unnamed, "not in --groups")
         if self.ops and self.active:
-            about = {_group_name(item) for item in items if _op_name(item) in self.ops}
+            op_of = {item: getattr(_parameter(item, "op"), "name", None) for item in items}
+            about = {_group_name(item) for item in items if op_of[item] in self.ops}
             unrelated = {*self.expected, *self.groups} - about
             left_out |= dict.fromkeys(unrelated, f"--op: not about {', '.join(self.ops)}")
         self.expected = [name for name in self.expected if name not in left_out]
@@ -260,7 +262,7 @@ class Recording:
     def finished(self) -> list[Record]:
         """The records of the groups that were measured to their end."""
         groups = self.groups.values()
-        return [group.measured.record for group in groups if group.finished and group.measured]
+        return [group.record for group in groups if group.finished and group.record]
 
     def finish_left(self) -> None:
         for state in self.groups.values():
@@ -268,10 +270,10 @@ class Recording:
 
     def finish(self, state: Group) -> None:
         """Judge and save a group that was left."""
-        if state.measured is None or not state.left or state.finished:
+        record = state.record
+        if record is None or not state.left or state.finished:
             return
         state.finished = True
-        record = state.measured.record
         record.missed = state.missed
         self.lines += [f"MISSED {state.name}: {line}" for line in record.missed]
         if not self.active:
@@ -318,6 +320,7 @@ class Recording:
 
     def conclude(self, session: pytest.Session) -> None:
         """At the end of the session: what never came, the reports, the exit status."""
+        self._locks.close()
         status = session.exitstatus
         unable = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if not self.active or status in unable:
@@ -372,14 +375,12 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 def _group_name(item: pytest.Item) -> str | None:
-    callspec = getattr(item, "callspec", None)
-    return str(callspec.params["group"]) if callspec and "group" in callspec.params else None
+    group = _parameter(item, "group")
+    return None if group is None else str(group)
 
 
-def _op_name(item: pytest.Item) -> str | None:
-    """The op that a test of timings is about."""
-    callspec = getattr(item, "callspec", None)
-    return getattr(callspec.params.get("op"), "name", None) if callspec else None
+def _parameter(item: pytest.Item, name: str) -> Any:
+    return getattr(getattr(item, "callspec", None), "params", {}).get(name)
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], why: dict[str, str]) -> None:

@@ -74,7 +74,12 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the slow cases, each with its reason."""
-    reasons = {item: reason for item in items if (reason := _reason_to_deselect(config, item))}
+    reasons = {}
+    for item in items if not asks_for_slow(config) else ():
+        if covers(config, item) and (slow := item.get_closest_marker("slow")):
+            if not slow.args:
+                raise pytest.UsageError(f"{item.nodeid}: pytest.mark.slow needs a reason")
+            reasons[item] = f"slow, run with -m slow: {slow.args[0]}"
     if reasons:
         config.stash[LEFT_OUT].update(reasons.values())
         items[:] = [item for item in items if item not in reasons]
@@ -117,17 +122,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def asks_for_slow(config: pytest.Config) -> bool:
     """Whether slow tests are run: where they are not, their many cases need not be made."""
     return "slow" in (config.option.markexpr or "").replace("not slow", "")
-
-
-def _reason_to_deselect(config: pytest.Config, item: pytest.Item) -> str | None:
-    if not covers(config, item):
-        return None
-    slow = item.get_closest_marker("slow")
-    if slow is not None and not asks_for_slow(config):
-        if not slow.args:
-            raise pytest.UsageError(f"{item.nodeid}: pytest.mark.slow needs a reason")
-        return f"slow, run with -m slow: {slow.args[0]}"
-    return None
 
 
 @pytest.hookimpl(optionalhook=True)
