@@ -37,6 +37,9 @@ WRONG: dict[str, Call] = {
     "rows swapped": lambda x, w: weighed(x.flip(0), w),
     "no gradient of weight": lambda x, w: weighed(x, w.detach()),
     "half the gradient of weight": lambda x, w: weighed(x, w / 2 + w.detach() / 2),
+    "a row of the gradient of x": lambda x, w: weighed(
+        torch.cat((x[:5], x[5:6].detach(), x[6:])), w
+    ),
     "another type": lambda x, w: weighed(x.double(), w.double()),
     "12 times eager's error": lambda x, w: weighed(x, w) * (1 + 12 * 2.0**-24),
 }
