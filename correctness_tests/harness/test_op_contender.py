@@ -12,10 +12,10 @@ import torch
 from correctness_tests.support.contenders import (
     Call,
     Contender,
+    Turning,
     contender_fixture,  # noqa: F401
     weighed,
 )
-from correctness_tests.support.gate_subjects import Turning
 from correctness_tests.support.launched import tree_ops
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import (

@@ -22,6 +22,17 @@ def weighed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * weight
 
 
+class Turning:
+    """A call that is right until it is told to turn."""
+
+    def __init__(self, wrong: Call) -> None:
+        self.wrong, self.turned = wrong, False
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = (self.wrong if self.turned else weighed)(x, weight)
+        return result
+
+
 @pytest.fixture(name="contender")
 def contender_fixture(device: torch.device) -> Iterator[Contender]:
     """Makes contenders whose first call is checked; a call becomes a provider with these traits,
