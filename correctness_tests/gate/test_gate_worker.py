@@ -1,15 +1,12 @@
-"""What a side does in its process when it is asked."""
+"""What a side keeps of a GPU's memory in its process."""
 
 import pytest
 import torch
 
-from correctness_tests.support.contenders import FILES, PACKAGE
 from tinyllama.harness.gate.benchmarks import Registered
 from tinyllama.harness.gate.metric import DEVICE
 from tinyllama.harness.gate.pair import FACTORY, READY
 from tinyllama.harness.machine.worker import Worker
-
-REGISTERED = Registered(PACKAGE, FILES)
 
 
 @pytest.mark.gpu

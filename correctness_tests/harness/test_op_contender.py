@@ -4,28 +4,54 @@ Every timed call is checked: one that is wrong gives no time.
 """
 
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from correctness_tests.support.contenders import (
-    Call,
-    Contender,
-    Turning,
-    contender_fixture,  # noqa: F401
-    weighed,
-)
+from correctness_tests.support.contenders import FILES, PACKAGE, Call, Turning, weighed
 from correctness_tests.support.launched import tree_ops
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import (
     BOTH,
     FORWARD,
     IN_A_ROW,
+    OpContender,
+    Timed,
+    ops_of,
     untimed,
 )
 from tinyllama.harness.measure.right_results import WrongResultError
 from tinyllama.ops import OPS
+
+Contender = Callable[..., OpContender]
+
+
+@pytest.fixture
+def contender(device: torch.device) -> Iterator[Contender]:
+    """Makes contenders whose first call is checked; a call becomes a provider with these traits,
+    until the test ends."""
+    ops = ops_of(PACKAGE, FILES)
+    tried: set[str] = set()
+
+    def make(
+        call: Call | str, op: str = "weigh_rows", dtype: str = "fp32", case: int = 0, **traits: Any
+    ) -> OpContender:
+        name = call if isinstance(call, str) else "tried"
+        if not isinstance(call, str):
+            ops[op].providers[name] = replace(ops[op]["eager"], name=name, call=call, **traits)
+            tried.add(op)
+        made = OpContender(Timed(op, name, case, dtype), str(device), PACKAGE, FILES)
+        made.check_first()
+        return made
+
+    try:
+        yield make
+    finally:
+        for op in tried:
+            del ops[op].providers["tried"]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
