@@ -11,7 +11,6 @@ import torch
 
 from correctness_tests.support.commands import ROOT
 from correctness_tests.support.forked import flush_little, forked  # noqa: F401 (a fixture)
-from correctness_tests.support.gate_subjects import subject  # noqa: F401 (a fixture)
 from correctness_tests.support.posed import posed  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, recorded, suite  # noqa: F401 (fixtures)
 from tinyllama.harness.declare.op import Provider

@@ -274,15 +274,6 @@ ACCIDENTS: dict[str, tuple[int, dict[str, Accident]]] = {
             )
         },
     ),
-    "an import that fails": (
-        17,
-        {
-            "it": Accident(
-                "kernels/once.py", "import torch", "import no_such_module", "candidate",
-                "NOT JUDGED", ("no_such_module",),
-            )
-        },
-    ),
     "a bumped dependency": (
         17,
         {

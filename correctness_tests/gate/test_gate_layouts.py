@@ -81,7 +81,7 @@ def test_a_side_times_calls_on_the_layout() -> None:
     assert {name: x.is_contiguous() for name, x in inputs.items()} == {PLAIN: True, STRIDED: False}
     assert side.inputs(PLAIN) == side.inputs(STRIDED), "the same values"
     side.turn(STRIDED, 2, 3)
-    side.proofs(STRIDED)
+    assert {*side.proofs(STRIDED)} == {"y", "grad x", "grad weight"}, "what a timed call gave"
 
 
 # -- the op's bar ---------------------------------------------------------------------------------

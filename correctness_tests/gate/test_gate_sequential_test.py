@@ -161,23 +161,7 @@ def test_a_history_that_is_not_todays_does_not_decide() -> None:
 
 # -- single calls ------------------------------------------------------------------------------
 
-NEAR = np.linspace(-1e-3, 1e-3, LAST)
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize(
-    ("ratio", "call"),
-    [(0.9, Call.FASTER), (0.999, Call.SAME), (1.0, Call.SAME), (1.5, Call.SLOWER)],
-)
-def test_a_clear_difference_is_decided_at_every_look(look: int, ratio: float, call: Call) -> None:
-    blocks = np.log(ratio) + np.resize(NEAR[::7], look)
-    assert decide(blocks, Rule(tests=BENCHMARKS), Spread(0.002, 40)) is call
-
-
-def test_a_difference_between_margin_and_tolerance_takes_more_blocks() -> None:
-    blocks = 0.0125 + 4 * NEAR
-    assert decide(blocks, Rule(tests=BENCHMARKS, tolerance=0.013), Spread(0.02, 40)) is Call.MORE
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

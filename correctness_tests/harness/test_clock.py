@@ -20,20 +20,6 @@ from tinyllama.harness.measure.clock import (
 )
 
 
-def test_a_pair_of_events_without_a_spin_reads_the_host() -> None:
-    """The fault that the spin repairs: the idle device waits for the launch inside the pair."""
-    queue = SimulatedQueue()
-    start = queue.mark()
-    queue.call()()
-    assert queue.elapsed(start, queue.mark()) > DELAY
-    clock = Clock(queue, spin_seconds=0.0)
-    stamp = clock()
-    queue.call()()
-    reading = clock().since(stamp)
-    assert not reading.queued
-    assert reading.device > DELAY
-
-
 def test_a_spin_that_is_too_short_is_lengthened_and_the_reading_repeated() -> None:
     """``before`` runs ahead of each try and is not in the reading."""
     queue = SimulatedQueue()

@@ -1,25 +1,57 @@
-"""A provider that is timed: readings of each pass, on fresh inputs and cold caches, and facts."""
+"""A provider that is timed: readings of each pass, on fresh inputs and cold caches, and facts.
+
+Every timed call is checked: one that is wrong gives no time.
+"""
 
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from correctness_tests.support.contenders import (
-    Contender,
-    contender_fixture,  # noqa: F401
-    weighed,
-)
+from correctness_tests.support.contenders import FILES, PACKAGE, Call, Turning, weighed
 from correctness_tests.support.launched import tree_ops
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import (
     BOTH,
     FORWARD,
     IN_A_ROW,
+    OpContender,
+    Timed,
+    ops_of,
     untimed,
 )
 from tinyllama.harness.measure.right_results import WrongResultError
 from tinyllama.ops import OPS
+
+Contender = Callable[..., OpContender]
+
+
+@pytest.fixture
+def contender(device: torch.device) -> Iterator[Contender]:
+    """Makes contenders whose first call is checked; a call becomes a provider with these traits,
+    until the test ends."""
+    ops = ops_of(PACKAGE, FILES)
+    tried: set[str] = set()
+
+    def make(
+        call: Call | str, op: str = "weigh_rows", dtype: str = "fp32", case: int = 0, **traits: Any
+    ) -> OpContender:
+        name = call if isinstance(call, str) else "tried"
+        if not isinstance(call, str):
+            ops[op].providers[name] = replace(ops[op]["eager"], name=name, call=call, **traits)
+            tried.add(op)
+        made = OpContender(Timed(op, name, case, dtype), str(device), PACKAGE, FILES)
+        made.check_first()
+        return made
+
+    try:
+        yield make
+    finally:
+        for op in tried:
+            del ops[op].providers["tried"]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -151,20 +183,86 @@ def test_the_host_time_of_calls_in_a_row_is_that_of_one_of_them(contender: Conte
     assert right.backward
 
 
-@pytest.mark.parametrize("wrong", [1, IN_A_ROW], ids=["first", "last"])
-def test_the_last_of_calls_in_a_row_is_checked(wrong: int, contender: Contender) -> None:
-    calls = 0
+# -- results --------------------------------------------------------------------------------------
 
-    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return weighed(x, weight) * (2 if calls % IN_A_ROW == wrong % IN_A_ROW else 1)
+# Which results are wrong is one rule: the table of faults is in gate/test_gate_timed_call.py.
+FAULTS: dict[str, Call] = {
+    "too large": lambda x, weight: weighed(x, weight) * 1.001,
+    "half the gradient": lambda x, weight: weighed(x, weight / 2 + weight.detach() / 2),
+}
 
-    calls = 1  # the first check is of a right call
-    right = contender(call)
-    calls = 0
-    if wrong == IN_A_ROW:
-        with pytest.raises(WrongResultError, match="a timed call"):
-            right.in_a_row()
-    else:
-        assert right.in_a_row()
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_comes_late_is_found_when_it_comes(contender: Contender, fault: str) -> None:
+    call = Turning(FAULTS[fault])
+    faulty = contender(call)
+    for _ in range(3):
+        faulty.turn()
+    assert faulty.in_a_row()
+    call.turned = True
+    for timed in (faulty.turn, faulty.in_a_row):
+        with pytest.raises(WrongResultError, match="a timed call: "):
+            timed()
+
+
+def test_a_wrong_first_call_is_found_before_anything_is_timed(contender: Contender) -> None:
+    with pytest.raises(WrongResultError, match="weigh_rows-tried-N16D64-fp32: y: at "):
+        contender(lambda x, weight: weighed(x, weight) * 1.001)
+
+
+def overwritten(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Its inputs are scratch memory to it; what it returns fits them."""
+    x.detach().zero_()
+    return weighed(x, weight)
+
+
+class _Overwriting(torch.autograd.Function):
+    """Right, but its backward leaves x scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (dy,), (x, weight) = grads, ctx.saved_tensors
+        dweight = (dy * x).sum(0)
+        x.data.mul_(2)
+        return dy * weight, dweight
+
+
+def test_inputs_are_overwritten_by_no_backward_that_does_not_say_so(contender: Contender) -> None:
+    for said in ((), ("weight",)):
+        with pytest.raises(AssertionError, match="backward changed its input x"):
+            contender(_Overwriting.apply, overwrites=said)
+    says = contender(_Overwriting.apply, overwrites=("x",))
+    for _ in range(3):
+        assert set(says.turn()) == set(says.passes)
+    with pytest.raises(AssertionError, match="forward changed its input x"):
+        contender(overwritten, overwrites=("x",))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("left_out", ["one_moment", "step"])
+def test_an_op_in_place_is_checked_by_what_it_wrote(contender: Contender, left_out: str) -> None:
+    eager = OPS["adamw"]["eager"].call
+    faults = False
+
+    def call(*args: Any, **params: Any) -> None:
+        _, _, exp_avg, _, step, _ = args
+        forgotten = {
+            "one_moment": [exp_avg[0]],
+            "step": [step],
+        }[left_out]
+        before = [tensor.clone() for tensor in forgotten]
+        eager(*args, **params)
+        if faults:
+            for tensor, old in zip(forgotten, before, strict=True):
+                tensor.copy_(old)
+
+    faulty = contender(call, "adamw")
+    assert list(faulty.turn()) == [FORWARD]
+    faults = True
+    with pytest.raises(WrongResultError):
+        faulty.turn()

@@ -17,18 +17,13 @@ ONE, OTHER = (torch.device("cuda", index) for index in range(2))
 
 
 @pytest.fixture
-def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Two GPUs that can be told apart; -> those that were made the current one."""
-    current: list[torch.device] = []
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs that can be told apart."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda d: SimpleNamespace(uuid=f"gpu-{d.index}")
     )
     monkeypatch.setattr(recording, "WAIT", 0.1)
-    return current
 
 
 def test_two_workers_compute_on_two_gpus(tmp_path: Path) -> None:

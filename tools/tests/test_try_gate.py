@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from tools.try_gate import BRANCHES, branched, copied
@@ -42,22 +41,3 @@ def test_the_edits_of_each_branch_fit_and_its_results_are_right(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert [Path(line).parents[1] for line in done.stdout.splitlines()] == roots
-
-
-def test_a_slower_kernel_is_to_be_named() -> None:
-    kernel, host = BRANCHES["slower-kernel"], BRANCHES["slower-host"]
-    named: dict[str, Any] = {"moved": ["rms_norm_forward: a call of 9.0 us -> a call of 9.7 us"]}
-    assert not kernel.wrong(run(**named))
-    assert "rms_norm_forward" in kernel.wrong(run(moved=["fill: 1 us"]))[0]
-    assert "device_seconds" in kernel.wrong(run(metrics=["host_seconds"], **named))[0]
-    assert not host.wrong(run(metrics=["host_seconds"]))
-    assert "host_seconds" in host.wrong(run(**named))[0]
-    assert kernel.wrong(run(181.0, **named)) == ["it took 181 s, not 180"]
-    assert "status 0" in kernel.wrong(run(status=0, **named))[0]
-
-
-def run(seconds: float = 10.0, status: int = 10, **fields: Any) -> dict[str, Any]:
-    """What the gate said of a branch that makes RMSNorm's kernel slower."""
-    benchmark = {"benchmark": "rms_norm-triton-N8/forward", "metrics": ["device_seconds"]}
-    slower = [{**benchmark, "moved": [], **fields}]
-    return {"status": status, "outcomes": {"SLOWER": 1}, "slower": slower, "seconds": seconds}
