@@ -119,13 +119,13 @@ def test_a_proved_verdict_decides_before_an_unknown_one(
     assert green.status == (status if status in (10, 16) else 2), "what is not proved is open"
 
 
-def test_people_read_one_line_a_verdict(green: Report) -> None:
+def test_people_read_one_line_a_verdict_and_references_apart(green: Report) -> None:
     green.verdicts += [line("main", "norm-eager-N8/forward", Outcome.SLOWER, "host +9%")]
     green.deleted_tests, green.protected = ["tests/test_norm.py"], ["pyproject.toml"]
     green.conclude()
     text = "\n".join(green.lines())
     assert text.count("norm-eager-N8") == text.count("norm-triton-N8") == 1
-    assert "1 SAME, 1 SLOWER: status 10" in text
+    assert "1 SAME; references: 1 SLOWER: status 10" in text
     for page in (text, green.markdown()):
         assert "deleted test: tests/test_norm.py" in page
         assert "the base's judged: pyproject.toml" in page

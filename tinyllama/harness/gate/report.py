@@ -20,6 +20,7 @@ from tinyllama.harness.records.outcome import TO_DO, Outcome, worst
 
 SCHEMA = 1
 MOST_ALIKE = 8  # lines of what needs no reading; more are counted in one
+REFERENCE = "eager"
 _PROVED = (Outcome.WRONG_RESULT, Outcome.SLOWER)
 _BY_TITLE = {outcome.title: outcome for outcome in Outcome}
 
@@ -31,6 +32,10 @@ class Line(msgspec.Struct, frozen=True):
     name: str
     outcome: str
     text: str
+
+    @property
+    def is_reference(self) -> bool:
+        return self.name.split("-")[1:2] == [REFERENCE]
 
     @property
     def verdict(self) -> Outcome:
@@ -135,10 +140,14 @@ class Report(msgspec.Struct):
         ]
 
     def counted(self) -> str:
-        """How many verdicts there are of each outcome."""
-        counts = Counter(line.verdict for line in self.verdicts)
-        words = ", ".join(f"{counts[o]} {o.title}" for o in Outcome if counts[o])
-        return f"{words}: status {self.status}"
+        """How many verdicts there are of each outcome, references apart from candidates."""
+        parts = []
+        for of, title in ((False, ""), (True, "references: ")):
+            counts = Counter(line.verdict for line in self.verdicts if line.is_reference is of)
+            if counts:
+                words = ", ".join(f"{counts[o]} {o.title}" for o in Outcome if counts[o])
+                parts.append(f"{title}{words}")
+        return "; ".join(parts) + f": status {self.status}"
 
     def markdown(self) -> str:
         """For a comment on a pull request."""
