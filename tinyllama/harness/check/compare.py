@@ -192,8 +192,9 @@ class Reference:
 
     @cached_property
     def moved(self) -> _Norms:
-        """Root mean squares over the changes of the oracle."""
-        norms = zip(*map(self.norms_of, self.changes()), strict=True)
+        """Root mean squares over the changes of the oracle; zeros if no inputs were moved."""
+        changes = self.changes() if self.perturbed else [torch.zeros_like(self.exact)]
+        norms = zip(*map(self.norms_of, changes), strict=True)
         return _Norms(*(_rms(torch.stack(samples)) for samples in norms))
 
     def changes(self) -> Iterator[torch.Tensor]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tinyllama.harness.check.candidate import Candidate
-from tinyllama.harness.check.cases import OpCase, elements, op_cases
-from tinyllama.harness.check.compare import Reference
+from tinyllama.harness.check.cases import OpCase, References, elements, op_cases
+from tinyllama.harness.check.compare import SLACK
 from tinyllama.harness.check.evaluate import Inputs, evaluate
 from tinyllama.harness.check.judge import faults, run_case
 from tinyllama.harness.gate.benchmarks import layouts_of
@@ -21,7 +21,7 @@ from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import Timed, ops_of
-from tinyllama.harness.measure.right_results import SLACK, Right, WrongResultError, references
+from tinyllama.harness.measure.right_results import WrongResultError, references_for
 
 Results = Mapping[str, torch.Tensor]
 MOST_ELEMENTS = 2**14  # of the inputs of a case that is tried: interpreting takes long
@@ -100,11 +100,12 @@ class Untimed:
         for case in self._cases():
             inputs = candidate.inputs(case)
             results = results_of(candidate, case, inputs)
-            slack = SLACK * candidate.provider.slack_in(case.dtype)
+            references = references_for(case, inputs, 0)
+            slack = candidate.provider.slack_in(case.dtype)
             of_inputs = digest([*tensors_of(inputs)], sorted(inputs.params.items()))
             proofs |= {
                 f"{case}: {name}": replace(proof, inputs=of_inputs)
-                for name, proof in _proofs(results, references(case, inputs), slack).items()
+                for name, proof in _proofs(results, references, slack).items()
             }
         return proofs
 
@@ -127,19 +128,18 @@ class Untimed:
         return [*small, *laid_out] if self.layout == "contiguous" else laid_out
 
 
-def _proofs(
-    results: Results, references: Mapping[str, Reference], slack: float
-) -> dict[str, Proof]:
+def _proofs(results: Results, references: References, slack: float) -> dict[str, Proof]:
     """Proofs of results that the measured rule of `check` found right. A gradient may be zero in
     exact arithmetic, so what is allowed is at least a rounding of the largest result."""
-    largest = max(float(reference.exact.norm()) for reference in references.values())
+    by_name = {name: references.of(name) for name in references.oracle}
+    largest = max(float(reference.exact.norm()) for reference in by_name.values())
     proofs = {}
-    for name, reference in references.items():
+    for name, reference in by_name.items():
         errors = [
             float(reference.apart(value).norm()) for value in (results[name], reference.eager)
         ]
         floating = reference.eager.is_floating_point()
         rounding = torch.finfo(reference.eager.dtype).eps * largest if floating else 0.0
-        allowed = slack * max(*errors, rounding)
-        proofs[name] = proof_of(results[name], Right(reference, allowed, allowed))
+        allowed = SLACK * slack * max(*errors, rounding)
+        proofs[name] = proof_of(results[name], reference, allowed, allowed, slack)
     return proofs

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tinyllama.harness.measure.right_results import Right, WrongResultError, hold_norm
+from tinyllama.harness.check.compare import Reference
+from tinyllama.harness.measure.right_results import Held, WrongResultError
 
 PROJECTIONS = 8
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -22,12 +23,12 @@ _ODD = 0x9E3779B97F4A7C15 - 2**64  # multiplicative hashing, Knuth 6.4
 
 @dataclass(frozen=True)
 class Proof:
-    """A result that is right by its own side's reference.
+    """Numbers that stand for a result, which its own side found right.
 
-    strides: of its dimensions; reference_strides: of what the reference gives. dense: whether it
-    is contiguous. projections: of the result; exact: those of the reference in float64. allowed:
-    how far these may be apart, as a norm. norm, exact_norm, norms_apart: the same of the norms of
-    the result and the reference. inputs: a digest of the inputs; 0 where none was made.
+    strides: of the result, reference_strides: of the reference's. dense: whether the result is
+    contiguous. projections: of the result, exact: of the reference's in float64; allowed: the
+    largest norm of the difference of these two. norm, exact_norm, norms_apart: the same of their
+    norms. slack: of the provider, in both that is allowed. inputs: a digest of them, or 0.
     """
 
     strides: tuple[int, ...]
@@ -39,11 +40,33 @@ class Proof:
     norm: float
     exact_norm: float
     norms_apart: float
+    slack: float = 1.0
     inputs: int = 0
 
 
-def proof_of(value: torch.Tensor, right: Right) -> Proof:
-    reference = right.reference
+def proofs_of(results: Mapping[str, torch.Tensor], held: Held, slack: float) -> dict[str, Proof]:
+    """slack: of the provider."""
+    proofs = {}
+    for comparison in held.comparisons:
+        name = comparison.name
+        reference, bounds = held.references.of(name), {c.norm: c.bound for c in comparison.checks}
+        if "tensor" in bounds:
+            allowed, size = bounds["tensor"], float(reference.exact.norm())
+            # An error across the exact result changes the norm, too.
+            across = allowed**2 / max(2 * size, allowed) if allowed else 0.0
+            norms_apart = bounds["scale"] * size + across if "scale" in bounds else allowed
+        else:
+            others = (reference.eager, *reference.perturbed)
+            apart = [float((reference.of_finite(x) - reference.exact).norm()) for x in others]
+            off_by = reference.off_by * math.sqrt(reference.exact.numel())
+            norms_apart = allowed = math.hypot(*apart) + off_by
+        proofs[name] = proof_of(results[name], reference, allowed, norms_apart, slack)
+    return proofs
+
+
+def proof_of(
+    value: torch.Tensor, reference: Reference, allowed: float, norms_apart: float, slack: float
+) -> Proof:
     finite, exact = reference.of_finite(value), reference.exact
     of_value, of_exact = projections(finite, exact)
     return Proof(
@@ -52,22 +75,25 @@ def proof_of(value: torch.Tensor, right: Right) -> Proof:
         value.is_contiguous(),
         of_value,
         of_exact,
-        right.error,
+        allowed,
         float(finite.norm()),
         float(exact.norm()),
-        right.norms,
+        norms_apart,
+        slack,
     )
 
 
 def hold_to_base(
     base: Mapping[str, Proof], candidate: Mapping[str, Proof], *, removed: bool = False
 ) -> None:
-    """Hold a candidate's results to the base's reference, with the error that it allows, and to the
-    base's strides, which a consumer reads them by. Raises WrongResultError, and ValueError for a
-    result that the candidate lacks, unless ``removed``, or has of other inputs.
+    """Hold a candidate's results to the base's reference, and to the base's strides, which a
+    consumer reads them by. Raises WrongResultError, and ValueError for a result that the candidate
+    lacks, unless ``removed``, or has of other inputs.
 
-    The mean square of eight projections exceeds nine times the square of the norm once in 5e11
-    (chi-squared of eight degrees above 72: 2e-12).
+    Allowed is what either side's reference allows, without a slack that the candidate declares: one
+    whose result jumps with a rounding allows more. Three times as much is allowed, since the mean
+    square of eight projections exceeds nine times the square of the norm once in 5e11 (chi-squared
+    of eight degrees above 72: 2e-12).
     """
     for name, expected in base.items():
         proof = candidate.get(name)
@@ -75,14 +101,16 @@ def hold_to_base(
             continue
         if proof is None or proof.inputs != expected.inputs:
             raise ValueError(f"{name}: the candidate lacks it, or has it of other inputs")
+        allowed = max(expected.allowed, proof.allowed / proof.slack)
+        norms_apart = max(expected.norms_apart, proof.norms_apart / proof.slack)
         pairs = zip(proof.projections, expected.exact, strict=True)
         error = math.sqrt(statistics.mean((now - then) ** 2 for now, then in pairs))
-        if not error <= 3 * expected.allowed < math.inf:
+        apart = abs(proof.norm - expected.exact_norm)
+        if not (error <= 3 * allowed < math.inf and apart <= norms_apart):
             raise WrongResultError(
-                f"{name}: about {error:.3g} from the base's reference, which allows "
-                f"{expected.allowed:.3g}"
+                f"{name}: about {error:.3g} from the base's reference, where {allowed:.3g} is "
+                f"allowed; their norms are {apart:.3g} apart, where {norms_apart:.3g} is allowed"
             )
-        hold_norm(name, proof.norm, expected.exact_norm, expected.norms_apart)
         if not proof.dense and proof.strides not in (expected.strides, expected.reference_strides):
             raise WrongResultError(
                 f"{name} has the strides {proof.strides}, the base's {expected.strides}: whoever "

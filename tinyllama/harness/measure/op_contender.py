@@ -1,7 +1,7 @@
 """A provider of an op, ready to be timed: fresh inputs, both clocks, outputs checked.
 
-The first call is judged by the full rule of `compare`. Then every timed call is held to the
-reference in float64 on the same inputs (`right_results`). A wrong call gives no time.
+The results of the first call and of every timed one are compared with the reference's in float64 on
+the same inputs (`right_results`). A wrong call gives no time.
 """
 
 import functools
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from tinyllama.harness.check.cases import SHORT, OpCase
-from tinyllama.harness.check.compare import SLACK
 from tinyllama.harness.check.evaluate import (
     Inputs,
     Leaves,
@@ -27,7 +26,7 @@ from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.cache import flush_of
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
 from tinyllama.harness.measure.launches import launches
-from tinyllama.harness.measure.right_results import Right, WrongResultError, hold
+from tinyllama.harness.measure.right_results import Held, WrongResultError, hold
 from tinyllama.harness.measure.rounds import interleaved, ratio
 from tinyllama.harness.records.entries import Ratio
 
@@ -187,20 +186,17 @@ class OpContender:
             torch.cuda.empty_cache()
 
     def check_first(self) -> None:
-        """The whole rule on one call. Raises WrongResultError."""
+        """Check a call that is not timed, and what it does beside its results (`evaluate`). Raises
+        WrongResultError, and ContractError."""
         self._judge_first()
         self._forget()  # here, where nothing holds the results in float64 any more
 
     def _judge_first(self) -> None:
         inputs, provider = self._fresh(), self.case.provider
-        slack = SLACK * provider.slack_in(self.case.dtype)
         results = evaluate(
             self.op, provider.call, inputs, provider.overwrites, dtypes=provider.output_dtypes
         )
-        comparisons = self.case.judge(results, inputs, slack=slack)
-        failed = [str(comparison) for comparison in comparisons if not comparison.passed]
-        if failed:
-            raise WrongResultError(f"{self.case}: {'; '.join(failed)}")
+        self._hold(results, inputs, "")
 
     def warm_up(self, seconds: float) -> None:
         """Repeat the call for so many seconds, until clocks and compiler caches settle."""
@@ -393,9 +389,7 @@ class OpContender:
             inputs = replace(inputs, wanted=())
         self._hold(self._collected(), inputs, "a timed call: ")
 
-    def _hold(
-        self, results: dict[str, torch.Tensor], inputs: Inputs, what: str
-    ) -> dict[str, Right]:
+    def _hold(self, results: dict[str, torch.Tensor], inputs: Inputs, what: str) -> Held:
         try:
             return hold(self.case, results, inputs)
         except WrongResultError as error:
