@@ -243,7 +243,7 @@ class TimedCall(OpContender):
         self, results: dict[str, torch.Tensor], inputs: Inputs, what: str
     ) -> dict[str, Proof]:
         slack = self.case.provider.slack_in(self.case.dtype)
-        return proofs_of(results, self._hold(results, inputs, what), slack)
+        return proofs_of(results, self._require_right(results, inputs, what), slack)
 
     def input_digest(self) -> int:
         """A digest of the inputs (values, shapes, dtypes, parameters), and of the names of the

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from tinyllama.harness.check.compare import Reference
-from tinyllama.harness.measure.right_results import Held, WrongResultError
+from tinyllama.harness.measure.right_results import Compared, WrongResultError
 
 PROJECTIONS = 8
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -44,12 +44,15 @@ class Proof:
     inputs: int = 0
 
 
-def proofs_of(results: Mapping[str, torch.Tensor], held: Held, slack: float) -> dict[str, Proof]:
-    """slack: of the provider."""
+def proofs_of(
+    results: Mapping[str, torch.Tensor], compared: Compared, slack: float
+) -> dict[str, Proof]:
+    """The proofs of right results. slack: of the provider."""
     proofs = {}
-    for comparison in held.comparisons:
+    for comparison in compared.comparisons:
         name = comparison.name
-        reference, bounds = held.references.of(name), {c.norm: c.bound for c in comparison.checks}
+        reference = compared.references.of(name)
+        bounds = {check.norm: check.bound for check in comparison.checks}
         if "tensor" in bounds:
             allowed, size = bounds["tensor"], float(reference.exact.norm())
             # An error across the exact result changes the norm, too.

@@ -26,7 +26,7 @@ from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.cache import flush_of
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
 from tinyllama.harness.measure.launches import launches
-from tinyllama.harness.measure.right_results import Held, WrongResultError, hold
+from tinyllama.harness.measure.right_results import Compared, WrongResultError, require_right
 from tinyllama.harness.measure.rounds import interleaved, ratio
 from tinyllama.harness.records.entries import Ratio
 
@@ -196,7 +196,7 @@ class OpContender:
         results = evaluate(
             self.op, provider.call, inputs, provider.overwrites, dtypes=provider.output_dtypes
         )
-        self._hold(results, inputs, "")
+        self._require_right(results, inputs, "")
 
     def warm_up(self, seconds: float) -> None:
         """Repeat the call for so many seconds, until clocks and compiler caches settle."""
@@ -387,11 +387,13 @@ class OpContender:
         inputs = self._drawn()
         if not (self.op.mutated or self.backward):
             inputs = replace(inputs, wanted=())
-        self._hold(self._collected(), inputs, "a timed call: ")
+        self._require_right(self._collected(), inputs, "a timed call: ")
 
-    def _hold(self, results: dict[str, torch.Tensor], inputs: Inputs, what: str) -> Held:
+    def _require_right(
+        self, results: dict[str, torch.Tensor], inputs: Inputs, what: str
+    ) -> Compared:
         try:
-            return hold(self.case, results, inputs)
+            return require_right(self.case, results, inputs)
         except WrongResultError as error:
             raise WrongResultError(f"{self.case}: {what}{error}") from error
 

@@ -20,7 +20,7 @@ class WrongResultError(AssertionError):
     """A timed call whose outputs are not right."""
 
 
-class Held(NamedTuple):
+class Compared(NamedTuple):
     """Right results: what they were compared with, and the comparisons. Empty results have none."""
 
     references: References
@@ -34,7 +34,7 @@ def references_for(case: OpCase, inputs: Inputs, draws: int) -> References:
     return replace(case.references(inputs, draws), eager=as_given)
 
 
-def hold(case: OpCase, results: Mapping[str, torch.Tensor], inputs: Inputs) -> Held:
+def require_right(case: OpCase, results: Mapping[str, torch.Tensor], inputs: Inputs) -> Compared:
     """Compare results for these inputs with the reference's. Raises WrongResultError."""
     references = references_for(case, inputs, 0)
     for name, expected in references.eager.items():
@@ -56,5 +56,5 @@ def hold(case: OpCase, results: Mapping[str, torch.Tensor], inputs: Inputs) -> H
             raise WrongResultError(str(error)) from error
         failed = [str(comparison) for comparison in comparisons if not comparison.passed]
         if not failed:
-            return Held(references, comparisons)
+            return Compared(references, comparisons)
     raise WrongResultError(failed[0])
