@@ -10,18 +10,17 @@ from typing import Any
 import torch
 
 from tinyllama.harness.check.candidate import Candidate
-from tinyllama.harness.check.cases import OpCase, References, elements, op_cases
-from tinyllama.harness.check.compare import SLACK
+from tinyllama.harness.check.cases import OpCase, elements, op_cases
 from tinyllama.harness.check.evaluate import Inputs, evaluate
 from tinyllama.harness.check.judge import faults, run_case
 from tinyllama.harness.gate.benchmarks import layouts_of
 from tinyllama.harness.gate.timed_call import tensors_of
-from tinyllama.harness.gate.verification import Proof, digest, proof_of
+from tinyllama.harness.gate.verification import Proof, digest, proofs_of
 from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.op_contender import Timed, ops_of
-from tinyllama.harness.measure.right_results import WrongResultError, references_for
+from tinyllama.harness.measure.right_results import WrongResultError, require_right
 
 Results = Mapping[str, torch.Tensor]
 MOST_ELEMENTS = 2**14  # of the inputs of a case that is tried: interpreting takes long
@@ -76,7 +75,7 @@ class Untimed:
     def verify(self, seed: int) -> dict[str, Proof]:
         """Hold the results of each case, on inputs from a seed, to the reference, on memory that is
         guarded; returns the proofs by case and result. Raises WrongResultError."""
-        return self._proofs(seed, self._right_results)
+        return self._proofs(seed, self._results)
 
     def reference(self, seed: int) -> dict[str, Proof]:
         """What the reference gives for each case, on inputs from a seed."""
@@ -85,11 +84,11 @@ class Untimed:
             seed, lambda candidate, case, inputs: evaluate(candidate.op, eager, inputs)
         )
 
-    def _right_results(self, candidate: Candidate, case: OpCase, inputs: Inputs) -> Results:
+    @staticmethod
+    def _results(candidate: Candidate, case: OpCase, inputs: Inputs) -> Results:
         run = run_case(candidate, inputs)
-        if run.error or run.out_of_bounds or candidate.wrong(case, run.results, inputs):
-            messages = (f"{f.case}: {f.check}: {f.message}" for f in faults(candidate, case))
-            raise WrongResultError(next(messages, f"{case}: it is wrong in one of two equal calls"))
+        if run.error or run.out_of_bounds:
+            raise WrongResultError("it is wrong in one of two equal calls")
         return run.results
 
     def _proofs(
@@ -99,13 +98,17 @@ class Untimed:
         proofs: dict[str, Proof] = {}
         for case in self._cases():
             inputs = candidate.inputs(case)
-            results = results_of(candidate, case, inputs)
-            references = references_for(case, inputs, 0)
-            slack = candidate.provider.slack_in(case.dtype)
+            try:
+                results = results_of(candidate, case, inputs)
+                compared = require_right(case, results, inputs)
+            except WrongResultError as error:
+                messages = (f"{f.case}: {f.check}: {f.message}" for f in faults(candidate, case))
+                raise WrongResultError(next(messages, f"{case}: {error}")) from error
             of_inputs = digest([*tensors_of(inputs)], sorted(inputs.params.items()))
+            slack = candidate.provider.slack_in(case.dtype)
             proofs |= {
                 f"{case}: {name}": replace(proof, inputs=of_inputs)
-                for name, proof in _proofs(results, references, slack).items()
+                for name, proof in proofs_of(results, compared, slack).items()
             }
         return proofs
 
@@ -126,20 +129,3 @@ class Untimed:
         layouts = further if self.layout == "contiguous" else [self.layout]
         laid_out = [replace(case, layout=layout) for layout in layouts for case in first]
         return [*small, *laid_out] if self.layout == "contiguous" else laid_out
-
-
-def _proofs(results: Results, references: References, slack: float) -> dict[str, Proof]:
-    """Proofs of results that the measured rule of `check` found right. A gradient may be zero in
-    exact arithmetic, so what is allowed is at least a rounding of the largest result."""
-    by_name = {name: references.of(name) for name in references.oracle}
-    largest = max(float(reference.exact.norm()) for reference in by_name.values())
-    proofs = {}
-    for name, reference in by_name.items():
-        errors = [
-            float(reference.apart(value).norm()) for value in (results[name], reference.eager)
-        ]
-        floating = reference.eager.is_floating_point()
-        rounding = torch.finfo(reference.eager.dtype).eps * largest if floating else 0.0
-        allowed = SLACK * slack * max(*errors, rounding)
-        proofs[name] = proof_of(results[name], reference, allowed, allowed, slack)
-    return proofs

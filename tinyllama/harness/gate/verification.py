@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from tinyllama.harness.check.compare import Reference
 from tinyllama.harness.measure.right_results import Compared, WrongResultError
 
 PROJECTIONS = 8
@@ -63,27 +62,21 @@ def proofs_of(
             apart = [float((reference.of_finite(x) - reference.exact).norm()) for x in others]
             off_by = reference.off_by * math.sqrt(reference.exact.numel())
             norms_apart = allowed = math.hypot(*apart) + off_by
-        proofs[name] = proof_of(results[name], reference, allowed, norms_apart, slack)
+        value = reference.of_finite(results[name])
+        of_value, of_exact = projections(value, reference.exact)
+        proofs[name] = Proof(
+            strides=_strides(results[name]),
+            reference_strides=_strides(reference.eager),
+            dense=results[name].is_contiguous(),
+            projections=of_value,
+            exact=of_exact,
+            allowed=allowed,
+            norm=float(value.norm()),
+            exact_norm=float(reference.exact.norm()),
+            norms_apart=norms_apart,
+            slack=slack,
+        )
     return proofs
-
-
-def proof_of(
-    value: torch.Tensor, reference: Reference, allowed: float, norms_apart: float, slack: float
-) -> Proof:
-    finite, exact = reference.of_finite(value), reference.exact
-    of_value, of_exact = projections(finite, exact)
-    return Proof(
-        _strides(value),
-        _strides(reference.eager),
-        value.is_contiguous(),
-        of_value,
-        of_exact,
-        allowed,
-        float(finite.norm()),
-        float(exact.norm()),
-        norms_apart,
-        slack,
-    )
 
 
 def hold_to_base(
