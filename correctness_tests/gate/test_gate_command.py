@@ -95,10 +95,6 @@ def late(x):
     from own_late import doubled
     return doubled(x)
 """
-SLOW_CLOCK = """
-import time
-time.perf_counter = lambda now=time.perf_counter: now() / 1000
-"""
 DOUBLED = """
 import torch
 
@@ -224,6 +220,11 @@ ACCIDENTS: dict[str, tuple[int, dict[str, Accident]]] = {
                 "declared-triton/results", "WRONG RESULT",
                 ("y: at [", "declared.forward_kernel (kernels/declared.py:"),
             ),
+            "a kernel that cannot be interpreted": Accident(
+                "kernels/refused.py", "powers / sum_of_powers,",
+                'tl.inline_asm_elementwise("", "=r,r", [powers], tl.float32, True, 1),',
+                "refused-triton/results", "NOT JUDGED", ("inline_asm",),
+            ),
             "a layout of a new provider": Accident(
                 "kernels/new.py", "", "def columns" + WRONG_COLUMNS.partition("def columns")[2]
                 + OP.format(name="new", body="x + x") + MANUAL.format(name="new", provider="new"),
@@ -240,9 +241,8 @@ ACCIDENTS: dict[str, tuple[int, dict[str, Accident]]] = {
             "a shared default argument": Accident(
                 "own_repeated.py", "times=1", "times=400", NAME.format("shared"), "SLOWER"
             ),
-            "a lazy slow path that replaces the clock": Accident(
-                "own_late.py", "",
-                SLOW_CLOCK + REPEATED.replace("repeated", "doubled").replace("=1", "=400"),
+            "a lazy slow path": Accident(
+                "own_late.py", "", REPEATED.replace("repeated", "doubled").replace("=1", "=400"),
                 NAME.format("lazy"), "SLOWER",
             ),
             "a cost that moved to the backward pass": Accident(
@@ -308,7 +308,8 @@ def test_an_honest_accident_is_not_green(repository: Checkout, together: str) ->
         declared = softmax.replace('"softmax"', '"declared"')
         undeclared = softmax.replace('    requires=("triton",),\n', "").replace("1024", "8192")
         fixed = "from own_fixed import TWO\n" + OP.format(name="fixed", body="TWO * x")
-        ops = {"fixed": fixed, "declared": declared, "softmax": undeclared}
+        refused = softmax.replace('"softmax"', '"refused"')
+        ops = {"fixed": fixed, "declared": declared, "refused": refused, "softmax": undeclared}
         write_files(repository.root / "kernels", {f"{name}.py": ops[name] for name in ops})
     git("add", "--all")
     git("commit", "--quiet", "--message=further ops")

@@ -11,7 +11,7 @@ import torch
 
 from tinyllama.harness.check.candidate import Candidate
 from tinyllama.harness.check.cases import OpCase, elements, op_cases
-from tinyllama.harness.check.evaluate import Inputs, evaluate
+from tinyllama.harness.check.evaluate import ContractError, Inputs, evaluate
 from tinyllama.harness.check.judge import faults, run_case
 from tinyllama.harness.gate.benchmarks import layouts_of
 from tinyllama.harness.gate.timed_call import tensors_of
@@ -74,7 +74,8 @@ class Untimed:
 
     def verify(self, seed: int) -> dict[str, Proof]:
         """Hold the results of each case, on inputs from a seed, to the reference, on memory that is
-        guarded; returns the proofs by case and result. Raises WrongResultError."""
+        guarded; returns the proofs by case and result. Raises WrongResultError, and what a call
+        raises."""
         return self._proofs(seed, self._results)
 
     def reference(self, seed: int) -> dict[str, Proof]:
@@ -87,6 +88,8 @@ class Untimed:
     @staticmethod
     def _results(candidate: Candidate, case: OpCase, inputs: Inputs) -> Results:
         run = run_case(candidate, inputs)
+        if run.error and not isinstance(run.error, ContractError):
+            raise run.error  # what was not computed, or cannot be interpreted, is not wrong
         if run.error or run.out_of_bounds:
             raise WrongResultError("it is wrong in one of two equal calls")
         return run.results

@@ -34,6 +34,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from tinyllama.harness.machine.errors import RunFailedError
@@ -366,10 +367,10 @@ def main(descriptor: str, parent: str, *preload: str) -> None:
     connection = Connection(int(descriptor))
     threading.Thread(target=_end_when_left, args=[int(descriptor)], daemon=True).start()
     for module in preload:
-        began = time.perf_counter()
+        began = perf_counter()
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-        PRELOADED[module] = time.perf_counter() - began
+        PRELOADED[module] = perf_counter() - began
     serve(connection)
 
 
